@@ -1,0 +1,1 @@
+"""Fair and distributionally robust federated learning."""

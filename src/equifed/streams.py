@@ -1,0 +1,97 @@
+"""Randomness with an address.
+
+A :class:`Stream` is an address, not a supply: every draw names its seed, round, purpose, client and step, so the same
+address gives the same numbers in every engine, for every chunk size, for every subset of clients and after a resume.
+
+Two kinds of draws:
+
+* :meth:`Stream.generator`, a NumPy generator for the few decisions of the server (who takes part);
+* :meth:`Stream.keys`, a counter-based generator for the many decisions of the clients (which samples, which units to
+  drop): one hashed 63-bit number for each (client, step, slot), computed for all of them at once on any device.
+
+The hash is a chain of SplitMix64 finalisers (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014) in 64-bit integers that wrap around, so CPU and GPU give the same bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+Word: TypeAlias = int | str
+Int64 = TypeVar("Int64", int, "torch.Tensor")
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    """Reinterpret 64 bits as a signed integer, torch's only 64-bit kind."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+_M1, _M2, _G = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB), _signed(_GAMMA)
+
+
+def mix(state: torch.Tensor, word: torch.Tensor | int) -> torch.Tensor:
+    """Hash an int64 tensor of states with an int64 word (tensors broadcast).
+
+    >>> import torch
+    >>> a = mix(torch.tensor([1, 2]), 7)
+    >>> bool((a != mix(torch.tensor([1, 2]), 8)).all())
+    True
+    """
+    z = (state ^ word) + _G
+    # ``>>`` of a signed tensor copies the sign bit; the masks make it a logical shift.
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _M1
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _M2
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An address for random draws.
+
+    >>> Stream(0).at("round", 3).at("clients").generator().integers(10) == (
+    ...     Stream(0).at("round", 3, "clients").generator().integers(10)
+    ... )
+    np.True_
+    """
+
+    seed: int
+    address: tuple[Word, ...] = ()
+
+    def at(self, *more: Word) -> Stream:
+        """Return the stream at a longer address."""
+        return Stream(self.seed, self.address + more)
+
+    def generator(self) -> np.random.Generator:
+        """Return a NumPy generator that starts at this address."""
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=self._words()))
+
+    def keys(self, clients: torch.Tensor, *words: torch.Tensor | int) -> torch.Tensor:
+        """Return one key of 63 bits for each combination of client and further words, broadcast.
+
+        >>> import torch
+        >>> clients, slots = torch.tensor([[0], [5]]), torch.arange(3)
+        >>> everyone = Stream(1).at("batches").keys(clients, slots)
+        >>> alone = Stream(1).at("batches").keys(torch.tensor([[5]]), slots)
+        >>> bool((everyone[1] == alone[0]).all())
+        True
+        """
+        import torch
+
+        state = torch.tensor(_signed(self.seed * _GAMMA + 1), device=clients.device)
+        for word in (*self._words(), clients, *words):
+            state = mix(state, word)
+        return state & ((1 << 63) - 1)
+
+    def _words(self) -> tuple[int, ...]:
+        return tuple(zlib.crc32(w.encode()) if isinstance(w, str) else int(w) for w in self.address)
