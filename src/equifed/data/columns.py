@@ -86,7 +86,7 @@ def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> N
     """
     text = np.array([str(v) for v in values])
     known = np.array(categories or sorted(set(text)))
-    return np.equal(text[:, None], known[None, :]).astype(np.float64)
+    return np.asarray(text[:, None] == known[None, :], dtype=np.float64)
 
 
 def _cleaned(value: Any) -> Any:

@@ -1,0 +1,142 @@
+"""Per-sample losses by name: they map outputs and targets to one number each, shape (batch,)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from equifed.data.federation import Federation
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Negative log-likelihood of the softmax of one output per class.
+
+    .. math:: \log \sum_k e^{o_k} - o_y
+
+    >>> cross_entropy(torch.zeros(1, 4), torch.tensor([2])).exp()
+    tensor([4.])
+    """
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Sum over the outputs of squared errors, without the factor 1/2 (SCAFF-PD, Section 6.1).
+
+    .. math:: \sum_k (o_k - y_k)^2
+
+    Classes become one-hot vectors when there are several outputs.
+
+    >>> squared(torch.tensor([[1.0, 0.0], [1.0, 3.0]]), torch.tensor([0, 1]))
+    tensor([0., 5.])
+    """
+    flat = outputs.reshape(outputs.shape[0], -1)
+    if not targets.is_floating_point() and flat.shape[1] > 1:
+        classes = torch.arange(flat.shape[1], device=targets.device)
+        wanted = (targets[:, None] == classes).to(flat.dtype)
+    else:
+        wanted = targets.reshape(targets.shape[0], -1).to(flat.dtype)
+    if flat.shape != wanted.shape:
+        raise ValueError(
+            f"The squared loss needs as many outputs as targets, got {flat.shape[1]} outputs and "
+            f"{wanted.shape[1]} targets per sample."
+        )
+    return (flat - wanted).square().sum(1)
+
+
+def binary_logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Logistic loss of one output; labels are 0 and 1, or -1 and +1.
+
+    .. math:: \log(1 + e^{-s\,o}), \qquad s = +1 \text{ if } y > 0 \text{ else } -1
+
+    >>> binary_logistic(torch.zeros(2, 1), torch.tensor([0, 1])).exp()
+    tensor([2., 2.])
+    """
+    return F.softplus(-_margin(outputs, targets, "logistic"))
+
+
+def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    r"""Hinge loss of one output, that of a linear SVM; labels are 0 and 1, or -1 and +1.
+
+    .. math:: \max(0,\ 1 - s\,o), \qquad s = +1 \text{ if } y > 0 \text{ else } -1
+
+    >>> hinge(torch.tensor([[0.5], [2.0]]), torch.tensor([1, 1]))
+    tensor([0.5000, 0.0000])
+    """
+    return F.relu(1 - _margin(outputs, targets, "hinge"))
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": cross_entropy,
+    "squared": squared,
+    "logistic": binary_logistic,
+    "hinge": hinge,
+}
+
+
+def loss_by_name(name: str) -> Loss:
+    """Return the loss of that name, or of ``package.module:function``."""
+    if name in LOSSES:
+        return LOSSES[name]
+    function: Loss = imported(name, "loss", LOSSES)
+    return function
+
+
+def outputs_for(federation: Federation, loss: str) -> int:
+    """Return how many outputs a model needs for this data and loss.
+
+    One per class for ``cross_entropy`` and for ``squared`` on classes, one per target value for
+    ``squared`` on regression data, one for the binary losses.
+    """
+    classes, targets = federation.classes, federation.train.targets
+    if loss in ("logistic", "hinge"):
+        if classes != 2:
+            raise ValueError(
+                f"Loss {loss} needs exactly 2 classes, {federation.name} has {classes}; "
+                "use cross_entropy."
+            )
+        return 1
+    if classes is not None:
+        return int(classes)
+    if loss == "cross_entropy":
+        raise ValueError(f"{federation.name} is regression data; use the loss squared.")
+    return 1 if targets.ndim == 1 else int(targets.shape[1])
+
+
+def predicted_classes(outputs: Tensor) -> Tensor:
+    """Return the class of each sample: the largest output, or the sign of a single one.
+
+    >>> predicted_classes(torch.tensor([[0.1, 0.7], [0.3, 0.2]]))
+    tensor([1, 0])
+    >>> predicted_classes(torch.tensor([[0.5], [-0.5]]))
+    tensor([1, 0])
+    """
+    return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+
+
+def _margin(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
+    flat = outputs.reshape(outputs.shape[0], -1)
+    if flat.shape[1] != 1:
+        raise ValueError(f"Loss {name} needs a model with one output, got {flat.shape[1]}.")
+    return torch.where(targets > 0, flat[:, 0], -flat[:, 0])
+
+
+def imported(name: str, what: str, known: dict[str, Any]) -> Any:
+    """Import ``package.module:attribute``."""
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(
+            f"There is no {what} {name!r}; choose from {', '.join(known)}, or give "
+            "'package.module:name'."
+        )
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"Cannot import the {what} {name!r}: {error}.") from None
