@@ -1,0 +1,107 @@
+"""A chi-square penalty on any other saddle objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from equifed.arrays import Losses, Weights
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size
+from equifed.objectives.worst_case import WorstCase
+
+_FAR = 1e300  # scaled losses beyond this are treated as equal, so that no claim overflows
+
+
+@dataclass(frozen=True)
+class ChiSquare:
+    r"""A saddle objective whose weights also pay for leaving a centre.
+
+    .. math:: \psi(w) = \psi_0(w) + \frac{\rho n}{2} |w - c|^2, \qquad
+        \frac{\rho n}{2} |w - \tfrac1n|^2 = \frac{\rho}{2n} \sum_i (n w_i - 1)^2
+
+    The penalty is (rho n)-strongly convex. Its dual step is one of the base at another point,
+
+    .. math:: \mathrm{prox}(z, s) =
+        \mathrm{prox}_0\Big(\frac{z + s\rho n\, c}{1 + s\rho n}, \frac{s}{1 + s\rho n}\Big),
+
+    so it is exact on every base that has one. ``rho = 0`` is the base; as ``rho`` grows the
+    weights tend to the centre (or its projection).
+
+    Parameters
+    ----------
+    rho
+        The strength, >= 0.
+    base
+        The set (and further penalty, psi_0) underneath; the simplex unless another is given.
+    centre
+        Nonnegative numbers, one per client, normalised to sum one; None is uniform, as in the
+        paper.
+
+    Examples
+    --------
+    >>> ChiSquare(rho=1.0).weights(np.array([1.0, 2.0, 3.0]))
+    array([0.        , 0.33333333, 0.66666667])
+    >>> ChiSquare(rho=1.0).penalty(np.array([0.0, 0.5, 0.5]))
+    0.25
+
+    References
+    ----------
+    SCAFF-PD (3.3); strong convexity mu_lambda = rho n: its Section 5.
+    """
+
+    rho: float
+    base: SaddleObjective = field(default_factory=WorstCase)
+    centre: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rho < np.inf:
+            raise ValueError(f"ChiSquare rho must be a finite number >= 0, got {self.rho}.")
+        numbers = frozen_numbers(self.centre, "ChiSquare centre", zeros=True)
+        object.__setattr__(self, "centre", numbers)
+
+    def value(self, losses: Losses) -> float:
+        """Return max over the base set of <w, l> - psi(w)."""
+        losses = finite(losses, "losses")
+        weights = self.weights(losses)
+        return float(weights @ losses) - self.penalty(weights)
+
+    def weights(self, losses: Losses) -> Weights:
+        """Return the maximiser; it is unique for rho > 0."""
+        losses = finite(losses, "losses")
+        modulus = self.rho * losses.size
+        if modulus == 0:
+            return self.base.weights(losses)
+        with np.errstate(over="ignore"):
+            target = np.clip(losses / modulus, -_FAR, _FAR) + self._centre(losses.size)
+        return self.base.prox(target, 1.0 / modulus)
+
+    def penalty(self, weights: Weights) -> float:
+        """Return psi_0(w) + rho n / 2 |w - c|^2."""
+        weights = finite(weights, "weights")
+        away = weights - self._centre(weights.size)
+        return self.base.penalty(weights) + self.rho * weights.size / 2 * float(away @ away)
+
+    def prox(self, point: Weights, step: float) -> Weights:
+        """Return the dual step of the base at the rescaled point."""
+        point = finite(point, "point")
+        shrink = 1.0 + step_size(step) * self.rho * point.size
+        kept = 1.0 / shrink  # 0 where shrink overflows: the centre's projection, as it should be
+        target = kept * point + (1.0 - kept) * self._centre(point.size)
+        return self.base.prox(target, step * kept)
+
+    def start(self, n: int) -> Weights:
+        """Return the start of the base."""
+        return self.base.start(n)
+
+    def strong_convexity(self, n: int) -> float:
+        """Return rho n, plus that of the base."""
+        return self.rho * n + self.base.strong_convexity(n)
+
+    def l1_norm(self, n: int) -> float:
+        """Return that of the base."""
+        return self.base.l1_norm(n)
+
+    def _centre(self, n: int) -> Weights:
+        return distribution(self.centre, n, "ChiSquare centre")

@@ -1,0 +1,148 @@
+"""Exact projections as plain functions of arrays (MATH.md Section 2).
+
+Every function works on differences of the point's entries near the answer, so that a point at
+scale 1e300, or one with exact ties there, is projected as exactly as a point at scale 1. Nothing
+has a tolerance to tune.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.arrays import Losses, Weights
+
+
+def capped_corner(n: int, tail: float) -> Weights:
+    """Return the sorted vertex of the capped simplex: 1/(tail n) repeated, a remainder, zeros.
+
+    >>> capped_corner(4, tail=0.625)
+    array([0.4, 0.4, 0.2, 0. ])
+    """
+    cap = 1.0 / (tail * n)
+    # Entry k is h(k) - h(k-1) with h(k) = min(1, k cap), written so that repeats are equal exactly.
+    corner = np.clip(1.0 - cap * np.arange(n, dtype=np.float64), 0.0, min(cap, 1.0))
+    return np.asarray(corner)
+
+
+def spread_evenly(losses: Losses, corner: Weights) -> Weights:
+    """Return the permutation of ``corner`` that follows ``losses``, averaged over equal losses.
+
+    >>> spread_evenly(np.array([3.0, 1.0, 3.0]), np.array([1.0, 0.0, 0.0]))
+    array([0.5, 0. , 0.5])
+    """
+    order = np.argsort(-losses, kind="stable")
+    ordered = losses[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    result = np.empty_like(corner)
+    result[order] = _block_means(corner, starts)
+    return result
+
+
+def project_permutahedron(point: Weights, corner: Weights) -> Weights:
+    """Return the nearest point of conv{permutations of ``corner``}; ``corner`` decreases.
+
+    With z the sorted point and v the decreasing isotonic regression of z - corner, the answer is
+    z - v. O(n log n), with one isotonic regression for each separate group of drops of ``corner``
+    (at most five in this library's sets).
+
+    >>> project_permutahedron(np.array([1e300, 1e300, 0.0]), np.array([1.0, 0.0, 0.0]))
+    array([0.5, 0.5, 0. ])
+    """
+    order = np.argsort(-point, kind="stable")
+    z = point[order]
+    answer = corner.astype(np.float64)
+    for window in _windows(z, corner):
+        answer[window] = _project_sorted(z[window], corner[window])
+    result = np.empty_like(answer)
+    result[order] = answer
+    return result
+
+
+def _windows(z: Weights, corner: Weights) -> Iterator[slice]:
+    """Yield the stretches outside of which the projection of the sorted point is ``corner``.
+
+    On a block of the isotonic regression the answer is z minus a constant, so z varies there by at
+    most the range R of ``corner``; and a block matters only if ``corner`` drops inside it. So
+    nothing further than R from both sides of a drop is in its block. Working window by window
+    keeps the arithmetic at the scale of R however large the point is.
+    """
+    drops = np.flatnonzero(corner[1:] < corner[:-1])
+    reach = 2.0 * (corner[0] - corner[-1])  # twice R, because the sums below may round
+    firsts = np.searchsorted(-z, -(z[drops + 1] + reach), side="left")
+    ends = np.searchsorted(-z, -(z[drops] - reach), side="right")
+    first, end = 0, 0
+    for next_first, next_end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        if next_end <= next_first:  # z falls too far at this drop for a block across it
+            continue
+        if next_first >= end:
+            if end > first:
+                yield slice(first, end)
+            first = next_first
+        end = next_end
+    if end > first:
+        yield slice(first, end)
+
+
+def _project_sorted(z: Weights, corner: Weights) -> Weights:
+    """Project a decreasing point that is of the corner's scale apart from a shift."""
+    from scipy.optimize import isotonic_regression
+
+    z = z - z[z.size // 2]
+    starts = isotonic_regression(z - corner, increasing=False).blocks[:-1]
+    centred = z - _block_means(z, starts)
+    centred -= _block_means(centred, starts)  # again, against the rounding of the first mean
+    return np.asarray(np.clip(centred + _block_means(corner, starts), corner[-1], corner[0]))
+
+
+def _block_means(values: Weights, starts: NDArray[np.int64]) -> Weights:
+    """Replace each block of consecutive values by its mean."""
+    lengths = np.diff(np.r_[starts, values.size])
+    return np.asarray(np.repeat(np.add.reduceat(values, starts) / lengths, lengths))
+
+
+def project_capped_simplex(point: Weights, caps: Weights) -> Weights:
+    """Return the nearest w with 0 <= w_i <= caps_i and sum one; the caps sum to one or more.
+
+    w_i = clip(point_i - nu, 0, caps_i), and nu is found exactly by sorting the 2n break points,
+    in O(n log n).
+
+    >>> project_capped_simplex(np.array([9.0, 0.125, 0.25]), np.array([0.5, 1.0, 1.0]))
+    array([0.5   , 0.1875, 0.3125])
+    """
+    # First the neighbourhood: nu lies below the anchor, by no more than the largest cap.
+    reach = 2.0 * float(caps.max())
+    ladder = np.sort(point)
+    below = _last_true(ladder, lambda nu: _total(_shifted(point, nu, reach), caps) >= 1.0)
+    near = _shifted(point, ladder[below + 1], reach)
+    # Then the piece: between two break points the total is linear in nu.
+    breaks = np.sort(np.concatenate([near - caps, near]))
+    piece = _last_true(breaks, lambda nu: _total(near - nu, caps) >= 1.0)
+    if piece < 0:  # the caps sum to one, less rounding
+        return caps.astype(np.float64)
+    nu = float(breaks[piece])
+    sloping = int(((near - caps <= nu) & (near >= breaks[piece + 1])).sum())
+    for _ in range(2):  # the second pass removes the rounding of the first
+        nu += (_total(near - nu, caps) - 1.0) / max(sloping, 1)
+    return np.asarray(np.clip(near - nu, 0.0, caps))
+
+
+def _total(above: Weights, caps: Weights) -> float:
+    return float(np.clip(above, 0.0, caps).sum())
+
+
+def _shifted(point: Weights, origin: float, reach: float) -> Weights:
+    """Return point - origin, clipped to [-reach, reach] (the difference may overflow)."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.clip(point - origin, -reach, reach))
+
+
+def _last_true(ladder: Weights, holds: Callable[[float], bool]) -> int:
+    """Return the last index that satisfies ``holds`` (true, then false); -1 if none does."""
+    low, high = -1, ladder.size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(float(ladder[middle])) else (low, middle)
+    return low
