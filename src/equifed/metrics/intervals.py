@@ -1,0 +1,232 @@
+r"""How sure an accuracy is: intervals for one client, and for the worst of many.
+
+A client's accuracy is measured on m test samples. Taken as independent draws from that client's
+population, the number of correct answers is binomial, and the intervals here are for the client's
+*true* accuracy, the one on its population.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equifed.metrics.checks import Values, nonnegative, positions
+
+Method: TypeAlias = Literal["wilson", "clopper_pearson"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate between two limits that hold at a stated level of confidence."""
+
+    estimate: float
+    lower: float
+    upper: float
+    level: float = 0.95
+
+    def __contains__(self, value: float) -> bool:
+        return self.lower <= value <= self.upper
+
+
+@dataclass(frozen=True)
+class WorstClient:
+    """What the data say about the lowest of the clients' true accuracies.
+
+    ``observed`` is the client with the lowest measured accuracy; ``candidates`` are those that may
+    be the one with the lowest true accuracy.
+    """
+
+    interval: Interval
+    observed: int
+    candidates: tuple[int, ...]
+
+
+def check_level(level: float) -> float:
+    """Return a confidence level in (0, 1), or say that it is not one."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie strictly in (0, 1), got {level}; write 95 % as 0.95.")
+    return float(level)
+
+
+def check_counts(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]:
+    """Return counts of correct answers and of samples, shape (n,), or say what is wrong."""
+    k = nonnegative(np.atleast_1d(np.asarray(correct)), "correct")
+    m = nonnegative(np.atleast_1d(np.asarray(trials)), "trials")
+    if k.ndim != 1 or k.shape != m.shape:
+        raise ValueError(
+            f"correct and trials must hold one count per client, got {k.shape} and {m.shape}."
+        )
+    fractional = (k != np.floor(k)) | (m != np.floor(m))
+    if fractional.any():
+        raise ValueError(
+            f"correct and trials must be whole counts, but clients at positions "
+            f"{positions(fractional)} have fractions; multiply an accuracy by its sample count."
+        )
+    if (k > m).any():
+        raise ValueError(
+            f"correct must not exceed trials, but does at positions {positions(k > m)}; "
+            "were the arguments swapped?"
+        )
+    return k, m
+
+
+def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
+    r"""Return the numbers of correct answers behind accuracies, :math:`k_i = m_i \hat p_i`, whole.
+
+    A client without samples (NaN, size 0) has 0 correct of 0. Accuracies that are not a whole number
+    of samples, but for rounding (float32 is close enough), are refused: they are of another split.
+
+    >>> correct_counts([0.9, float("nan")], [50, 0])
+    array([45.,  0.])
+    """
+    p, m = np.atleast_1d(np.asarray(accuracies, dtype=np.float64)), nonnegative(sizes, "sizes")
+    if p.shape != m.shape:
+        raise ValueError(f"accuracies and sizes must have one shape, got {p.shape} and {m.shape}.")
+    product = np.where(m > 0, p * m, 0.0)
+    whole = np.rint(product)
+    wrong = ~(np.abs(product - whole) <= 1e-6 * np.maximum(m, 1.0)) | (whole < 0) | (whole > m)
+    if wrong.any():
+        raise ValueError(
+            f"accuracy times size is no whole count between 0 and size at positions "
+            f"{positions(wrong)}; are accuracies and sizes of the same split?"
+        )
+    return whole
+
+
+def one_sided(k: Values, m: Values, miss: float, method: Method) -> tuple[Values, Values]:
+    """Return limits that each miss the true accuracy on their side with probability ``miss``."""
+    if method == "wilson":
+        lower, upper = _wilson(k, m, NormalDist().inv_cdf(1 - miss))
+    elif method == "clopper_pearson":
+        from scipy.special import betaincinv  # lazily: metrics stay cheap to import
+
+        # The places where a parameter would be 0 are overwritten below.
+        lower = np.asarray(betaincinv(np.maximum(k, 0.5), m - k + 1, miss), dtype=np.float64)
+        upper = np.asarray(betaincinv(k + 1, np.maximum(m - k, 0.5), 1 - miss), dtype=np.float64)
+    else:
+        raise ValueError(f"method must be 'wilson' or 'clopper_pearson', got {method!r}.")
+    return np.where(k == 0, 0.0, lower), np.where(k == m, 1.0, upper)
+
+
+def _wilson(k: Values, m: Values, z: float) -> tuple[Values, Values]:
+    samples = np.maximum(m, 1.0)  # no sample: the caller's limits are 0 and 1
+    p, shrink = k / samples, 1 + z**2 / samples
+    centre = (p + z**2 / (2 * samples)) / shrink
+    half = z / shrink * np.sqrt(p * (1 - p) / samples + (z / (2 * samples)) ** 2)
+    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+
+
+def wilson_interval(
+    correct: ArrayLike, trials: ArrayLike, level: float = 0.95
+) -> tuple[Values, Values]:
+    r"""Return Wilson's score limits for each client's accuracy, shape (n,) each.
+
+    .. math:: \frac{\hat p + z^2/2m \pm z\sqrt{\hat p(1-\hat p)/m + z^2/4m^2}}{1 + z^2/m}
+
+    Every accuracy that a score test would not reject. Its coverage is near the nominal level on
+    average over true accuracies, above or below at single ones. No sample gives [0, 1]. The level
+    holds for one client at a time: of 100 clients, 5 intervals are expected to miss.
+
+    References
+    ----------
+    Wilson, JASA 22, 1927; Brown, Cai and DasGupta, Statistical Science 16, 2001.
+
+    >>> [limit.round(4) for limit in wilson_interval([45, 0], [50, 10])]
+    [array([0.7864, 0.    ]), array([0.9565, 0.2775])]
+    """
+    k, m = check_counts(correct, trials)
+    return one_sided(k, m, (1 - check_level(level)) / 2, "wilson")
+
+
+def clopper_pearson_interval(
+    correct: ArrayLike, trials: ArrayLike, level: float = 0.95
+) -> tuple[Values, Values]:
+    r"""Return the exact limits, which cover at least at the nominal level whatever the accuracy.
+
+    The lower limit is the :math:`(1-\mathrm{level})/2` quantile of Beta(k, m - k + 1), the upper
+    one that of Beta(k + 1, m - k) at one minus that. No sample gives [0, 1].
+
+    References
+    ----------
+    Clopper and Pearson, Biometrika 26, 1934.
+
+    >>> [limit.round(4) for limit in clopper_pearson_interval([45, 0], [50, 10])]
+    [array([0.7819, 0.    ]), array([0.9667, 0.3085])]
+    """
+    k, m = check_counts(correct, trials)
+    return one_sided(k, m, (1 - check_level(level)) / 2, "clopper_pearson")
+
+
+def _simultaneous(miss: float, clients: int) -> float:
+    """Return Sidak's level for each of n independent statements that hold together at 1 - miss."""
+    return -math.expm1(math.log1p(-miss) / clients)
+
+
+def worst_client_interval(
+    correct: ArrayLike,
+    trials: ArrayLike,
+    level: float = 0.95,
+    method: Method = "clopper_pearson",
+) -> WorstClient:
+    r"""Return an interval for :math:`p_{\min} = \min_i p_i`, the worst-served client's accuracy.
+
+    The lowest of many *measured* accuracies looks bad by chance: with 100 equal clients the lowest
+    measurement lies well below the common truth, and the ordinary interval of that client misses
+    far too often. With :math:`\gamma = 1 - \mathrm{level}` and one-sided limits :math:`L_i(\cdot),
+    U_i(\cdot)` of client i,
+
+    .. math:: \Bigl[\min_i L_i(\gamma/2),\ \min_i U_i(\gamma')\Bigr],
+              \qquad \gamma' = 1 - (1-\gamma/2)^{1/n}
+
+    covers :math:`p_{\min}` with probability at least ``level``. *Proof.* Let j be a client with
+    :math:`p_j = p_{\min}`.
+
+    * The lower limit needs no adjustment: :math:`\min_i L_i \le L_j`, so it exceeds :math:`p_j`
+      only if :math:`L_j` does, which has probability at most :math:`\gamma/2`.
+    * The upper limit does: if :math:`\min_i U_i < p_j`, then some i has
+      :math:`U_i < p_j \le p_i`. Clients are independent, so none has :math:`U_i < p_i` with
+      probability at least :math:`(1-\gamma')^n = 1 - \gamma/2`.
+
+    The two misses together have probability at most :math:`\gamma`. ∎ The proof needs one-sided
+    limits that are exact, so ``clopper_pearson`` is the default; with ``wilson`` the statement is
+    approximate.
+
+    Who is the worst? ``candidates`` are the clients with :math:`L_i(\gamma') \le \min_k
+    U_k(\gamma')`: when all simultaneous intervals hold (probability at least ``level``), :math:`L_j
+    \le p_j \le p_k \le U_k` for all k, so j is among them. A client without samples has [0, 1]: it
+    is always a candidate and the lower limit is 0.
+
+    There is no such interval for losses without the losses of single samples: nothing bounds them.
+
+    Parameters
+    ----------
+    correct, trials
+        Correct answers and test samples of each client, shape (n,).
+    level
+        Confidence of the interval, and separately of the set of candidates.
+    method
+        Limits of a single client.
+
+    >>> worst = worst_client_interval(correct=[90, 45, 49], trials=[100, 50, 100])
+    >>> worst.observed, worst.candidates
+    (2, (2,))
+    >>> round(worst.interval.lower, 2), round(worst.interval.upper, 2)
+    (0.39, 0.61)
+    """
+    k, m = check_counts(correct, trials)
+    if not (m > 0).any():
+        raise ValueError("trials are zero for every client: nothing was measured.")
+    half = (1 - check_level(level)) / 2
+    adjusted = _simultaneous(half, k.size)
+    lower, _ = one_sided(k, m, half, method)
+    low, high = one_sided(k, m, adjusted, method)
+    measured = np.divide(k, m, out=np.full(k.shape, np.inf), where=m > 0)
+    observed = int(measured.argmin())
+    interval = Interval(float(measured[observed]), float(lower.min()), float(high.min()), level)
+    candidates: NDArray[np.int64] = np.flatnonzero(low <= high.min())
+    return WorstClient(interval, observed, tuple(int(i) for i in candidates))
