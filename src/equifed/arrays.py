@@ -1,8 +1,8 @@
 """Names for the arrays that travel through the library, with their shapes.
 
-Everything the server decides about clients (losses, weights, norms) is a NumPy array in float64, whatever the model's
-precision: n numbers are cheap, and exact dual steps need them. Everything of the model's size is a flat torch tensor in
-the model's dtype on the model's device.
+Everything the server decides about clients (losses, weights, norms) is a NumPy array in float64,
+whatever the model's precision: n numbers are cheap, and exact dual steps need them. Everything of
+the model's size is a flat torch tensor in the model's dtype on the model's device.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """The contract between algorithms and engines: four verbs, and handles for what stays with the clients.
 
-An algorithm sees the clients through :class:`Clients` alone. Per-client numbers (losses) come back as NumPy arrays;
-per-client vectors (gradients, updates) stay behind a :class:`ClientVectors` handle that gives out weighted sums and
-norms, never a single client's vector. That is what lets one algorithm file run in one process, on many, and on a
-federation whose server must not see an individual vector.
+An algorithm sees the clients through :class:`Clients` alone. Per-client numbers (losses) come back
+as NumPy arrays; per-client vectors (gradients, updates) stay behind a :class:`ClientVectors` handle
+that gives out weighted sums and norms, never a single client's vector. That is what lets one
+algorithm file run in one process, on many, and on a federation whose server must not see an
+individual vector.
 
-A verb either answers for every client it was asked about or raises :class:`MissingClients`; nobody is averaged away. The
-training loop then repeats the round with ``clients.subset(those left)``, and an algorithm sees who takes part in
-``clients.index``: absent clients and clients that were not sampled are the same thing to it.
+A verb either answers for every client it was asked about or raises :class:`MissingClients`; nobody
+is averaged away. The training loop then repeats the round with ``clients.subset(those left)``, and
+an algorithm sees who takes part in ``clients.index``: absent clients and clients that were not
+sampled are the same thing to it.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Moved:
     steps : array of int, shape (n,)
         Local steps each client took.
     snapshot, average, mean_gradient : ClientVectors, optional
-        The iterate after ``snapshot`` steps, the mean of the iterates, the mean of the plain gradients; each present
-        if the local work asked for it.
+        The iterate after ``snapshot`` steps, the mean of the iterates, the mean of the plain
+        gradients; each present if the local work asked for it.
     thresholds : array, shape (n,), optional
         Where each client's copy of the hinge's threshold ended.
     """
@@ -68,7 +70,8 @@ class Clients(Protocol):
     names : sequence of str
         Names of all clients of the federation, taking part or not.
     index : array of int, shape (n,)
-        Positions in ``names`` of those that take part here, increasing. All per-client arrays below follow it.
+        Positions in ``names`` of those that take part here, increasing. All per-client arrays below
+        follow it.
     sizes : array of int, shape (n,)
         Training samples of those that take part.
     traffic : Traffic
@@ -86,6 +89,10 @@ class Clients(Protocol):
 
     def initial(self, stream: Stream) -> Vector:
         """Return a freshly initialised model."""
+        ...
+
+    def parameters(self, x: Vector) -> dict[str, Vector]:
+        """Return the model's parameters by name and in their shapes."""
         ...
 
     def losses(self, x: Vector, stream: Stream, batch: int | None = None) -> Losses:
@@ -110,8 +117,8 @@ class Clients(Protocol):
     ) -> Moved:
         """Let every client do ``work`` from x.
 
-        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none); ``slopes`` are the factors of the
-        hinge, one per client.
+        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none); ``slopes`` are
+        the factors of the hinge, one per client.
         """
         ...
 
@@ -153,7 +160,8 @@ class MissingClients(RuntimeError):  # noqa: N818 - an event more than an error
 class Traffic:
     """What went over the wire, or would have: a ledger that engines write and the training loop reads.
 
-    ``up`` and ``down`` count bytes per client of the federation; a model float costs its dtype's width, a loss eight.
+    ``up`` and ``down`` count bytes per client of the federation; a model float costs its dtype's
+    width, a loss eight.
 
     >>> ledger = Traffic(2)
     >>> ledger.record(np.array([1]), down=40, up=8)
@@ -184,8 +192,8 @@ class Traffic:
 def shares(weights: Weights, index: Index) -> Weights:
     """Return the weights of clients ``index``, scaled to keep the total of all.
 
-    With everybody present this is ``weights`` itself. Clients that hold the whole weight may be absent; then those
-    present share it equally, so that a round still moves.
+    With everybody present this is ``weights`` itself. Clients that hold the whole weight may be
+    absent; then those present share it equally, so that a round still moves.
 
     >>> shares(np.array([0.5, 0.25, 0.25]), np.array([1, 2]))
     array([0.5, 0.5])
@@ -202,7 +210,8 @@ def shares(weights: Weights, index: Index) -> Weights:
 def merged(everyone: Losses | None, index: Index, values: Losses, n: int) -> Losses:
     """Return per-client numbers of all n clients after those of ``index`` answered; the others keep their last.
 
-    A client that never answered takes the mean of those that did, so it neither leads nor trails the dual step.
+    A client that never answered takes the mean of those that did, so it neither leads nor trails
+    the dual step.
 
     >>> merged(np.array([1.0, 2.0, 3.0]), np.array([1]), np.array([9.0]), 3)
     array([1., 9., 3.])
@@ -221,7 +230,9 @@ def check_index(index: Iterable[int] | Index, n: int) -> Index:
         raise ValueError(f"Client positions must lie in 0..{n - 1}, got {out.min()}..{out.max()}.")
     ordered = np.unique(out)
     if len(ordered) != len(out):
-        raise ValueError("A subset of clients has no repeats; give a client a larger weight instead.")
+        raise ValueError(
+            "A subset of clients has no repeats; give a client a larger weight instead."
+        )
     return ordered
 
 

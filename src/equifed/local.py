@@ -1,7 +1,7 @@
 """What a client does between two messages, as a value.
 
-A :class:`LocalSGD` is frozen and made of plain numbers, so every engine (one process, many, or a federation over the
-network) receives the same description and does the same work.
+A :class:`LocalSGD` is frozen and made of plain numbers, so every engine (one process, many, or a
+federation over the network) receives the same description and does the same work.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class LocalSGD:
 
     .. math:: u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) - c_i + c)\bigr)
 
-    where :math:`g_i` is the gradient of the client's loss on a minibatch (its L2 penalty included), :math:`c_i` (control)
-    and :math:`c` (target) are given by the algorithm or absent, and :math:`\Pi` projects onto the ball of ``radius``
-    around the origin.
+    where :math:`g_i` is the gradient of the client's loss on a minibatch (its L2 penalty included),
+    :math:`c_i` (control) and :math:`c` (target) are given by the algorithm or absent, and
+    :math:`\Pi` projects onto the ball of ``radius`` around the origin.
 
     Parameters
     ----------
     lr : float
         Step size.
     steps, epochs : int, optional
-        Exactly one is given: the number of steps, the same for every client, or of passes over the client's samples
-        (a client with m samples then takes ``epochs * ceil(m / batch)`` steps).
+        Exactly one is given: the number of steps, the same for every client, or of passes over the
+        client's samples (a client with m samples then takes ``epochs * ceil(m / batch)`` steps).
     batch : int, optional
-        Samples per step, drawn without replacement until all were used (the last batch of a pass may be smaller);
-        None means all samples in every step.
+        Samples per step, drawn without replacement until all were used (the last batch of a pass
+        may be smaller); None means all samples in every step.
     proximal : float
         Weight of the FedProx term ``proximal / 2 |u - x|^2``.
     radius : float, optional
@@ -66,7 +66,8 @@ class LocalSGD:
     average : bool
         Also return the mean of the iterates after each step (DRFA's averaged output).
     mean_gradient : bool
-        Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option II).
+        Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
+        II).
     hinge : SmoothedHinge, optional
         Outer transform of the client's loss (rFedFair).
 
@@ -97,13 +98,17 @@ class LocalSGD:
         for name in ("steps", "epochs", "batch", "snapshot"):
             value = getattr(self, name)
             if value is not None and (value != int(value) or value < 1):
-                raise ValueError(f"LocalSGD {name} must be a whole number of at least 1, got {value}.")
+                raise ValueError(
+                    f"LocalSGD {name} must be a whole number of at least 1, got {value}."
+                )
         if not (self.proximal >= 0 and math.isfinite(self.proximal)):
             raise ValueError(f"LocalSGD proximal must be at least 0, got {self.proximal}.")
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
         if self.snapshot is not None and self.steps is not None and self.snapshot > self.steps:
-            raise ValueError(f"LocalSGD snapshot={self.snapshot} lies beyond the {self.steps} steps.")
+            raise ValueError(
+                f"LocalSGD snapshot={self.snapshot} lies beyond the {self.steps} steps."
+            )
 
     def steps_for(self, sizes: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
         """Return how many steps clients with these numbers of samples take."""

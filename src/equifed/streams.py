@@ -1,16 +1,19 @@
 """Randomness with an address.
 
-A :class:`Stream` is an address, not a supply: every draw names its seed, round, purpose, client and step, so the same
-address gives the same numbers in every engine, for every chunk size, for every subset of clients and after a resume.
+A :class:`Stream` is an address, not a supply: every draw names its seed, round, purpose, client and
+step, so the same address gives the same numbers in every engine, for every chunk size, for every
+subset of clients and after a resume.
 
 Two kinds of draws:
 
 * :meth:`Stream.generator`, a NumPy generator for the few decisions of the server (who takes part);
 * :meth:`Stream.keys`, a counter-based generator for the many decisions of the clients (which samples, which units to
-  drop): one hashed 63-bit number for each (client, step, slot), computed for all of them at once on any device.
+  drop): one hashed 63-bit number for each (client, step, slot), computed for all of them at once on
+  any device.
 
-The hash is a chain of SplitMix64 finalisers (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014) in 64-bit integers that wrap around, so CPU and GPU give the same bits.
+The hash is a chain of SplitMix64 finalisers (Steele, Lea, Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014) in 64-bit integers that wrap around, so CPU and GPU give the same
+bits.
 """
 
 from __future__ import annotations

@@ -2,5 +2,6 @@
 
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation, Split
+from equifed.data.registry import DATASETS, DataSet, load
 
-__all__ = ["DataError", "Federation", "Split"]
+__all__ = ["DATASETS", "DataError", "DataSet", "Federation", "Split", "load"]

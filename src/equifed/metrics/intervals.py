@@ -78,8 +78,9 @@ def check_counts(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]
 def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
     r"""Return the numbers of correct answers behind accuracies, :math:`k_i = m_i \hat p_i`, whole.
 
-    A client without samples (NaN, size 0) has 0 correct of 0. Accuracies that are not a whole number
-    of samples, but for rounding (float32 is close enough), are refused: they are of another split.
+    A client without samples (NaN, size 0) has 0 correct of 0. Accuracies that are not a whole
+    number of samples, but for rounding (float32 is close enough), are refused: they
+    belong to another split.
 
     >>> correct_counts([0.9, float("nan")], [50, 0])
     array([45.,  0.])

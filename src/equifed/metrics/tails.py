@@ -61,7 +61,7 @@ def relative_unfairness(values: ArrayLike, alpha: float, beta: float) -> Reduced
     """
     array = nonnegative(values)
     large = _top_average(array, level_in_unit(alpha, "alpha"))
-    small = -_top_average(-array, level_in_unit(beta, "beta"))
+    small = np.abs(_top_average(-array, level_in_unit(beta, "beta")))  # never -0
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.asarray(large / small)
     return reduced(np.maximum(np.where(large == 0, 1.0, ratio), 1.0))
@@ -137,7 +137,12 @@ def hcvar(losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None
     (1.5, 2.0)
     """
     array = finite(losses)
-    levels = np.broadcast_to(finite(np.atleast_1d(np.asarray(alphas)), "alphas"), array.shape)
+    levels = finite(np.atleast_1d(np.asarray(alphas)), "alphas")
+    if levels.shape not in ((1,), array.shape[-1:]):
+        raise ValueError(
+            f"alphas must be one level for each of the {array.shape[-1]} clients, or one for all, "
+            f"got shape {levels.shape}."
+        )
     if not ((levels > 0) & (levels <= 1)).all():
         raise ValueError(f"alphas must lie in (0, 1], got {np.asarray(alphas).tolist()}.")
     p = client_weights(np.ones(array.shape[-1]) if weights is None else weights, array, "weights")

@@ -1,0 +1,79 @@
+"""AFL: gradient descent in the model, projected ascent in the client weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equifed.algorithms.base import Info, check_participation, sampled
+from equifed.arrays import Losses, Vector, Weights
+from equifed.clients import Clients, merged, shares
+from equifed.local import LocalSGD
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.worst_case import WorstCase
+from equifed.streams import Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """The model, the client weights, and the losses known so far (None before the first round)."""
+
+    x: Vector
+    weights: Weights
+    losses: Losses | None = None
+
+
+@dataclass(frozen=True)
+class AFL:
+    r"""Agnostic federated learning (Mohri et al. 2019), with or without local steps.
+
+    .. math:: \lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(x), \gamma), \qquad
+              x \leftarrow x - \eta \sum_i \lambda_i \nabla f_i(x)
+
+    The weights see the losses of the newest model, as in DRFA, of which this is the case of one
+    local step and full participation; the first round uses the starting weights as they are. (The
+    original takes both steps from the same point: its weights lag by one round.) With ``local`` of
+    several steps the gradient is replaced by what local SGD makes of it, as SCAFF-PD's appendix F.1
+    does to strengthen this baseline.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        Local work; ``LocalSGD(lr=eta, steps=1)`` is the original.
+    dual_step : float
+        gamma.
+    objective : SaddleObjective
+        Set and penalty of the weights; the simplex without a penalty is the original.
+    participation : float
+        Fraction of clients in a round; those absent keep their last loss.
+    """
+
+    local: LocalSGD
+    dual_step: float
+    objective: SaddleObjective = WorstCase()
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+        if not self.dual_step > 0:
+            raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x, self.objective.start(len(clients.names)))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        clients = sampled(clients, self.participation, stream)
+        seen = clients.losses(state.x, stream.at("losses"), self.local.batch)
+        losses = merged(state.losses, clients.index, seen, len(clients.names))
+        weights = state.weights
+        if state.losses is not None:
+            weights = self.objective.prox(weights + self.dual_step * losses, self.dual_step)
+        moved = clients.local_steps(state.x, self.local, stream.at("local"))
+        x = state.x - moved.displacement.weighted_sum(shares(weights, clients.index))
+        info = Info(weights, losses, self.objective.value(losses), clients.index)
+        return State(x, weights, losses), info
+
+    def answer(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x

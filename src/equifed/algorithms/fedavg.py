@@ -1,0 +1,89 @@
+"""FedAvg and FedProx: local steps, then the average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from equifed.algorithms.base import Info, check_participation, sampled, spread
+from equifed.arrays import Index, Vector, Weights
+from equifed.clients import Clients
+from equifed.local import LocalSGD
+from equifed.streams import Stream
+
+Weighting = Literal["size", "uniform"]
+
+
+@dataclass(frozen=True)
+class State:
+    """The model."""
+
+    x: Vector
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    r"""Average of the clients' models after local steps.
+
+    .. math:: x \leftarrow x - \text{server\_lr} \sum_{i \in S} p_i (x - u_i)
+
+    where S is a uniform sample of the clients and p_i is proportional to the number of samples
+    (``weighting="size"``, McMahan et al. 2017) or equal (``"uniform"``, the average that fairness
+    papers report). FedProx (Li et al. 2020) is the same algorithm with ``local.proximal > 0``.
+
+    Examples
+    --------
+    >>> FedAvg(LocalSGD(lr=0.1, epochs=1, batch=32), participation=0.1).weighting
+    'size'
+    """
+
+    local: LocalSGD
+    weighting: Weighting = "size"
+    participation: float = 1.0
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x)
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen = sampled(clients, self.participation, stream)
+        weights = client_weights(self.weighting, chosen.sizes)
+        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
+        x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
+        return State(x), Info(spread(weights, chosen.index, len(clients.names)), index=chosen.index)
+
+    def answer(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
+
+
+def client_weights(weighting: Weighting, sizes: Index) -> Weights:
+    """Return weights that sum to one: by number of samples, or equal.
+
+    >>> client_weights("size", np.array([30, 10]))
+    array([0.75, 0.25])
+    """
+    raw = sizes.astype(np.float64) if weighting == "size" else np.ones(len(sizes))
+    return np.asarray(raw / raw.sum(), dtype=np.float64)
+
+
+def fedprox(
+    mu: float,
+    local: LocalSGD,
+    weighting: Weighting = "size",
+    participation: float = 1.0,
+    server_lr: float = 1.0,
+) -> FedAvg:
+    """Return FedProx: FedAvg whose local steps pay ``mu / 2 |u - x|^2`` for leaving x.
+
+    >>> fedprox(0.1, LocalSGD(lr=0.1, steps=5)).local.proximal
+    0.1
+    """
+    return FedAvg(replace(local, proximal=mu), weighting, participation, server_lr)

@@ -1,0 +1,145 @@
+"""Readers of the publishers' file formats: IDX, the CIFAR-10 archives and mosaics, LEAF JSON.
+
+Nothing here runs what a file says: the pickled CIFAR-10 archive is read by looking at its opcodes,
+without ever building an object. Sizes are checked before memory is taken.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickletools
+import struct
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.data.checks import DataError
+
+Bytes = NDArray[np.uint8]
+
+_ROWS, _PIXELS = 10_000, 3072  # images in a CIFAR-10 batch, bytes of an image
+_BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+_LARGEST = 1 << 31
+
+
+def read_idx(path: Path) -> Bytes:
+    """Read an IDX file of unsigned bytes (MNIST, Fashion-MNIST), gzipped or not."""
+    try:
+        with _opened(path) as file:
+            zeros, kind, rank = struct.unpack(">HBB", file.read(4))
+            if zeros != 0 or kind != 8 or not 1 <= rank <= 4:
+                raise DataError(f"{path} is not an IDX file of unsigned bytes.")
+            shape = struct.unpack(f">{rank}I", file.read(4 * rank))
+            total = int(np.prod(shape, dtype=np.float64))
+            if total > _LARGEST:
+                raise DataError(f"{path} announces {total} bytes, more than any file known to us.")
+            body = file.read(total + 1)
+    except (OSError, EOFError, struct.error) as error:
+        raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
+    if len(body) != total:
+        raise DataError(f"{path} holds {len(body)} bytes after its header, expected {total}.")
+    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+
+def read_cifar_mosaics(folder: Path) -> dict[str, tuple[Bytes, Bytes]]:
+    """Read lossless mosaics of 100 x 100 images (needs Pillow), and their ``labels.npz``."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            "Reading CIFAR-10 mosaics needs Pillow: pip install 'equifed[data]'."
+        ) from None
+    batches = []
+    for name in _BATCHES:
+        with Image.open(folder / f"{name}.webp") as image:
+            if image.size != (3200, 3200):
+                raise DataError(f"{name}.webp must have 3200 x 3200 pixels, got {image.size}.")
+            pixels = np.asarray(image.convert("RGB"))
+        tiles = pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3)
+        batches.append(tiles.reshape(_ROWS, _PIXELS))
+    with np.load(folder / "labels.npz") as labels:
+        train, test = labels["train"], labels["test"]
+    return {"train": (np.concatenate(batches[:5]), train), "test": (batches[5], test)}
+
+
+def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
+    """Read ``cifar-10-binary.tar.gz`` or ``cifar-10-python.tar.gz`` as Toronto publishes them."""
+    found: dict[str, tuple[Bytes, Bytes]] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if not member.isfile() or name.removesuffix(".bin") not in _BATCHES:
+                    continue
+                file = archive.extractfile(member)
+                if file is None or member.size > 2 * _ROWS * _PIXELS:
+                    raise DataError(f"{path}: {name} is not a batch of CIFAR-10.")
+                read = _binary_batch if name.endswith(".bin") else _pickled_batch
+                found[name.removesuffix(".bin")] = read(name, file.read())
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
+    absent = [name for name in _BATCHES if name not in found]
+    if absent:
+        raise DataError(f"{path} lacks the batch {absent[0]}.")
+    images, labels = zip(*(found[name] for name in _BATCHES), strict=True)
+    return {
+        "train": (np.concatenate(images[:5]), np.concatenate(labels[:5])),
+        "test": (images[5], labels[5]),
+    }
+
+
+def _binary_batch(name: str, content: bytes) -> tuple[Bytes, Bytes]:
+    if len(content) != _ROWS * (_PIXELS + 1):
+        raise DataError(f"{name} has {len(content)} bytes, expected {_ROWS * (_PIXELS + 1)}.")
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(_ROWS, _PIXELS + 1)
+    return rows[:, 1:], rows[:, 0]
+
+
+def _pickled_batch(name: str, content: bytes) -> tuple[Bytes, Bytes]:
+    """Find the pixels and labels among the opcodes of a pickle; nothing is executed.
+
+    The pixels are the one string of 30,720,000 bytes, the labels the small integers after the
+    text ``labels`` and before the next text.
+    """
+    pixels, labels, reading = None, [], False
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if isinstance(argument, str | bytes) and opcode.name not in ("GLOBAL", "PUT", "GET"):
+                raw = argument.encode("latin-1") if isinstance(argument, str) else argument
+                if len(raw) == _ROWS * _PIXELS:
+                    pixels = np.frombuffer(raw, dtype=np.uint8).reshape(_ROWS, _PIXELS)
+                reading = raw == b"labels"
+            elif reading and opcode.name in ("BININT", "BININT1", "BININT2", "INT"):
+                labels.append(int(argument or 0))
+    except (ValueError, UnicodeError) as error:
+        raise DataError(f"{name} is damaged: {error}.") from None
+    if pixels is None or len(labels) != _ROWS or not all(0 <= v < 10 for v in labels):
+        raise DataError(f"{name} is not a batch of CIFAR-10: expected 10,000 images and labels.")
+    return pixels, np.array(labels, dtype=np.uint8)
+
+
+def read_leaf(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Read LEAF JSON files, gzipped or not: user to ``{"x": ..., "y": ...}``, in file order."""
+    users: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        try:
+            with _opened(path) as file:
+                content = json.load(file)
+            users |= {name: content["user_data"][name] for name in content["users"]}
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is not LEAF JSON with 'users' and 'user_data': {error!r:.200}."
+            ) from None
+    if not users:
+        raise DataError("There are no LEAF JSON files, or they name no users.")
+    return users
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file, unpacking it when its name ends in .gz."""
+    return cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb"))

@@ -1,0 +1,174 @@
+"""What engines share that hold all data in one process: subsets, the ledger, dense vectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equifed.arrays import Index, Losses, Weights
+from equifed.clients import ClientVectors, MissingClients, Traffic, check_index
+from equifed.engines.flat_model import FlatModel, SampleLoss
+from equifed.local import LocalSGD
+from equifed.models import initialise
+from equifed.streams import Stream
+
+if TYPE_CHECKING:
+    from equifed.data.federation import Federation
+
+
+@runtime_checkable
+class InProcessVectors(ClientVectors, Protocol):
+    """Client vectors that this process could lay side by side."""
+
+    def dense(self) -> Tensor:
+        """Return all of them as the rows of one matrix."""
+        ...
+
+
+class DenseVectors:
+    """Client vectors as the rows of one matrix."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        """Return sum_i weights_i v_i."""
+        return to_tensor(weights, self.matrix) @ self.matrix
+
+    def squared_norms(self) -> Losses:
+        """Return |v_i|^2 for every client."""
+        return to_numpy(self.matrix.square().sum(dim=1))
+
+    def dense(self) -> Tensor:
+        """Return the matrix."""
+        return self.matrix
+
+
+class InProcessClients:
+    """Clients whose data this process holds; what ``loop`` and ``stacked`` have in common.
+
+    Parameters
+    ----------
+    federation : Federation
+        The clients' data; training uses its ``train`` split.
+    module : torch.nn.Module
+        The model's architecture.
+    loss : callable
+        Per-sample loss of (outputs, targets).
+    l2 : float
+        Strength of the penalty ``l2 / 2 |x|^2`` in every client's loss.
+    dtype : torch.dtype
+        Precision of the model and of real-valued data.
+    device : str or torch.device
+        Where to compute.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        module: nn.Module,
+        loss: SampleLoss,
+        *,
+        l2: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        split = federation.train
+        self.names = federation.names
+        self.index: Index = np.arange(len(federation.names))
+        self.traffic = Traffic(len(federation.names))
+        self._template = module
+        self._inputs = as_data(split.inputs, dtype, device)
+        self._targets = as_data(split.targets, dtype, device)
+        self._offsets = np.asarray(split.offsets, dtype=np.int64)
+        self.model = FlatModel(module, loss, self._inputs[:2], l2=l2, dtype=dtype, device=device)
+
+    @property
+    def sizes(self) -> Index:
+        """Training samples of the clients that take part."""
+        return self._offsets[self.index + 1] - self._offsets[self.index]
+
+    def initial(self, stream: Stream) -> Tensor:
+        """Return a freshly initialised model."""
+        fresh = copy.deepcopy(self._template)
+        initialise(fresh, stream)
+        return self.model.flatten(fresh)
+
+    def parameters(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the model's parameters by name and in their shapes."""
+        return {n: p.to("cpu").contiguous().clone() for n, p in self.model.unflatten(x).items()}
+
+    def subset(self, index: Iterable[int] | Index) -> Self:
+        """Return the same engine restricted to clients ``index`` (positions in ``names``)."""
+        part = copy.copy(self)
+        part.index = check_index(index, len(self.names))
+        return part
+
+    def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
+        """Return what clients ``index`` keep of ``vectors``; zeros if it is None."""
+        if vectors is None:
+            return DenseVectors(self._zeros(len(index)))
+        assert isinstance(vectors, DenseVectors)
+        return DenseVectors(vectors.matrix[torch.as_tensor(index, device=self.model.device)])
+
+    def remember(
+        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
+    ) -> ClientVectors:
+        """Return the memory of all clients after those in ``index`` replaced their vector."""
+        assert memory is None or isinstance(memory, DenseVectors)
+        assert isinstance(vectors, InProcessVectors)
+        matrix = self._zeros(len(self.names)) if memory is None else memory.matrix.clone()
+        matrix[torch.as_tensor(index, device=matrix.device)] = vectors.dense()
+        return DenseVectors(matrix)
+
+    def _zeros(self, rows: int) -> Tensor:
+        return torch.zeros(rows, self.model.size, dtype=self.model.dtype, device=self.model.device)
+
+    def _book(self, *, down: int, up: int, losses: int = 0) -> None:
+        """Book an exchange of model-sized vectors down and up, and of numbers up, per client."""
+        vector = self.model.size * self.model.dtype.itemsize
+        self.traffic.record(self.index, down=down * vector, up=up * vector + 8 * losses)
+
+    def _book_local(self, work: LocalSGD, corrected: bool) -> None:
+        extra = (work.snapshot is not None) + work.average + work.mean_gradient
+        self._book(down=1 + corrected, up=1 + extra, losses=work.hinge is not None)
+
+    def _refuse_non_finite(self, values: Losses, what: str) -> None:
+        """Raise :class:`MissingClients` for those whose numbers are not finite."""
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
+            raise MissingClients(reasons, self.names)
+
+
+def check_local_arguments(
+    work: LocalSGD, control: object | None, target: object | None, slopes: object | None
+) -> None:
+    """Refuse half a correction, or a hinge without slopes."""
+    if (control is None) != (target is None):
+        raise ValueError("local_steps takes control and target together or neither.")
+    if (work.hinge is None) != (slopes is None):
+        raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
+
+
+def as_data(
+    array: np.ndarray[Any, np.dtype[Any]], dtype: torch.dtype, device: str | torch.device
+) -> Tensor:
+    """Return samples as a tensor: real numbers in the model's precision, whole numbers as int64."""
+    tensor = torch.as_tensor(np.ascontiguousarray(array))
+    return tensor.to(device, dtype if tensor.is_floating_point() else torch.int64)
+
+
+def to_numpy(values: Tensor) -> Losses:
+    """Return per-client numbers as float64 on the server."""
+    return values.detach().to("cpu", torch.float64).numpy()
+
+
+def to_tensor(weights: Weights, like: Tensor) -> Tensor:
+    """Return per-client numbers in the model's precision where the model is."""
+    return torch.as_tensor(weights, dtype=like.dtype, device=like.device)

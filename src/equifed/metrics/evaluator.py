@@ -1,0 +1,121 @@
+"""Per-client losses and accuracies of a model, outside any algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from equifed.arrays import Index, Losses, Vector
+
+if TYPE_CHECKING:
+    from equifed.data.federation import Federation
+    from equifed.engines.flat_model import FlatModel
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """One split's per-client numbers.
+
+    Parameters
+    ----------
+    split : str
+        "train", "validation" or "test".
+    sizes : array of int, shape (N,)
+        Samples of each client in the split; a client with none has NaN in every metric.
+    metrics : dict of arrays, shape (N,)
+        "loss" (mean per-sample loss without the L2 penalty) and, for classification, "accuracy".
+    """
+
+    split: str
+    sizes: Index
+    metrics: dict[str, Losses]
+
+
+class Evaluator(Protocol):
+    """Anything that measures a model on the clients."""
+
+    def __call__(self, x: Vector) -> list[Evaluation]:
+        """Return the per-client numbers of every split."""
+        ...
+
+
+class FederationEvaluator:
+    """Evaluates on data that this process holds: every split in one pass, whatever the number of clients.
+
+    Parameters
+    ----------
+    federation : Federation
+        The data.
+    model : FlatModel
+        The engine's model (``clients.model``).
+    splits : sequence of str
+        Which splits to evaluate; those that the federation lacks are skipped.
+    block : int
+        Samples per forward pass.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: FlatModel,
+        splits: tuple[str, ...] = ("train", "validation", "test"),
+        block: int = 4096,
+    ) -> None:
+        from equifed.engines.in_process import as_data
+
+        self._model, self._block = model, block
+        self._classify = federation.classes is not None
+        self._splits = {}
+        for name in splits:
+            split = getattr(federation, name)
+            if split is not None:
+                inputs = as_data(split.inputs, model.dtype, model.device)
+                targets = as_data(split.targets, model.dtype, model.device)
+                self._splits[name] = (inputs, targets, np.asarray(split.offsets))
+
+    def __call__(self, x: Vector) -> list[Evaluation]:
+        """Return the per-client numbers of every split."""
+        return [self._evaluate(name, x) for name in self._splits]
+
+    def _evaluate(self, name: str, x: Vector) -> Evaluation:
+        import torch
+
+        inputs, targets, offsets = self._splits[name]
+        losses, hits = [], []
+        with torch.no_grad():
+            for a in range(0, len(inputs), self._block):
+                t = targets[a : a + self._block]
+                outputs = self._model.outputs(x, inputs[a : a + self._block])
+                losses.append(self._model.loss(outputs, t))
+                if self._classify:
+                    hits.append(_correct(outputs, t))
+        sizes = np.diff(offsets)
+        metrics = {"loss": _client_means(losses, offsets)}
+        if self._classify:
+            metrics["accuracy"] = _client_means(hits, offsets)
+        return Evaluation(name, sizes, metrics)
+
+
+def _correct(outputs: Vector, targets: Vector) -> Vector:
+    """Tell which samples are classified rightly: the largest output, or the sign of a single one."""
+    flat = outputs.reshape(len(outputs), -1)
+    if flat.shape[1] == 1:
+        return (flat[:, 0] > 0) == (targets > 0)
+    return flat.argmax(dim=1) == targets
+
+
+def _client_means(parts: list[Vector], offsets: Index) -> Losses:
+    import torch
+
+    if not parts:
+        return np.full(len(offsets) - 1, np.nan)
+    values = torch.cat(parts).to("cpu", torch.float64).numpy()
+    # Differences of a running sum would lose digits; reduceat adds each client's samples on their own.
+    sizes = np.diff(offsets)
+    out = np.full(len(sizes), np.nan)
+    some = sizes > 0
+    if some.any():
+        out[some] = np.add.reduceat(values, offsets[:-1][some]) / sizes[some]
+    return out

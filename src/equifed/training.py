@@ -1,0 +1,262 @@
+"""The only loop over rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from equifed.algorithms.base import AnyAlgorithm, Info
+from equifed.arrays import Vector
+from equifed.clients import Clients, MissingClients
+from equifed.history import History, MetricRecord, RoundRecord
+from equifed.metrics.evaluator import Evaluator
+from equifed.run_folder import RunFolder
+from equifed.streams import Stream
+
+CHECKPOINT_SECONDS = 2.0
+"""Least time between two checkpoints; a kill costs at most this and one round."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the last good state is saved."""
+
+
+class Callback:
+    """Told what happens; the progress bar and trackers are such. Every method may be left out."""
+
+    def start(self, history: History, rounds: int) -> None:
+        """Training begins, or begins again with a history."""
+
+    def round(self, record: RoundRecord, info: Info) -> None:
+        """A round ended."""
+
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+        """The model was evaluated after a round."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A client was quarantined, a run resumed or stopped."""
+
+    def end(self, history: History) -> None:
+        """Training ended."""
+
+
+StopRule = Callable[[History], str | None]
+"""Looks at the history after a round and returns why to stop, or None."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What to do about clients that give no usable answer.
+
+    ``"continue"`` goes on with the others in that round as long as ``quorum`` of all clients are
+    left; ``"fail"`` stops.
+    """
+
+    policy: Literal["continue", "fail"] = "continue"
+    quorum: float = 0.0
+
+
+def train(
+    algorithm: AnyAlgorithm,
+    clients: Clients,
+    *,
+    rounds: int,
+    seed: int = 0,
+    x: Vector | None = None,
+    evaluator: Evaluator | None = None,
+    every: int = 1,
+    stop: Sequence[StopRule] = (),
+    callbacks: Sequence[Callback] = (),
+    missing: Missing = Missing(),  # noqa: B008 - a frozen value
+    folder: RunFolder | None = None,
+    resume: bool = False,
+) -> History:
+    """Run an algorithm on clients and record what happens.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        What to run.
+    clients : Clients
+        On whom, as an engine presents them.
+    rounds : int
+        How many rounds at most.
+    seed : int
+        Seed of every draw: the model's start, who takes part, the minibatches.
+    x : Vector, optional
+        Model to start from; freshly initialised if not given.
+    evaluator : Evaluator, optional
+        Measures the model on the clients before the first round and after every ``every``-th and
+        the last one.
+    stop : sequence of callables
+        Reasons to stop early.
+    callbacks : sequence of Callback
+        Who wants to be told.
+    missing : Missing
+        What to do about clients that give no usable answer.
+    folder : RunFolder, optional
+        Where to write tables and checkpoints; must have been created, or hold a run to resume.
+    resume : bool
+        Go on from the folder's newest checkpoint.
+
+    Returns
+    -------
+    History
+        With the final model in ``parameters``.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}.")
+    if every < 1:
+        raise ValueError(f"every must be at least 1, got {every}.")
+    return _Training(
+        algorithm, clients, rounds, Stream(seed), evaluator, every, stop, callbacks, missing, folder
+    ).run(x, resume)
+
+
+class _Training:
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        clients: Clients,
+        rounds: int,
+        stream: Stream,
+        evaluator: Evaluator | None,
+        every: int,
+        stop: Sequence[StopRule],
+        callbacks: Sequence[Callback],
+        missing: Missing,
+        folder: RunFolder | None,
+    ) -> None:
+        self.algorithm, self.clients, self.rounds, self.stream = algorithm, clients, rounds, stream
+        self.evaluator, self.every, self.stop = evaluator, every, stop
+        self.callbacks, self.missing, self.folder = callbacks, missing, folder
+        self.history = History(tuple(clients.names))
+        self._saved_at = time.monotonic()
+
+    def run(self, x: Vector | None, resume: bool) -> History:
+        x = self.clients.initial(self.stream.at("initial")) if x is None else x
+        state, done = self.algorithm.init(self.clients, x), 0
+        if resume:
+            state, done = self._resume(state)
+        for callback in self.callbacks:
+            callback.start(self.history, self.rounds)
+        if done == 0 and not resume:
+            self._evaluate(0, state)
+            self._save(0, state)
+        reason = None
+        for r in range(done + 1, self.rounds + 1):
+            state, info = self._round(r, state)
+            reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
+            last = reason is not None or r == self.rounds
+            if last or r % self.every == 0:
+                self._weights(r, info)
+                self._evaluate(r, state)
+            if last or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
+                self._save(r, state)
+            if reason is not None:
+                break
+        return self._end(state, reason)
+
+    def _round(self, r: int, state: Any) -> tuple[Any, Info]:
+        started, before = time.perf_counter(), self.clients.traffic.totals()
+        try:
+            new, info = self._with_those_left(r, state)
+        except TrainingError as error:
+            self._event({"event": "stopped", "round": r, "reason": str(error)})
+            self._save(r - 1, state)
+            raise
+        after = self.clients.traffic.totals()
+        exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
+        seconds = time.perf_counter() - started
+        record = RoundRecord(r, info.objective, exchanges, up, down, seconds, info.numbers)
+        self.history.rounds.append(record)
+        if self.folder is not None:
+            self.folder.round(record)
+        for callback in self.callbacks:
+            callback.round(record, info)
+        return new, info
+
+    def _with_those_left(self, r: int, state: Any) -> tuple[Any, Info]:
+        """Repeat the round without those who give no usable answer, until the others all do."""
+        left = self.clients.index
+        while True:
+            present = (
+                self.clients if len(left) == len(self.clients.index) else self.clients.subset(left)
+            )
+            try:
+                return self.algorithm.round(state, present, self.stream.at("round", r))  # type: ignore[no-any-return]
+            except MissingClients as lost:
+                for i, reason in lost.reasons.items():
+                    client = self.clients.names[i]
+                    self._event(
+                        {"event": "quarantine", "round": r, "client": client, "reason": reason}
+                    )
+                left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
+                self._check_quorum(r, len(left), lost)
+
+    def _check_quorum(self, r: int, left: int, lost: MissingClients) -> None:
+        everybody = len(self.clients.names)
+        if self.missing.policy == "fail":
+            raise TrainingError(
+                f"Round {r}: {lost}. The policy for missing clients is 'fail'."
+            ) from lost
+        if left == 0:
+            raise TrainingError(
+                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use smaller step sizes; "
+                "the model of the round before is saved."
+            ) from lost
+        if left < self.missing.quorum * everybody:
+            raise TrainingError(
+                f"Round {r}: {left} of {everybody} clients are left, fewer than the quorum of "
+                f"{self.missing.quorum:.0%} ({lost})."
+            ) from lost
+
+    def _evaluate(self, r: int, state: Any) -> None:
+        if self.evaluator is None:
+            return
+        records = self.history.add_evaluation(r, self.evaluator(self.algorithm.answer(state)))
+        if self.folder is not None:
+            self.folder.evaluation(records)
+        for callback in self.callbacks:
+            callback.evaluation(r, records)
+
+    def _weights(self, r: int, info: Info) -> None:
+        self.history.weights[r] = info.weights
+        if self.folder is not None:
+            self.folder.weights(r, info.weights)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.history.events.append(event)
+        if self.folder is not None:
+            self.folder.event(event)
+        for callback in self.callbacks:
+            callback.event(event)
+
+    def _save(self, r: int, state: Any) -> None:
+        if self.folder is not None:
+            self.folder.save(r, state)
+            self._saved_at = time.monotonic()
+
+    def _resume(self, template: Any) -> tuple[Any, int]:
+        if self.folder is None:
+            raise ValueError("resume needs a run folder.")
+        done, state = self.folder.restore(template, self.algorithm)
+        self.history = History.load(self.folder.path)
+        self._event({"event": "resume", "round": done})
+        return state, done
+
+    def _end(self, state: Any, reason: str | None) -> History:
+        if reason is not None:
+            self._event(
+                {"event": "stopped", "round": self.history.rounds[-1].round, "reason": reason}
+            )
+        self.history.parameters = self.clients.parameters(self.algorithm.answer(state))
+        if self.folder is not None:
+            self.folder.finish(self.history)
+        for callback in self.callbacks:
+            callback.end(self.history)
+        return self.history
