@@ -133,7 +133,7 @@ def heart_disease(
             "publisher": "UCI; A. Janosi (Budapest), W. Steinbrunn (Zurich), M. Pfisterer (Basel), "
             "R. Detrano (Long Beach and Cleveland), 1989",
             "licence": "CC BY 4.0",
-            "preparation": f"first ten attributes, missing={missing}, standardised on training rows",
+            "preparation": f"first ten attributes, missing={missing}, standardised in training",
         },
     ).split(validation=validation, test=test, seed=seed)
     if missing == "impute":
