@@ -1,4 +1,4 @@
-"""The contract between algorithms and engines: four verbs, and handles for what stays with the clients.
+"""The contract between algorithms and engines: four verbs, and handles for what clients keep.
 
 An algorithm sees the clients through :class:`Clients` alone. Per-client numbers (losses) come back
 as NumPy arrays; per-client vectors (gradients, updates) stay behind a :class:`ClientVectors` handle
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -78,14 +78,22 @@ class Clients(Protocol):
         Ledger shared by all subsets of one engine.
     """
 
+    traffic: Traffic
+
     @property
-    def names(self) -> Sequence[str]: ...
+    def names(self) -> Sequence[str]:
+        """Names of all clients of the federation."""
+        ...
+
     @property
-    def index(self) -> Index: ...
+    def index(self) -> Index:
+        """Positions of those that take part."""
+        ...
+
     @property
-    def sizes(self) -> Index: ...
-    @property
-    def traffic(self) -> Traffic: ...
+    def sizes(self) -> Index:
+        """Training samples of those that take part."""
+        ...
 
     def initial(self, stream: Stream) -> Vector:
         """Return a freshly initialised model."""
@@ -123,11 +131,11 @@ class Clients(Protocol):
         ...
 
     def subset(self, index: Index) -> Clients:
-        """Return the same engine restricted to clients ``index`` (positions in ``names``, no repeats)."""
+        """Return the same engine restricted to clients ``index``: positions in ``names``."""
         ...
 
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
-        """Return what clients ``index`` keep of ``vectors``, a memory of all clients; zeros if it is None."""
+        """Return what clients ``index`` keep of a memory of all clients; zeros if it is None."""
         ...
 
     def remember(
@@ -137,7 +145,7 @@ class Clients(Protocol):
         ...
 
 
-class MissingClients(RuntimeError):  # noqa: N818 - an event more than an error
+class MissingClients(RuntimeError):
     """Clients that did not give a usable answer.
 
     Parameters
@@ -158,7 +166,7 @@ class MissingClients(RuntimeError):  # noqa: N818 - an event more than an error
 
 @dataclass
 class Traffic:
-    """What went over the wire, or would have: a ledger that engines write and the training loop reads.
+    """What went over the wire, or would have: engines write it, the training loop reads it.
 
     ``up`` and ``down`` count bytes per client of the federation; a model float costs its dtype's
     width, a loss eight.
@@ -208,10 +216,10 @@ def shares(weights: Weights, index: Index) -> Weights:
 
 
 def merged(everyone: Losses | None, index: Index, values: Losses, n: int) -> Losses:
-    """Return per-client numbers of all n clients after those of ``index`` answered; the others keep their last.
+    """Return the numbers of all n clients after those of ``index`` answered.
 
-    A client that never answered takes the mean of those that did, so it neither leads nor trails
-    the dual step.
+    The others keep their last. A client that never answered takes the mean of those that did, so it
+    neither leads nor trails the dual step.
 
     >>> merged(np.array([1.0, 2.0, 3.0]), np.array([1]), np.array([9.0]), 3)
     array([1., 9., 3.])
@@ -234,9 +242,3 @@ def check_index(index: Iterable[int] | Index, n: int) -> Index:
             "A subset of clients has no repeats; give a client a larger weight instead."
         )
     return ordered
-
-
-def non_finite(losses: Any, index: Index, what: str) -> dict[int, str]:
-    """Return the reasons for :class:`MissingClients` where values are not finite."""
-    bad = np.flatnonzero(~np.isfinite(losses))
-    return {int(index[k]): f"{what} is {float(losses[k])}" for k in bad}

@@ -1,4 +1,4 @@
-"""What happened in a run: rounds, per-client metrics, weights, events, and the model it ended with."""
+"""What happened in a run: rounds, per-client metrics, weights, events, and the final model."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ class RoundRecord:
         """Read the line of the CSV file."""
         objective = float(row[1]) if row[1] else None
         numbers = json.loads(row[6]) if row[6] else {}
-        return cls(int(row[0]), objective, *map(int, row[2:5]), float(row[5]), numbers)
+        exchanges, up, down = map(int, row[2:5])
+        return cls(int(row[0]), objective, exchanges, up, down, float(row[5]), numbers)
 
 
 @dataclass(frozen=True, eq=False)
 class MetricRecord:
-    """One metric of all clients on one split after one round; NaN for a client without samples there."""
+    """One metric of all clients on one split after one round; NaN for a client without samples."""
 
     round: int
     split: str
@@ -118,7 +119,7 @@ class History:
         return {name: float(value) for name, value in values if not np.isnan(value)}
 
     def main_metric(self) -> tuple[str, str] | None:
-        """Return the metric and split that tables show: accuracy before loss, test before others."""
+        """Return the metric and split to show: accuracy before loss, test before others."""
         for metric in ("accuracy", "loss"):
             for split in ("test", "validation", "train"):
                 if self.last(metric, split) is not None:
@@ -126,7 +127,7 @@ class History:
         return None
 
     def summary(self) -> dict[str, Any]:
-        """Return the run in a few numbers: cost, and each metric's average, worst and best client."""
+        """Return the run in a few numbers: its cost, each metric's average and worst client."""
         out: dict[str, Any] = {
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,

@@ -21,7 +21,8 @@ class SmoothedHinge:
 
     The client minimises, over its model u and its copy e of the threshold,
 
-    .. math:: \text{slope}_i\, \varphi_\mu(f_i(u) - e) + e, \qquad \varphi_\mu(t) = \mu \log(1 + e^{t/\mu}),
+    .. math:: \text{slope}_i\, \varphi_\mu(f_i(u) - e) + e, \qquad
+              \varphi_\mu(t) = \mu \log(1 + e^{t/\mu}),
 
     whose partial derivatives are :math:`s\,\nabla f_i(u)` and :math:`1 - s` with
     :math:`s = \text{slope}_i\, \mathrm{sigmoid}((f_i(u) - e)/\mu)` (RC-FL, Algorithm 1).
@@ -41,7 +42,8 @@ class SmoothedHinge:
 class LocalSGD:
     r"""Stochastic gradient steps on one client, from the server's model x.
 
-    .. math:: u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) - c_i + c)\bigr)
+    .. math::
+       u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) - c_i + c)\bigr)
 
     where :math:`g_i` is the gradient of the client's loss on a minibatch (its L2 penalty included),
     :math:`c_i` (control) and :math:`c` (target) are given by the algorithm or absent, and
@@ -93,7 +95,8 @@ class LocalSGD:
             raise ValueError(f"LocalSGD lr must be a positive number, got {self.lr}.")
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
-                f"LocalSGD needs either steps or epochs, got steps={self.steps}, epochs={self.epochs}."
+                f"LocalSGD needs either steps or epochs, got steps={self.steps} and "
+                f"epochs={self.epochs}."
             )
         for name in ("steps", "epochs", "batch", "snapshot"):
             value = getattr(self, name)

@@ -64,8 +64,8 @@ class RunFolder:
         """Make the folder with empty tables; refuse one that holds a run."""
         if (self.path / "rounds.csv").exists() and not overwrite:
             raise RunFolderError(
-                f"{self.path} already holds a run; choose another folder, pass --overwrite to replace it, or "
-                f"continue it with: equifed resume {self.path}"
+                f"{self.path} already holds a run; choose another folder, pass --overwrite to "
+                f"replace it, or continue it with: equifed resume {self.path}"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         for name in (*TABLES, EVENTS, "summary.json", "model.safetensors"):
@@ -112,17 +112,17 @@ class RunFolder:
         from equifed import checkpoints
 
         round, state, extra = checkpoints.load(self.checkpoints, template, owner)
-        for name in TABLES:
+        for name in (*TABLES, EVENTS):
             length = extra["lengths"][name]
             if (self.path / name).stat().st_size < length:
                 raise RunFolderError(
-                    f"{self.path / name} is shorter than its checkpoint says; it was damaged."
+                    f"{self.path / name} is shorter than its checkpoint says: damaged."
                 )
             os.truncate(self.path / name, length)
         return round, state
 
     def finish(self, history: History) -> None:
-        """Write the model and the summary; the summary's presence means that the run is complete."""
+        """Write the model and then the summary, whose presence says that the run is complete."""
         from safetensors.torch import save as save_tensors
 
         from equifed.checkpoints import write_file

@@ -129,17 +129,18 @@ class GivenSteps:
 
 @dataclass(frozen=True)
 class AcceleratedSteps:
-    r"""SCAFF-PD's schedule for strongly convex losses and any penalty (Condition 5.1), with its rate 1/R^2.
+    r"""SCAFF-PD's schedule for strongly convex losses and any penalty: rate 1/R^2 (Condition 5.1).
 
-    .. math:: \gamma_{r+1} = \gamma_r (1 + \mu' \tau_r), \quad \tau_{r+1} = \tau_r \sqrt{\gamma_r / \gamma_{r+1}}, \quad
+    .. math:: \gamma_{r+1} = \gamma_r (1 + \mu' \tau_r), \quad
+              \tau_{r+1} = \tau_r \sqrt{\gamma_r / \gamma_{r+1}}, \quad
               \sigma_r = \gamma_r \tau_r, \quad \theta_r = \sigma_{r-1} / \sigma_r, \quad \theta_0 =
               1
 
     with :math:`\mu' = \mu/4`, which the proof uses (Remark E.4), and the largest :math:`\tau_0`
     that (E.35) allows:
     :math:`(1 - \delta)/\tau_0 = 12 L + 2 L_{\lambda x}^2 \gamma_0 \tau_0 / c_\alpha` with
-    :math:`\delta = c_\alpha = 1/2`. Constants of a proof: safe and slow. The paper prints two different
-    :math:`\sigma_{-1}`; either only fixes :math:`\theta_0`, taken as 1 here.
+    :math:`\delta = c_\alpha = 1/2`. Constants of a proof: safe and slow. The paper prints two
+    different :math:`\sigma_{-1}`; either only fixes :math:`\theta_0`, taken as 1 here.
 
     Parameters
     ----------
@@ -194,9 +195,10 @@ class AcceleratedSteps:
 
 @dataclass(frozen=True)
 class LinearSteps:
-    r"""SCAFF-PD's schedule for strongly convex losses and a strongly convex penalty (Condition 5.2, Lemma E.8).
+    r"""SCAFF-PD's schedule for strongly convex losses and penalty: linear rate (Condition 5.2).
 
-    .. math:: \omega = \tfrac12 + 24\kappa + \sqrt{(\tfrac12 + 24\kappa)^2 + 16 L_{\lambda x}^2/(\mu \mu_\lambda)}, \quad
+    .. math:: \omega = \tfrac12 + 24\kappa
+              + \sqrt{(\tfrac12 + 24\kappa)^2 + 16 L_{\lambda x}^2/(\mu \mu_\lambda)}, \quad
               \theta = 1 - 1/\omega, \quad \tau = \frac{4 (1 - \theta)}{\mu\theta}, \quad
               \sigma = \frac{1 - \theta}{\mu_\lambda\theta}
 

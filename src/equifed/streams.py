@@ -7,7 +7,8 @@ subset of clients and after a resume.
 Two kinds of draws:
 
 * :meth:`Stream.generator`, a NumPy generator for the few decisions of the server (who takes part);
-* :meth:`Stream.keys`, a counter-based generator for the many decisions of the clients (which samples, which units to
+* :meth:`Stream.keys`, a counter-based generator for the many decisions of the clients (which
+  samples, which units to
   drop): one hashed 63-bit number for each (client, step, slot), computed for all of them at once on
   any device.
 

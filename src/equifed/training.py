@@ -29,19 +29,19 @@ class Callback:
     """Told what happens; the progress bar and trackers are such. Every method may be left out."""
 
     def start(self, history: History, rounds: int) -> None:
-        """Training begins, or begins again with a history."""
+        """Hear that training begins, or begins again with a history."""
 
     def round(self, record: RoundRecord, info: Info) -> None:
-        """A round ended."""
+        """Hear that a round ended."""
 
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        """The model was evaluated after a round."""
+        """Hear that the model was evaluated after a round."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """A client was quarantined, a run resumed or stopped."""
+        """Hear that a client was quarantined, a run resumed or stopped."""
 
     def end(self, history: History) -> None:
-        """Training ended."""
+        """Hear that training ended."""
 
 
 StopRule = Callable[[History], str | None]
@@ -188,7 +188,7 @@ class _Training:
                 self.clients if len(left) == len(self.clients.index) else self.clients.subset(left)
             )
             try:
-                return self.algorithm.round(state, present, self.stream.at("round", r))  # type: ignore[no-any-return]
+                return self.algorithm.round(state, present, self.stream.at("round", r))
             except MissingClients as lost:
                 for i, reason in lost.reasons.items():
                     client = self.clients.names[i]
@@ -206,8 +206,8 @@ class _Training:
             ) from lost
         if left == 0:
             raise TrainingError(
-                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use smaller step sizes; "
-                "the model of the round before is saved."
+                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use "
+                "smaller step sizes; the model of the round before is saved."
             ) from lost
         if left < self.missing.quorum * everybody:
             raise TrainingError(
@@ -247,6 +247,7 @@ class _Training:
         done, state = self.folder.restore(template, self.algorithm)
         self.history = History.load(self.folder.path)
         self._event({"event": "resume", "round": done})
+        self._save(done, state)
         return state, done
 
     def _end(self, state: Any, reason: str | None) -> History:

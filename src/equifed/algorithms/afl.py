@@ -49,7 +49,7 @@ class AFL:
 
     local: LocalSGD
     dual_step: float
-    objective: SaddleObjective = WorstCase()
+    objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
 
     def __post_init__(self) -> None:

@@ -30,13 +30,13 @@ class Scaffold:
 
     Two readings of the control variates :math:`c_i` go by this name:
 
-    * ``variates="stored"``: Karimireddy et al. 2020, option II. A client keeps :math:`c_i` between rounds; after its
-      local steps :math:`c_i^+ = c_i - c + (x - u_i)/(J\,\text{lr})`, which is the mean of its plain
-      gradients along the way, and :math:`c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ -
-      c_i)`. One exchange a round.
-    * ``variates="fresh"``: :math:`c_i = \nabla f_i(x)` in every round and :math:`c = \sum_i p_i c_i`; this is SCAFF-PD
-      with the average objective (the sense of the SCAFF-PD and SCAFF-PD-IA papers). Two exchanges a
-      round.
+    * ``variates="stored"``: Karimireddy et al. 2020, option II. A client keeps :math:`c_i` between
+      rounds; after its local steps :math:`c_i^+ = c_i - c + (x - u_i)/(J\,\text{lr})`, which is the
+      mean of its plain gradients along the way, and
+      :math:`c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i)`. One exchange a round.
+    * ``variates="fresh"``: :math:`c_i = \nabla f_i(x)` in every round and
+      :math:`c = \sum_i p_i c_i`; this is SCAFF-PD with the average objective (the sense of the
+      SCAFF-PD and SCAFF-PD-IA papers). Two exchanges a round.
 
     The stored variant is stated for equal weights. With ``weighting="size"`` the update uses p_i
     and the server's variate is the p-weighted sum, so that the corrections still cancel at the

@@ -165,7 +165,7 @@ class StackedClients(InProcessClients):
             start = stop
 
     def _chunk_length(self, width: int) -> int:
-        """Clients per chunk so that neither their models nor their samples exceed the target size."""
+        """Return how many clients keep models and samples of a chunk below the target size."""
         if self._chunk is not None:
             return self._chunk
         item = self.model.dtype.itemsize
@@ -390,7 +390,7 @@ def stacked(
     memory: int = MEMORY,
     chunk: int | None = None,
 ) -> InProcessClients:
-    """Return an engine that moves many clients at once, or ``loop`` if the module does not allow it.
+    """Return an engine that moves many clients at once, or ``loop`` if the module forbids it.
 
     Parameters
     ----------
@@ -413,8 +413,8 @@ def stacked(
             )
     except RuntimeError as error:
         warnings.warn(
-            f"{type(module).__name__} cannot be batched over clients ({str(error).splitlines()[0][:120]}); "
-            "using the loop engine, one client at a time.",
+            f"{type(module).__name__} cannot be batched over clients "
+            f"({str(error).splitlines()[0][:120]}); using the loop engine, one client at a time.",
             UserWarning,
             stacklevel=2,
         )

@@ -42,7 +42,7 @@ class Evaluator(Protocol):
 
 
 class FederationEvaluator:
-    """Evaluates on data that this process holds: every split in one pass, whatever the number of clients.
+    """Evaluates on data that this process holds: one pass per split for all clients.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class FederationEvaluator:
 
 
 def _correct(outputs: Vector, targets: Vector) -> Vector:
-    """Tell which samples are classified rightly: the largest output, or the sign of a single one."""
+    """Tell which samples are right: by the largest output, or the sign of a single one."""
     flat = outputs.reshape(len(outputs), -1)
     if flat.shape[1] == 1:
         return (flat[:, 0] > 0) == (targets > 0)
@@ -112,7 +112,7 @@ def _client_means(parts: list[Vector], offsets: Index) -> Losses:
     if not parts:
         return np.full(len(offsets) - 1, np.nan)
     values = torch.cat(parts).to("cpu", torch.float64).numpy()
-    # Differences of a running sum would lose digits; reduceat adds each client's samples on their own.
+    # Differences of a running sum would lose digits; reduceat adds each client's samples apart.
     sizes = np.diff(offsets)
     out = np.full(len(sizes), np.nan)
     some = sizes > 0

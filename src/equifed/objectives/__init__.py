@@ -4,15 +4,29 @@ from equifed.objectives.average import Average
 from equifed.objectives.base import CappedSet, Objective, SaddleObjective, SymmetricSet
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR
+from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
+from equifed.objectives.heterogeneous_cvar import HeterogeneousCVaR
+from equifed.objectives.kl import KL
+from equifed.objectives.q_fair import QFair
+from equifed.objectives.relative_fairness import RelativeFairness
+from equifed.objectives.tilted import Tilted
 from equifed.objectives.worst_case import WorstCase
 
 __all__ = [
+    "KL",
     "Average",
     "CVaR",
     "CappedSet",
     "ChiSquare",
+    "DualStep",
+    "Entropic",
+    "Euclidean",
+    "HeterogeneousCVaR",
     "Objective",
+    "QFair",
+    "RelativeFairness",
     "SaddleObjective",
     "SymmetricSet",
+    "Tilted",
     "WorstCase",
 ]

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from equifed.arrays import Losses, Weights
-from equifed.objectives.base import SaddleObjective
+from equifed.objectives.base import CappedSet, SaddleObjective
 from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size
+from equifed.objectives.entropic import entropic_prox, tilt
 from equifed.objectives.worst_case import WorstCase
 
 _FAR = 1e300  # scaled losses beyond this are treated as equal, so that no claim overflows
+_FEEBLE = 1e-200  # a penalty this small changes no digit
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,7 @@ class ChiSquare:
         modulus = self.rho * losses.size
         if modulus == 0:
             return self.base.weights(losses)
-        with np.errstate(over="ignore"):
-            target = np.clip(losses / modulus, -_FAR, _FAR) + self._centre(losses.size)
-        return self.base.prox(target, 1.0 / modulus)
+        return self.base.prox(self._target(losses), 1.0 / modulus)
 
     def penalty(self, weights: Weights) -> float:
         """Return psi_0(w) + rho n / 2 |w - c|^2."""
@@ -91,6 +91,19 @@ class ChiSquare:
         target = kept * point + (1.0 - kept) * self._centre(point.size)
         return self.base.prox(target, step * kept)
 
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        """Return argmax of step (<w, l> - psi(w)) - KL(w, weights); the base must be capped."""
+        if not isinstance(self.base, CappedSet):
+            raise ValueError(
+                f"ChiSquare on {type(self.base).__name__} has no exact entropic step; "
+                "use the Euclidean step."
+            )
+        strength = step_size(step) * self.rho * losses.size
+        caps = self.base.caps(losses.size)
+        if strength < _FEEBLE:
+            return tilt(weights, losses, step, caps)
+        return entropic_prox(self._target(losses), 1.0 / strength, weights, caps)
+
     def start(self, n: int) -> Weights:
         """Return the start of the base."""
         return self.base.start(n)
@@ -102,6 +115,12 @@ class ChiSquare:
     def l1_norm(self, n: int) -> float:
         """Return that of the base."""
         return self.base.l1_norm(n)
+
+    def _target(self, losses: Losses) -> Weights:
+        """Return c + losses / (rho n): where the penalty alone would put the weights."""
+        with np.errstate(over="ignore"):
+            pull = np.clip(losses / (self.rho * losses.size), -_FAR, _FAR)
+        return np.asarray(pull + self._centre(losses.size))
 
     def _centre(self, n: int) -> Weights:
         return distribution(self.centre, n, "ChiSquare centre")

@@ -112,28 +112,42 @@ def project_capped_simplex(point: Weights, caps: Weights) -> Weights:
     >>> project_capped_simplex(np.array([9.0, 0.125, 0.25]), np.array([0.5, 1.0, 1.0]))
     array([0.5   , 0.1875, 0.3125])
     """
-    # First the neighbourhood: nu lies below the anchor, by no more than the largest cap.
     reach = 2.0 * float(caps.max())
+
+    def excess(above: Weights) -> float:
+        return float(np.clip(above, 0.0, caps).sum()) - 1.0
+
+    # First the neighbourhood: nu lies below the anchor, by no more than the largest cap.
     ladder = np.sort(point)
-    below = _last_true(ladder, lambda nu: _total(_shifted(point, nu, reach), caps) >= 1.0)
-    near = _shifted(point, ladder[below + 1], reach)
+    below = _last_true(ladder, lambda nu: excess(clipped_difference(point, nu, reach)) >= 0)
+    near = clipped_difference(point, ladder[below + 1], reach)
     # Then the piece: between two break points the total is linear in nu.
-    breaks = np.sort(np.concatenate([near - caps, near]))
-    piece = _last_true(breaks, lambda nu: _total(near - nu, caps) >= 1.0)
-    if piece < 0:  # the caps sum to one, less rounding
-        return caps.astype(np.float64)
-    nu = float(breaks[piece])
-    sloping = int(((near - caps <= nu) & (near >= breaks[piece + 1])).sum())
-    for _ in range(2):  # the second pass removes the rounding of the first
-        nu += (_total(near - nu, caps) - 1.0) / max(sloping, 1)
+    breaks = np.concatenate([near - caps, near])
+    nu = piecewise_root(lambda nu: excess(near - nu), breaks)
     return np.asarray(np.clip(near - nu, 0.0, caps))
 
 
-def _total(above: Weights, caps: Weights) -> float:
-    return float(np.clip(above, 0.0, caps).sum())
+def piecewise_root(excess: Callable[[float], float], breaks: Weights) -> float:
+    """Return the zero of a nonincreasing function that is linear between the ``breaks``.
+
+    Exact up to rounding, in O(log n) evaluations; an end point if there is no change of sign.
+    """
+    ladder = np.sort(breaks)
+    piece = _last_true(ladder, lambda nu: excess(nu) >= 0)
+    low, high = float(ladder[max(piece, 0)]), float(ladder[min(piece + 1, ladder.size - 1)])
+    over, under = excess(low), excess(high)
+    for _ in range(3):  # later passes remove the rounding of the first
+        if not under < 0 < over:
+            break
+        middle = min(max(low + (high - low) * (over / (over - under)), low), high)
+        left = excess(middle)
+        low, over, high, under = (
+            (middle, left, high, under) if left >= 0 else (low, over, middle, left)
+        )
+    return low if over <= -under else high
 
 
-def _shifted(point: Weights, origin: float, reach: float) -> Weights:
+def clipped_difference(point: Weights, origin: float, reach: float) -> Weights:
     """Return point - origin, clipped to [-reach, reach] (the difference may overflow)."""
     with np.errstate(over="ignore"):
         return np.asarray(np.clip(point - origin, -reach, reach))
