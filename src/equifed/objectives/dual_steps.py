@@ -1,0 +1,90 @@
+"""Two kinds of dual step: Euclidean and entropic (mirror).
+
+Both raise the weights of clients with large losses and stay in the objective's set exactly; they
+differ in how they measure the distance from the current weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from equifed.arrays import Losses, Weights
+from equifed.objectives.base import CappedSet, SaddleObjective
+from equifed.objectives.checks import finite, step_size
+from equifed.objectives.entropic import tilt
+
+
+class DualStep(Protocol):
+    """One step of ascent on <w, losses> - psi(w) over the objective's set."""
+
+    def ascend(
+        self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
+    ) -> Weights:
+        """Return the next weights."""
+        ...
+
+
+@runtime_checkable
+class MirrorObjective(SaddleObjective, Protocol):
+    """A saddle objective that knows its own entropic step (a penalty on a capped simplex)."""
+
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        """Return argmax over w in W of step (<w, losses> - psi(w)) - KL(w, weights)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    r"""The proximal gradient step of AFL, DRFA and SCAFF-PD.
+
+    .. math:: w^+ = \mathrm{argmax}_{u \in W}\ s(\langle u, \ell\rangle - \psi(u))
+        - \tfrac12 |u - w|^2 = \mathrm{prox}(w + s \ell, s)
+
+    >>> import numpy as np
+    >>> from equifed.objectives import WorstCase
+    >>> Euclidean().ascend(WorstCase(), np.array([0.5, 0.5]), np.array([1.0, 2.0]), step=0.25)
+    array([0.375, 0.625])
+    """
+
+    def ascend(
+        self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
+    ) -> Weights:
+        """Return prox(weights + step losses, step); every saddle objective has it."""
+        ahead = finite(weights, "weights") + step_size(step) * finite(losses, "losses")
+        return objective.prox(ahead, step)
+
+
+@dataclass(frozen=True)
+class Entropic:
+    r"""The mirror step with relative entropy: multiplicative weights.
+
+    .. math:: w^+ = \mathrm{argmax}_{u \in W}\ s(\langle u, \ell\rangle - \psi(u))
+        - \sum_i u_i \log \frac{u_i}{w_i}
+
+    On the simplex this is :math:`w^+_i \propto w_i e^{s \ell_i}`. Available on the simplex and on
+    capped simplices, alone or with a chi-square, squared-distance or KL penalty; signed sets and
+    the remaining penalties are refused. A weight that is exactly zero stays zero: start from
+    positive weights.
+
+    >>> import numpy as np
+    >>> from equifed.objectives import WorstCase
+    >>> Entropic().ascend(WorstCase(), np.array([0.5, 0.5]), np.log([1.0, 3.0]), step=1.0)
+    array([0.25, 0.75])
+    """
+
+    def ascend(
+        self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
+    ) -> Weights:
+        """Return the multiplicative update, cut at the caps."""
+        weights, losses = finite(weights, "weights"), finite(losses, "losses")
+        if (weights < 0).any():
+            raise ValueError("an entropic step needs weights >= 0; use Euclidean().")
+        if isinstance(objective, MirrorObjective):
+            return objective.mirror(weights, losses, step_size(step))
+        if isinstance(objective, CappedSet):
+            return tilt(weights, losses, step_size(step), objective.caps(weights.size))
+        raise ValueError(
+            f"{type(objective).__name__} has no exact entropic step, which needs weights >= 0 under "
+            "caps and no penalty but KL or chi-square; use the Euclidean step."
+        )

@@ -1,0 +1,99 @@
+"""Relative entropy to a prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equifed.arrays import Losses, Weights
+from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size, strength_of
+from equifed.objectives.entropic import entropic_prox, tilt
+
+
+@dataclass(frozen=True)
+class KL:
+    r"""Worst weighted loss, where weights pay relative entropy for leaving a prior p.
+
+    .. math:: \Phi(\ell) = \max_{w \in \Delta} \langle w, \ell\rangle
+        - \tau \sum_i w_i \log\frac{w_i}{p_i} = \tau \log \sum_i p_i e^{\ell_i/\tau}
+
+    The maximiser is the softmax of the losses at temperature tau. The penalty is tau-strongly
+    convex on the simplex. A small ``strength`` is the worst case, a large one the average.
+
+    Parameters
+    ----------
+    strength
+        The temperature tau > 0.
+    prior
+        Positive numbers, one per client, normalised to sum one; None is uniform.
+
+    Examples
+    --------
+    >>> KL(strength=1.0).weights(np.log([1.0, 2.0, 1.0]))
+    array([0.25, 0.5 , 0.25])
+    >>> KL(strength=1e-6).value(np.array([1.0, 4.0])).__round__(3)
+    4.0
+
+    References
+    ----------
+    DRFA Section 5, with g = -psi in (5).
+    """
+
+    strength: float
+    prior: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        strength_of(self.strength, "KL strength")
+        object.__setattr__(self, "prior", frozen_numbers(self.prior, "KL prior"))
+
+    def value(self, losses: Losses) -> float:
+        """Return the log-sum-exp of the losses."""
+        losses = finite(losses, "losses")
+        with np.errstate(over="ignore"):  # a far smaller loss may leave no trace
+            below = (losses - losses.max()) / self.strength
+        # log1p of expm1: exact also where the strength dwarfs the losses.
+        prior = self.start(losses.size)
+        excess = float(prior @ np.expm1(below))
+        exponent = np.log1p(excess) if excess > -0.5 else np.log(prior @ np.exp(below))
+        return float(losses.max()) + self.strength * float(exponent)
+
+    def weights(self, losses: Losses) -> Weights:
+        """Return the softmax of the losses, with the prior as base measure."""
+        losses = finite(losses, "losses")
+        with np.errstate(over="ignore"):
+            below = (losses - losses.max()) / self.strength
+        odds = self.start(losses.size) * np.exp(below)
+        return np.asarray(odds / odds.sum())
+
+    def penalty(self, weights: Weights) -> float:
+        """Return strength * sum of w log(w / p), with 0 log 0 = 0."""
+        from scipy.special import rel_entr
+
+        weights = finite(weights, "weights")
+        return self.strength * float(rel_entr(weights, self.start(weights.size)).sum())
+
+    def prox(self, point: Weights, step: float) -> Weights:
+        """Solve w_i + s tau log(w_i / p_i) = point_i - nu by one monotone root."""
+        point = finite(point, "point")
+        n = point.size
+        return entropic_prox(point, step_size(step) * self.strength, self.start(n), np.ones(n))
+
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        """Return argmax of step (<w, l> - psi(w)) - KL(w, weights): a geometric mean, tilted."""
+        pull = 1.0 / (1.0 + step_size(step) * self.strength)
+        prior = self.start(weights.size)
+        reference = weights**pull * prior ** (1.0 - pull)
+        return tilt(reference, finite(losses, "losses"), step * pull, np.ones(weights.size))
+
+    def start(self, n: int) -> Weights:
+        """Return the prior."""
+        return distribution(self.prior, n, "KL prior")
+
+    def strong_convexity(self, n: int) -> float:
+        """Return tau: the Hessian is diagonal with tau / w_i >= tau."""
+        return self.strength
+
+    def l1_norm(self, n: int) -> float:
+        """Return 1."""
+        return 1.0

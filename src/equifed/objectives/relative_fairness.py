@@ -1,0 +1,199 @@
+"""Relative fairness: the gap between badly and well served clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from equifed.arrays import Losses, Weights
+from equifed.objectives.average import Average
+from equifed.objectives.checks import finite
+from equifed.objectives.chi_square import ChiSquare
+from equifed.objectives.cvar import CVaR
+from equifed.objectives.permutahedron import Permutahedron
+from equifed.objectives.worst_case import WorstCase
+
+Side = Average | CVaR | WorstCase
+
+
+@dataclass(frozen=True)
+class IntegratedSet:
+    """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty."""
+
+    phi: float
+    upper: Side
+    lower: Side
+
+    def permutahedron(self, n: int) -> Permutahedron:
+        """Return the set: a Minkowski sum of permutahedra adds their sorted corners."""
+        a, b = self.upper.permutahedron(n), self.lower.permutahedron(n)
+        scale = 1.0 / (1.0 - self.phi)
+        corner = scale * (a.corner - self.phi * b.corner[::-1])  # -B has the reversed corner
+        return Permutahedron(corner, offset=scale * (a.offset - self.phi * b.offset))
+
+    def value(self, losses: Losses) -> float:
+        """Return (max over upper - phi min over lower) / (1 - phi) of the weighted loss."""
+        return self.permutahedron(losses.size).value(losses)
+
+    def weights(self, losses: Losses) -> Weights:
+        """Return the maximiser that treats equal losses alike."""
+        return self.permutahedron(losses.size).maximiser(losses)
+
+    def penalty(self, weights: Weights) -> float:
+        """Return 0."""
+        return 0.0
+
+    def prox(self, point: Weights, step: float) -> Weights:
+        """Project onto the set, exactly and without an inner loop over (a, b)."""
+        return self.permutahedron(point.size).project(point)
+
+    def start(self, n: int) -> Weights:
+        """Return the projection of the uniform weights."""
+        return self.prox(np.full(n, 1.0 / n), 0.0)
+
+    def strong_convexity(self, n: int) -> float:
+        """Return 0."""
+        return 0.0
+
+    def l1_norm(self, n: int) -> float:
+        """Return the largest |w|_1."""
+        return self.permutahedron(n).l1_norm()
+
+
+@dataclass(frozen=True)
+class RelativeFairness:
+    r"""High losses against low ones: the objective of SCAFF-PD-IA.
+
+    .. math:: \Phi(\ell) = \frac{\max_{a \in A} \langle a, \ell\rangle
+        - \varphi \min_{b \in B} \langle b, \ell\rangle}{1 - \varphi}, \qquad
+        \Lambda_\varphi(A, B) = \Big\{ \frac{a - \varphi b}{1 - \varphi} \Big\}
+
+    Weights sum to one and **may be negative**: lowering the loss of a client that is already well
+    served is then discouraged. ``phi = 0`` is the objective ``upper``. As phi grows, the relative
+    unfairness max_A / min_B of the exact solution does not increase (Theorem 1 of the paper).
+
+    Parameters
+    ----------
+    phi
+        Weight of the well-served side, in [0, 1).
+    upper, lower
+        A and B: each ``Average``, ``CVaR`` or ``WorstCase``. A lower side ``CVaR(beta)`` is the
+        mean of the smallest beta fraction of losses. The Palma ratio is CVaR(0.1) over CVaR(0.4)
+        (Example 2 of the paper prints the two swapped; its main text is right).
+    rho
+        Strength of an additional chi-square penalty to the uniform weights; 0 in the paper.
+
+    Examples
+    --------
+    >>> objective = RelativeFairness(phi=0.5)
+    >>> objective.value(np.array([1.0, 2.0, 3.0]))  # (3 - 0.5 * 1) / 0.5
+    5.0
+    >>> weights = objective.weights(np.array([1.0, 2.0, 3.0]))
+    >>> weights
+    array([-1.,  0.,  2.])
+    >>> objective.split(weights)
+    (array([0., 0., 1.]), array([1., 0., 0.]))
+
+    References
+    ----------
+    SCAFF-PD-IA Definition 2, (4), (5), (6). Its projection by an inner solver over (a, b) is
+    replaced by the exact one of MATH.md Section 2.
+    """
+
+    phi: float
+    upper: Side = field(default_factory=WorstCase)
+    lower: Side = field(default_factory=WorstCase)
+    rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.phi < 1:
+            raise ValueError(f"RelativeFairness phi must lie in [0, 1), got {self.phi}.")
+        for name, side in (("upper", self.upper), ("lower", self.lower)):
+            if not isinstance(side, Side):
+                raise ValueError(
+                    f"RelativeFairness {name} must be Average, CVaR or WorstCase, got {side!r}."
+                )
+        _ = self._penalised  # refuses a wrong rho now
+
+    @property
+    def _penalised(self) -> ChiSquare:
+        return ChiSquare(self.rho, base=IntegratedSet(self.phi, self.upper, self.lower))
+
+    def value(self, losses: Losses) -> float:
+        """Return the discrepancy of high and low losses, less the penalty."""
+        return self._penalised.value(losses)
+
+    def weights(self, losses: Losses) -> Weights:
+        """Return the maximising weights; some may be negative."""
+        return self._penalised.weights(losses)
+
+    def penalty(self, weights: Weights) -> float:
+        """Return the chi-square penalty, 0 for rho = 0."""
+        return self._penalised.penalty(weights)
+
+    def prox(self, point: Weights, step: float) -> Weights:
+        """Project the (rescaled) point onto the integrated set."""
+        return self._penalised.prox(point, step)
+
+    def start(self, n: int) -> Weights:
+        """Return the projection of the uniform weights."""
+        return self._penalised.start(n)
+
+    def strong_convexity(self, n: int) -> float:
+        """Return rho n."""
+        return self._penalised.strong_convexity(n)
+
+    def l1_norm(self, n: int) -> float:
+        """Return the largest |w|_1, which SCAFF-PD-IA wants below 1 + m / (2 M)."""
+        return self._penalised.l1_norm(n)
+
+    def extremes(self, losses: Losses) -> tuple[Weights, Weights]:
+        """Return the a in A of the largest and the b in B of the smallest weighted loss."""
+        losses = finite(losses, "losses")
+        upper, lower = (side.permutahedron(losses.size) for side in (self.upper, self.lower))
+        return upper.maximiser(losses), lower.minimiser(losses)
+
+    def split(self, weights: Weights) -> tuple[Weights, Weights]:
+        """Return a in A and b in B with weights = (a - phi b) / (1 - phi).
+
+        The sorted weights are majorised by the corner of the set, so at most n - 1 transfers
+        between two entries lead from the corner to them (Hardy, Littlewood, Polya). The same
+        transfers, done to the corners of A and B, give a and b. O(n log n).
+        """
+        weights = finite(weights, "weights")
+        whole = IntegratedSet(self.phi, self.upper, self.lower).permutahedron(weights.size)
+        upper, lower = (side.permutahedron(weights.size) for side in (self.upper, self.lower))
+        order = np.argsort(-(weights - whole.offset), kind="stable")
+        target = (weights - whole.offset)[order]
+        sides = _transfer(whole.corner, target, (upper.corner, lower.corner[::-1]))
+        a, b = np.empty_like(weights), np.empty_like(weights)
+        a[order], b[order] = sides
+        return a + upper.offset, b + lower.offset
+
+
+def _transfer(
+    corner: Weights, target: Weights, followers: tuple[Weights, ...]
+) -> list[list[float]]:
+    """Lead ``corner`` to ``target`` by transfers, and return ``followers`` after the same ones.
+
+    Both decrease, and target is majorised by corner. Each transfer averages entries i < j in
+    part: it moves mass from the nearest entry with too much to the first with too little.
+    """
+    surplus = (corner - target).tolist()
+    aim, moved = target.tolist(), [side.tolist() for side in followers]
+    rich: list[int] = []  # entries before j that still hold too much, the nearest last
+    for j in range(len(surplus)):
+        while rich and surplus[j] < 0:
+            i = rich[-1]
+            move = min(surplus[i], -surplus[j])
+            share = move / (surplus[i] + aim[i] - surplus[j] - aim[j])
+            for side in moved:
+                change = share * (side[i] - side[j])
+                side[i], side[j] = side[i] - change, side[j] + change
+            surplus[i], surplus[j] = surplus[i] - move, surplus[j] + move
+            if surplus[i] <= 0:
+                rich.pop()
+        if surplus[j] > 0:
+            rich.append(j)
+    return moved

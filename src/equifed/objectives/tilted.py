@@ -1,0 +1,71 @@
+"""Tilted empirical risk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equifed.arrays import Losses, Weights
+from equifed.objectives.average import Average
+from equifed.objectives.checks import frozen_numbers
+from equifed.objectives.kl import KL
+
+
+@dataclass(frozen=True)
+class Tilted:
+    r"""Log-average of exponentials of the losses (TERM).
+
+    .. math:: \Phi(\ell) = \frac1t \log \sum_i p_i e^{t \ell_i}, \qquad
+        \nabla \Phi(\ell)_i \propto p_i e^{t \ell_i}
+
+    t > 0 is ``KL`` with strength 1 / t (use that for its dual step), t = 0 the average, and t < 0
+    magnifies *small* losses: it discounts outliers and is no saddle objective.
+
+    Parameters
+    ----------
+    tilt
+        Any finite number t.
+    prior
+        Positive numbers, one per client, normalised to sum one; None is uniform.
+
+    Examples
+    --------
+    >>> Tilted(tilt=1.0).weights(np.log([1.0, 2.0, 1.0]))
+    array([0.25, 0.5 , 0.25])
+    >>> Tilted(tilt=-1.0).weights(np.log([1.0, 2.0, 1.0]))
+    array([0.4, 0.2, 0.4])
+
+    References
+    ----------
+    Li et al. 2020a, equation (2) of Tilted Empirical Risk Minimization, cited by SCAFF-PD.
+    """
+
+    tilt: float
+    prior: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.tilt):
+            raise ValueError(f"Tilted tilt must be a finite number, got {self.tilt}.")
+        object.__setattr__(self, "prior", frozen_numbers(self.prior, "Tilted prior"))
+
+    def value(self, losses: Losses) -> float:
+        """Return the tilted average."""
+        if self._is_average():
+            return Average(self.prior).value(losses)
+        return self._sign() * self._entropic().value(self._sign() * np.asarray(losses))
+
+    def weights(self, losses: Losses) -> Weights:
+        """Return the softmax of t times the losses."""
+        if self._is_average():
+            return Average(self.prior).weights(losses)
+        return self._entropic().weights(self._sign() * np.asarray(losses))
+
+    def _is_average(self) -> bool:
+        return self.tilt == 0 or not np.isfinite(1.0 / self.tilt)
+
+    def _sign(self) -> float:
+        return 1.0 if self.tilt > 0 else -1.0
+
+    def _entropic(self) -> KL:
+        return KL(1.0 / abs(self.tilt), self.prior)

@@ -1,0 +1,180 @@
+"""Optimal-transport distance to a prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.arrays import Losses, Weights
+from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size, strength_of
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Transport:
+    r"""Worst weighted loss, where weights pay for carrying mass from a prior p.
+
+    .. math:: \psi(w) = \tau \min_{T \ge 0} \Big\{ \sum_{ij} C_{ij} T_{ij} :
+        T \mathbf 1 = p,\ T^\top \mathbf 1 = w \Big\}, \qquad
+        \Phi(\ell) = \sum_i p_i \max_j (\ell_j - \tau C_{ij})
+
+    Mass moves only between clients that are near each other at cost C: a hospital in one region
+    can stand for others of that region. C = 1 - identity gives ``Distance1`` of half the strength.
+
+    ``value`` and ``weights`` are closed forms in O(n^2). ``penalty`` is the transport linear
+    programme, solved by the simplex method of HiGHS in n^2 variables. ``prox`` is a quadratic
+    programme solved by Wolfe's active-set method: finite, at most n + 1 plans at a time, O(n^2 +
+    n^3) a step and in practice a small multiple of n steps. Meant for up to a few hundred clients.
+
+    Parameters
+    ----------
+    strength
+        tau > 0.
+    cost
+        The n by n matrix C: nonnegative, with a zero diagonal; need not be symmetric.
+    prior
+        Positive numbers, one per client, normalised to sum one; None is uniform.
+
+    Examples
+    --------
+    >>> line = ((0, 1, 2), (1, 0, 1), (2, 1, 0))
+    >>> Transport(strength=1.0, cost=line).weights(np.array([0.0, 0.5, 1.75]))
+    array([0.33333333, 0.        , 0.66666667])
+    >>> Transport(strength=3.0, cost=line).penalty(np.array([0.0, 1 / 3, 2 / 3])).__round__(12)
+    2.0
+
+    References
+    ----------
+    DRFA Section 5 ("optimal transport"), with g = -psi in (5); Wolfe 1976 for the method.
+    """
+
+    strength: float
+    cost: tuple[tuple[float, ...], ...]
+    prior: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        strength_of(self.strength, "Transport strength")
+        object.__setattr__(self, "prior", frozen_numbers(self.prior, "Transport prior"))
+        cost = np.asarray(self.cost, dtype=np.float64)
+        if cost.ndim != 2 or cost.shape[0] != cost.shape[1] or cost.size == 0:
+            raise ValueError(f"Transport cost must be a square matrix, got shape {cost.shape}.")
+        if not np.isfinite(cost).all() or (cost < 0).any() or np.diag(cost).any():
+            raise ValueError("Transport cost must be finite, >= 0 and zero on the diagonal.")
+        object.__setattr__(self, "cost", tuple(tuple(map(float, row)) for row in cost))
+
+    def value(self, losses: Losses) -> float:
+        """Return the loss when each client's mass sits where it hurts most, less the cost."""
+        losses = finite(losses, "losses")
+        reach = losses - self.strength * self._cost(losses.size)
+        return float(self.start(losses.size) @ reach.max(axis=1))
+
+    def weights(self, losses: Losses) -> Weights:
+        """Send each client's mass where it hurts most; equals share it evenly."""
+        losses = finite(losses, "losses")
+        reach = losses - self.strength * self._cost(losses.size)
+        best = reach == reach.max(axis=1, keepdims=True)
+        return np.asarray((self.start(losses.size) / best.sum(axis=1)) @ best)
+
+    def penalty(self, weights: Weights) -> float:
+        """Return the cost of the cheapest plan from the prior to ``weights``."""
+        from scipy.optimize import linprog
+        from scipy.sparse import eye_array, kron, vstack
+
+        weights = finite(weights, "weights")
+        n = weights.size
+        rows, columns = kron(eye_array(n), np.ones((1, n))), kron(np.ones((1, n)), eye_array(n))
+        marginals = np.concatenate([self.start(n), weights / weights.sum()])
+        plan = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+            self._cost(n).ravel(), A_eq=vstack([rows, columns]), b_eq=marginals, method="highs-ds"
+        )
+        if plan.status != 0:
+            raise ValueError(f"weights cannot be reached from the prior: {plan.message}")
+        return self.strength * float(plan.fun)
+
+    def prox(self, point: Weights, step: float) -> Weights:
+        """Solve the quadratic programme exactly by Wolfe's method."""
+        point = finite(point, "point")
+        cost = step_size(step) * self.strength * self._cost(point.size)
+        return _wolfe(point, cost, self.start(point.size))
+
+    def start(self, n: int) -> Weights:
+        """Return the prior."""
+        return distribution(self.prior, n, "Transport prior")
+
+    def strong_convexity(self, n: int) -> float:
+        """Return 0."""
+        return 0.0
+
+    def l1_norm(self, n: int) -> float:
+        """Return 1."""
+        return 1.0
+
+    def _cost(self, n: int) -> Matrix:
+        if len(self.cost) != n:
+            raise ValueError(f"Transport cost is for {len(self.cost)} clients, not {n}.")
+        return np.asarray(self.cost)
+
+
+def _wolfe(point: Weights, cost: Matrix, prior: Weights) -> Weights:
+    """Minimise toll + |w - point|^2 / 2 over all plans that carry the prior to some w.
+
+    A *pure* plan sends each client's mass to one place; every plan is a mixture of pure ones. The
+    method keeps a few pure plans, moves to the best mixture of them, and adds the pure plan that
+    is cheapest at the current prices w - point, until none is cheaper. At the best mixture all
+    plans in it are equally cheap, so the final check holds place by place.
+    """
+    n = point.size
+    # Places this far below the best never hold mass; so a point of any scale is as good.
+    z = np.maximum(point - point.max(), -(cost.max() + 3.0))
+    places, tolls, shares = prior[:, None], np.zeros(1), np.ones(1)
+    scale = 1.0 + float(cost.max()) - float(z.min())
+    while True:
+        weights = places @ shares
+        prices = weights - z
+        send = (cost + prices).argmin(axis=1)
+        place = np.bincount(send, weights=prior, minlength=n)
+        toll = float(prior @ cost[np.arange(n), send])
+        gain = float(tolls @ shares + prices @ weights) - (toll + float(prices @ place))
+        if gain <= 1e-14 * scale:
+            return np.maximum(weights, 0.0)
+        places, tolls = np.column_stack([places, place]), np.append(tolls, toll)
+        places, tolls, shares = _best_mixture(places, tolls, np.append(shares, 0.0), z)
+
+
+def _best_mixture(
+    places: Matrix, tolls: Weights, shares: Weights, z: Weights
+) -> tuple[Matrix, Weights, Weights]:
+    """Move ``shares`` to the best mixture, dropping plans whose share falls to zero."""
+    while True:
+        direction, bounded = _direction(places, tolls, shares, z)
+        falling = direction < 0
+        limits = np.full(shares.size, np.inf)
+        limits[falling] = shares[falling] / -direction[falling]
+        length = float(limits.min())
+        if bounded and length >= 1.0:
+            shares = np.maximum(shares + direction, 0.0)
+            return places, tolls, shares / shares.sum()
+        keep = limits > length
+        shares = np.maximum(shares + length * direction, 0.0)[keep]
+        places, tolls, shares = places[:, keep], tolls[keep], shares / shares.sum()
+
+
+def _direction(places: Matrix, tolls: Weights, shares: Weights, z: Weights) -> tuple[Weights, bool]:
+    """Return the step to the best affine mixture, or a direction of endless descent and False."""
+    # Mixtures are shares + E t with E = (-1, I): the first plan pays for the others.
+    spread = places[:, 1:] - places[:, :1]
+    extra = tolls[1:] - tolls[0]
+    left, singular, right = np.linalg.svd(spread, full_matrices=True)
+    rank = int((singular > 1e-12 * max(1.0, float(singular.max(initial=0.0)))).sum())
+    flat = right[rank:] @ extra  # toll along directions that leave the weights as they are
+    if np.abs(flat).max(initial=0.0) > 1e-12 * max(1.0, float(np.abs(extra).max(initial=0.0))):
+        t, bounded = -(flat @ right[rank:]), False
+    else:
+        residual = z - places @ shares
+        s = singular[:rank]
+        t = ((left[:, :rank].T @ residual - right[:rank] @ extra / s) / s) @ right[:rank]
+        bounded = True
+    return np.concatenate([[-t.sum()], t]), bounded
