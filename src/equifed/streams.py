@@ -8,9 +8,8 @@ Two kinds of draws:
 
 * :meth:`Stream.generator`, a NumPy generator for the few decisions of the server (who takes part);
 * :meth:`Stream.keys`, a counter-based generator for the many decisions of the clients (which
-  samples, which units to
-  drop): one hashed 63-bit number for each (client, step, slot), computed for all of them at once on
-  any device.
+  samples, which units to drop): one hashed 63-bit number for each (client, step, slot), computed
+  for all of them at once on any device.
 
 The hash is a chain of SplitMix64 finalisers (Steele, Lea, Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014) in 64-bit integers that wrap around, so CPU and GPU give the same
@@ -21,7 +20,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 Word: TypeAlias = int | str
-Int64 = TypeVar("Int64", int, "torch.Tensor")
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
