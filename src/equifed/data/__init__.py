@@ -2,6 +2,6 @@
 
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation, Split
-from equifed.data.registry import DATASETS, DataSet, load
+from equifed.data.registry import DATASETS, DataSet, fetch, load
 
-__all__ = ["DATASETS", "DataError", "DataSet", "Federation", "Split", "load"]
+__all__ = ["DATASETS", "DataError", "DataSet", "Federation", "Split", "fetch", "load"]

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equifed.data import small, synthetic
+from equifed.data import census, natural, pooled, small, synthetic
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation
+from equifed.data.files import Progress, RemoteFile, obtain_all
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class DataSet:
     licence: str
     loader: Callable[..., Federation]
     embedded: bool = False
+    files: tuple[RemoteFile, ...] = ()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -59,6 +61,53 @@ DATASETS: dict[str, DataSet] = {
             synthetic.synthetic_regression,
             embedded=True,
         ),
+        DataSet(
+            "mnist",
+            "MNIST digits, divided by a partition",
+            "CC BY-SA 3.0",
+            pooled.mnist,
+            files=pooled.MNIST_FILES,
+        ),
+        DataSet(
+            "fashion-mnist",
+            "Fashion-MNIST, divided by a partition",
+            "MIT",
+            pooled.fashion_mnist,
+            files=pooled.FASHION_FILES,
+        ),
+        DataSet(
+            "cifar10",
+            "CIFAR-10, divided by a partition",
+            "none stated; research use",
+            pooled.cifar10,
+            files=pooled.CIFAR_FILES,
+        ),
+        DataSet(
+            "adult",
+            "UCI Adult (census income): clients by education or another column",
+            "CC BY 4.0",
+            census.adult,
+            files=census.ADULT_FILES,
+        ),
+        DataSet(
+            "vehicle",
+            "Vehicle sensors: 23 clients, 1,860 samples of 100 features, two classes",
+            "none stated; research use",
+            natural.vehicle,
+            files=natural.VEHICLE_FILES,
+        ),
+        DataSet(
+            "shakespeare",
+            "Next character of some 1,100 speaking roles",
+            "public domain (moby) or non-commercial (gutenberg)",
+            natural.shakespeare,
+        ),
+        DataSet(
+            "femnist",
+            "Handwritten characters of 105 writers, 62 classes",
+            "US government work",
+            natural.femnist,
+        ),
     )
 }
 
@@ -78,3 +127,16 @@ def load(name: str, **params: Any) -> Federation:
             f"Data set {name} has no parameter {wrong[0]!r}; it has {', '.join(allowed)}."
         )
     return DATASETS[name].loader(**params)
+
+
+def fetch(name: str, progress: Progress | None = None) -> list[str]:
+    """Fetch the files of a data set that are not here yet; return where all of them are."""
+    if name not in DATASETS:
+        raise DataError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
+    entry = DATASETS[name]
+    if not entry.files and not entry.embedded:
+        raise DataError(
+            f"{name} has no file with a known checksum to fetch; load it once to see which file "
+            "to put into $EQUIFED_DATA."
+        )
+    return [str(path) for path in obtain_all(entry.files, progress)]

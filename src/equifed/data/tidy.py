@@ -77,6 +77,11 @@ def as_targets(
     for key, y in filled.items():
         if y.dtype.kind == "f" and not (np.isfinite(y) & (y == np.round(y))).all():
             raise DataError(f"Labels must be whole numbers, got {y[y != np.round(y)][0]} in {key}.")
-    labels = {key: y.astype(np.int64) for key, y in arrays.items()}
+    labels = {key: _column(y.astype(np.int64)) for key, y in arrays.items()}
     top = max(int(y.max()) for key, y in labels.items() if key in filled)
     return labels, classes if classes is not None else max(top + 1, 2), ()
+
+
+def _column(labels: Array) -> Array:
+    """Return labels of shape (m, 1) as (m,)."""
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels

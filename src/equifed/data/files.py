@@ -1,0 +1,133 @@
+"""Where data files are: a folder of the user's, a cache, or the publisher, with a checksum.
+
+A file is looked for in the folder that the environment variable ``EQUIFED_DATA`` names, then in
+the cache (``EQUIFED_CACHE``, by default ``equifed`` in the user's cache folder), and else fetched
+from its publisher into the cache. What is fetched must have the SHA-256 known to us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from equifed.data.checks import DataError
+
+Progress = Callable[[str, int, int], None]
+"""Called with the file's name, the bytes so far and the bytes in all."""
+
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A publisher's file: its place in a data folder, its address, checksum and size."""
+
+    folder: str
+    name: str
+    url: str
+    sha256: str
+    size: int
+
+    def find(self) -> Path | None:
+        """Return where the file is, or None."""
+        return find(self.folder, self.name)
+
+    def obtain(self, progress: Progress | None = None) -> Path:
+        """Return where the file is, fetching it if need be."""
+        return self.find() or fetch(self, cache_folder() / self.folder / self.name, progress)
+
+
+def data_folders() -> list[Path]:
+    """Return the folders that are searched: the user's, then the cache."""
+    given = os.environ.get("EQUIFED_DATA")
+    return [*([Path(given).expanduser()] if given else []), cache_folder()]
+
+
+def cache_folder() -> Path:
+    """Return where fetched files are kept."""
+    given = os.environ.get("EQUIFED_CACHE")
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "equifed"
+
+
+def find(folder: str, name: str) -> Path | None:
+    """Return the first place that has ``folder/name``, or None."""
+    for place in data_folders():
+        path = place / folder / name
+        if path.exists():
+            return path
+    return None
+
+
+def obtain_all(files: Iterable[RemoteFile], progress: Progress | None = None) -> list[Path]:
+    """Return where the files are, fetching what is missing."""
+    return [file.obtain(progress) for file in files]
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the provenance entries ``sha256 of NAME`` for a federation's ``source``."""
+    return {f"sha256 of {path.name}": digest(path) for path in paths}
+
+
+def fetch(file: RemoteFile, target: Path, progress: Progress | None = None) -> Path:
+    """Fetch a file into ``target``: whole and with the right checksum, or not at all.
+
+    The bytes go to a temporary file in the same folder, which replaces ``target`` only when size
+    and SHA-256 are right, and is removed otherwise.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=target.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            found = _download(file, out.write, progress)
+            out.flush()
+            os.fsync(out.fileno())
+        if found != file.sha256:
+            raise DataError(
+                f"{file.url} has SHA-256 {found}, expected {file.sha256}; it was removed. The "
+                "publisher may have changed it, or the transfer was tampered with: try again, or "
+                f"put a good copy into $EQUIFED_DATA/{file.folder}/{file.name}."
+            )
+        part.replace(target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+    return target
+
+
+def _download(file: RemoteFile, write: Callable[[bytes], object], progress: Progress | None) -> str:
+    """Copy the bytes behind the address and return their SHA-256."""
+    hasher, done = hashlib.sha256(), 0
+    request = urllib.request.Request(file.url, headers={"User-Agent": "equifed"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            while block := response.read(_BLOCK):
+                done += len(block)
+                if done > file.size:
+                    raise DataError(f"{file.url} is longer than the {file.size} bytes expected.")
+                hasher.update(block)
+                write(block)
+                if progress:
+                    progress(file.name, done, file.size)
+    except (OSError, urllib.error.URLError) as error:
+        raise DataError(
+            f"Cannot fetch {file.url}: {error}. Try again with a connection, or put the file into "
+            f"$EQUIFED_DATA/{file.folder}/{file.name}."
+        ) from None
+    return hasher.hexdigest()
