@@ -75,6 +75,14 @@ def test_one_client_is_its_own_worst_and_has_no_spread():
     assert metrics.variance([0.3]) == metrics.spread([0.3]) == 0.0
 
 
+@settings(deadline=None, max_examples=50)
+@given(vectors(-1e6))
+def test_variance_is_numpys_and_exactly_zero_for_equal_values(values):
+    slack = 1e-9 * (1 + np.abs(values).max()) ** 2
+    assert metrics.variance(values) == pytest.approx(values.var(), rel=1e-9, abs=slack)
+    assert metrics.standard_deviation(np.full(50, values[0])) == 0.0
+
+
 @pytest.mark.parametrize(
     "reducer",
     [

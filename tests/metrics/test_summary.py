@@ -2,6 +2,8 @@
 
 import math
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -140,3 +142,9 @@ def test_messages():
         metrics.summary([[1.0, 2.0]], higher_is_better=True)
     with pytest.raises(TypeError, match="needs sizes"):
         BY_SAMPLE.compute(np.ones(2), True)
+
+
+def test_metrics_import_neither_torch_nor_scipy():
+    code = "import sys, equifed.metrics; print({'torch', 'scipy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -18,15 +18,24 @@ resamples, which add the noise a second time, are too high twice. Percentile int
 miss systematically (the tests show it). When clients are resampled, c is a t quantile with n - 1
 degrees of freedom times :math:`\sqrt{n/(n-1)}`, which the plain bootstrap of n items lacks.
 
-**What it cannot do.** A statistic that rests on one client (minimum, maximum, range) has no valid
-bootstrap: see :func:`~equifed.metrics.worst_client_interval`.
-:mod:`equifed.metrics.summary_intervals` knows which those are.
+**Near equality.** When all clients are truly alike, inequality is at its least and every resample
+lies above it: no bootstrap reaches down to the truth. So if the counts do not reject one common
+accuracy (chi-square test of homogeneity at the same level), the interval of ``bootstrap_samples``
+and ``bootstrap_both`` is extended to what the statistic would be under a common accuracy, within
+its Wilson limits. This only ever widens the interval.
+
+**What it cannot do.** With few clients (30) intervals that resample clients hold five to ten points
+less than they promise for the indices of inequality, whose distribution is skewed. A statistic that
+rests on one client (minimum, maximum, range) has no valid bootstrap: see
+:func:`~equifed.metrics.worst_client_interval`. :mod:`equifed.metrics.summary_intervals` knows which
+those are.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -34,7 +43,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equifed.metrics.checks import Reduced, Values, finite, positions
-from equifed.metrics.intervals import Interval, check_counts, check_level
+from equifed.metrics.intervals import Interval, check_counts, check_level, wilson_interval
 from equifed.streams import Stream
 
 Statistic: TypeAlias = Callable[..., Reduced]
@@ -130,8 +139,37 @@ def check_measured(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Value
     return k, m
 
 
-def _over(statistic: Statistic, blocks: Iterator[Values]) -> Values:
-    return np.concatenate([np.atleast_1d(statistic(block)) for block in blocks])
+def common_accuracies(k: Values, m: Values, level: float) -> Values | None:
+    r"""Return the Wilson limits of one common accuracy as equal vectors, (2, n), if it may be.
+
+    It may be when :math:`\sum_i (k_i - m_i \bar p)^2 / (m_i \bar p (1 - \bar p))`, with :math:`\bar
+    p` pooled, does not exceed the chi-square quantile with n - 1 degrees of freedom; otherwise
+    None.
+    """
+    pooled = k.sum() / m.sum()
+    if 0 < pooled < 1:
+        from scipy.special import chdtri
+
+        distance = (np.square(k - m * pooled) / (m * pooled * (1 - pooled))).sum()
+        if k.size > 1 and distance > chdtri(k.size - 1, 1 - level):
+            return None
+    limits = np.concatenate(wilson_interval(k.sum(), m.sum(), level))
+    return np.repeat(limits[:, None], k.size, axis=1)
+
+
+def widened(interval: Interval, at: Values) -> Interval:
+    """Return the interval, extended to hold all the numbers in ``at``."""
+    lower, upper = min(interval.lower, float(at.min())), max(interval.upper, float(at.max()))
+    return replace(interval, lower=lower, upper=upper)
+
+
+def _accuracy_interval(
+    statistic: Statistic, k: Values, m: Values, blocks: Iterator[Values], c: float, level: float
+) -> Interval:
+    draws = np.concatenate([np.atleast_1d(statistic(block)) for block in blocks])
+    interval = corrected_interval(float(statistic(k / m)), draws, quantile=c, level=level)
+    common = common_accuracies(k, m, level)
+    return interval if common is None else widened(interval, np.asarray(statistic(common)))
 
 
 def bootstrap_clients(
@@ -180,9 +218,9 @@ def bootstrap_samples(
     True
     """
     k, m = check_measured(correct, trials)
-    draws = _over(statistic, resample_samples(k, m, resamples, seed))
     z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
-    return corrected_interval(float(statistic(k / m)), draws, quantile=z, level=level)
+    blocks = resample_samples(k, m, resamples, seed)
+    return _accuracy_interval(statistic, k, m, blocks, z, level)
 
 
 def bootstrap_both(
@@ -208,6 +246,6 @@ def bootstrap_both(
     True
     """
     k, m = check_measured(correct, trials)
-    draws = _over(statistic, resample_both(k, m, resamples, seed))
     c = client_quantile(check_level(level), k.size)
-    return corrected_interval(float(statistic(k / m)), draws, quantile=c, level=level)
+    blocks = resample_both(k, m, resamples, seed)
+    return _accuracy_interval(statistic, k, m, blocks, c, level)

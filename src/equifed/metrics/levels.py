@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics.checks import Reduced, client_weights, finite, level_in_unit, reduced
+from equifed.metrics.checks import Reduced, Values, client_weights, finite, level_in_unit, reduced
 
 
 def average_by_client(values: ArrayLike) -> Reduced:
@@ -124,6 +124,12 @@ def spread(values: ArrayLike) -> Reduced:
     return reduced(np.ptp(finite(values), axis=-1))
 
 
+def _from_first(values: ArrayLike) -> Values:
+    """Return the distances to the first client: equal values then vary by exactly 0."""
+    array = finite(values)
+    return array - array[..., :1]
+
+
 def variance(values: ArrayLike) -> Reduced:
     r"""Return :math:`\frac1n\sum_i (v_i - \bar v)^2`.
 
@@ -133,7 +139,7 @@ def variance(values: ArrayLike) -> Reduced:
     >>> variance([1.0, 2.0, 3.0, 6.0])
     3.5
     """
-    return reduced(finite(values).var(axis=-1))
+    return reduced(_from_first(values).var(axis=-1))
 
 
 def standard_deviation(values: ArrayLike) -> Reduced:
@@ -142,4 +148,4 @@ def standard_deviation(values: ArrayLike) -> Reduced:
     >>> standard_deviation([1.0, 3.0])
     1.0
     """
-    return reduced(finite(values).std(axis=-1))
+    return reduced(_from_first(values).std(axis=-1))

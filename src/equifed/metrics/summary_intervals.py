@@ -13,10 +13,12 @@ from numpy.typing import ArrayLike
 from equifed.metrics.bootstrap import (
     check_measured,
     client_quantile,
+    common_accuracies,
     corrected_interval,
     resample_both,
     resample_clients,
     resample_samples,
+    widened,
 )
 from equifed.metrics.checks import Values, finite
 from equifed.metrics.intervals import Interval, check_level, worst_client_interval
@@ -104,6 +106,10 @@ def accuracy_intervals(
     else:
         raise ValueError(f"resample must be 'samples' or 'both', got {resample!r}.")
     result = _intervals(chosen, k / m, blocks, True, quantile, level)
+    common = common_accuracies(k, m, level)
+    if common is not None:
+        for r in chosen:
+            result[r.name] = widened(result[r.name], np.asarray(r.compute(common, True)))
     if resample == "samples":
         result["worst"] = result["minimum"] = worst_client_interval(k, m, level).interval
     return result
