@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,7 +111,7 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
 
 def shakespeare(
     *,
-    edition: Literal["moby", "gutenberg"] = "moby",
+    edition: Literal["moby", "gutenberg", "leaf"] = "moby",
     roles: int | None = None,
     stride: int = LENGTH,
     test: float = 0.2,
@@ -126,9 +126,10 @@ def shakespeare(
 
     Parameters
     ----------
-    edition : {"moby", "gutenberg"}
+    edition : {"moby", "gutenberg", "leaf"}
         The Moby edition is in the public domain. The Gutenberg edition of 1994, which LEAF uses,
-        may be used for personal, non-commercial purposes only.
+        may be used for personal, non-commercial purposes only. ``leaf`` reads the folders
+        ``train`` and ``test`` of JSON files that LEAF's scripts write, as they are.
     roles : int, optional
         Use only that many roles, drawn at random.
     stride : int
@@ -145,22 +146,25 @@ def shakespeare(
             "shakespeare: stride and min_samples must be at least 1 and test in [0, 1), "
             f"got {stride}, {min_samples} and {test}."
         )
+    if edition == "leaf":
+        return _drawn(_leaf_shakespeare(), roles, seed)
     read, path, licence = _edition(edition)
-    clients = _windows(read(path), stride, test, min_samples)
-    splits = {
-        label: Split.from_clients([pair[k] for pair in clients.values()])
-        for k, label in enumerate(("train", "test"))
-    }
-    federation = Federation(
+    texts = _texts(read(path), stride, test, min_samples)
+    names = _some(texts, roles, seed)
+    clients = [
+        (_samples(text[:cut], stride), _samples(text[cut:], stride))
+        for text, cut in (texts[name] for name in names)
+    ]
+    train, held = (Split.from_clients([pair[k] for pair in clients]) for k in (0, 1))
+    return Federation(
         name="shakespeare",
-        names=tuple(clients),
-        train=splits["train"],
-        test=splits["test"] if test else None,
+        names=names,
+        train=train,
+        test=held if test else None,
         classes=len(CHARACTERS),
         class_names=tuple(CHARACTERS),
         source={"publisher": f"{edition} edition", "licence": licence, **checksums([path])},
     )
-    return _drawn(federation, roles, seed)
 
 
 def tokens(text: str) -> Tokens:
@@ -175,21 +179,19 @@ def tokens(text: str) -> Tokens:
 # -- small parts ----------------------------------------------------------------------------------
 
 
-def _windows(
+def _texts(
     roles: Roles, stride: int, test: float, min_samples: int
-) -> dict[str, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]]:
-    clients = {}
+) -> dict[str, tuple[Tokens, int]]:
+    """Return each role's text and where its held-out part begins, for roles with enough text."""
+    texts = {}
     for name, lines in roles.items():
-        if len(lines) <= 2:
-            continue
         text = tokens(re.sub("  +", " ", " ".join(lines)))
         cut = len(text) - int(test * len(text))
-        train = _samples(text[:cut], stride)
-        if len(train[1]) >= min_samples:
-            clients[name] = (train, _samples(text[cut:], stride))
-    if not clients:
+        if len(lines) > 2 and -((LENGTH - cut) // stride) >= min_samples:
+            texts[name] = (text, cut)
+    if not texts:
         raise DataError(f"shakespeare: no role has {min_samples} training windows.")
-    return clients
+    return texts
 
 
 def _samples(text: Tokens, stride: int) -> tuple[Tokens, Tokens]:
@@ -209,7 +211,7 @@ def _edition(edition: str) -> tuple[Callable[[Path], Roles], Path, str]:
         ),
     }
     if edition not in known:
-        raise DataError(f"shakespeare: edition must be moby or gutenberg, got {edition!r}.")
+        raise DataError(f"shakespeare: edition must be moby, gutenberg or leaf, got {edition!r}.")
     read, names, licence = known[edition]
     for name in names:
         path = find("shakespeare", name)
@@ -257,14 +259,41 @@ def _leaf_splits(
     return names, splits, [*paths["train"], *paths["test"]]
 
 
-def _drawn(federation: Federation, count: int | None, seed: int) -> Federation:
-    """Keep ``count`` clients, drawn at random, in their order."""
-    if count is None:
-        return federation
-    if not 1 <= count <= len(federation):
+def _leaf_text(samples: Mapping[str, Any]) -> tuple[Tokens, Tokens]:
+    windows = [tokens(text) for text in samples["x"]]
+    inputs = np.array(windows, dtype=np.int64).reshape(len(windows), LENGTH)
+    return inputs, tokens("".join(samples["y"]))
+
+
+def _leaf_shakespeare() -> Federation:
+    folder = find("shakespeare", "train")
+    if folder is None:
         raise DataError(
-            f"{federation.name}: the number of clients must lie in 1..{len(federation)}, "
-            f"got {count}."
+            "shakespeare: put the folders train and test that LEAF's preprocess.sh writes for it "
+            "into $EQUIFED_DATA/shakespeare, or choose another edition."
         )
-    draw = Stream(seed).at("clients of", federation.name).generator()
-    return federation.subset(np.sort(draw.choice(len(federation), count, replace=False)).tolist())
+    names, splits, paths = _leaf_splits(folder, _leaf_text)
+    return Federation(
+        name="shakespeare",
+        names=names,
+        train=splits["train"],
+        test=splits["test"],
+        classes=len(CHARACTERS),
+        class_names=tuple(CHARACTERS),
+        source={"publisher": "LEAF", "licence": "personal, non-commercial", **checksums(paths)},
+    )
+
+
+def _some(names: Iterable[str], count: int | None, seed: int) -> tuple[str, ...]:
+    """Return ``count`` of the names, drawn at random, in their order; all of them if it is None."""
+    everyone = tuple(names)
+    if count is None:
+        return everyone
+    if not 1 <= count <= len(everyone):
+        raise DataError(f"The number of clients must lie in 1..{len(everyone)}, got {count}.")
+    draw = Stream(seed).at("some clients").generator()
+    return tuple(everyone[i] for i in np.sort(draw.choice(len(everyone), count, replace=False)))
+
+
+def _drawn(federation: Federation, count: int | None, seed: int) -> Federation:
+    return federation if count is None else federation.subset(_some(federation.names, count, seed))
