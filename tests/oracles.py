@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.objectives import (
+    KL,
+    Average,
+    ChiSquare,
+    CVaR,
+    Distance1,
+    Distance2,
+    HeterogeneousCVaR,
+    RelativeFairness,
+    SaddleObjective,
+    Transport,
+    WorstCase,
+)
+
 Array = NDArray[np.float64]
+
+
+def shares(numbers: tuple[float, ...] | None, n: int) -> Array:
+    """Normalise a prior the plain way."""
+    return np.full(n, 1 / n) if numbers is None else np.array(numbers) / np.sum(numbers)
 
 
 def capped_simplex_by_bisection(point: Array, caps: Array) -> Array:
@@ -20,8 +42,149 @@ def capped_simplex_by_bisection(point: Array, caps: Array) -> Array:
     return np.clip(point - 0.5 * (low + high), 0.0, caps)
 
 
+def kl_prox_by_bisection(point: Array, temperature: float, prior: Array) -> Array:
+    """Minimise |w - point|^2 / 2 + temperature KL(w, prior): a bisection inside a bisection."""
+
+    def weight(target: Array) -> Array:  # w + temperature log(w / prior) = target
+        low, high = np.full(point.size, -700.0), np.full(point.size, 1.0)  # of log w
+        for _ in range(100):
+            middle = 0.5 * (low + high)
+            over = np.exp(middle) + temperature * (middle - np.log(prior)) > target
+            low, high = np.where(over, low, middle), np.where(over, middle, high)
+        return np.exp(low)
+
+    low = float(point.min()) - 1.0 - temperature * 50
+    high = float(point.max()) + temperature * 50
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if weight(point - middle).sum() > 1 else (low, middle)
+    return weight(point - low)
+
+
 def is_majorised(weights: Array, corner: Array, tolerance: float) -> bool:
     """Say whether weights lie in conv{permutations of corner}: prefix sums and equal totals."""
     prefix = np.cumsum(np.sort(weights)[::-1])
     bound = np.cumsum(np.sort(corner)[::-1])
     return bool((prefix <= bound + tolerance).all() and abs(prefix[-1] - bound[-1]) <= tolerance)
+
+
+def violation(objective: SaddleObjective, weights: Array) -> float:
+    """Return by how much weights leave the objective's set, from the definition of the set."""
+    n = weights.size
+    match objective:
+        case ChiSquare():
+            return violation(objective.base, weights)
+        case RelativeFairness():
+            return _violation_of_integrated_set(objective, weights)
+        case Average():
+            return float(np.abs(weights - shares(objective.prior, n)).max())
+        case CVaR():
+            caps = np.full(n, 1 / (objective.tail * n))
+        case HeterogeneousCVaR():
+            caps = shares(objective.sizes, n) / np.asarray(objective.tails)
+        case _:
+            caps = np.ones(n)
+    return float(max(-weights.min(), (weights - caps).max(), abs(weights.sum() - 1), 0.0))
+
+
+def _violation_of_integrated_set(objective: RelativeFairness, weights: Array) -> float:
+    """Support functions: every sum of k weights lies below its maximum over vertices of A and B.
+
+    For translated sets the order of the offsets matters, so all subsets of clients are tried.
+    """
+    n, phi = weights.size, objective.phi
+    worst = abs(float(weights.sum()) - 1)
+    for bits in range(1, 2**n - 1):
+        subset = np.array([bits >> i & 1 for i in range(n)], dtype=np.float64)
+        high = max_over_side(objective.upper, subset)
+        low = -max_over_side(objective.lower, -subset)
+        worst = max(worst, float(subset @ weights) - (high - phi * low) / (1 - phi))
+    return worst
+
+
+def max_over_side(side: Any, losses: Array) -> float:
+    """Maximise <w, losses> over Average, CVaR or WorstCase by filling caps one by one."""
+    n = losses.size
+    if isinstance(side, Average):
+        return float(shares(side.prior, n) @ losses)
+    cap = 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n))
+    left, total = 1.0, 0.0
+    for loss in sorted(losses, reverse=True):
+        total += min(cap, left) * loss
+        left -= min(cap, left)
+    return total
+
+
+def max_over_permutations(corner: Array, losses: Array) -> float:
+    """Maximise <w, losses> over the permutations of corner by trying them all."""
+    return max(float(np.array(w) @ losses) for w in permutations(corner))
+
+
+def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
+    """State an objective's set and penalty for a cvxpy variable, from their definitions."""
+    import cvxpy as cp
+
+    n = w.shape[0]
+    simplex = [w >= 0, cp.sum(w) == 1]
+    match objective:
+        case ChiSquare():
+            constraints, penalty = solver_parts(objective.base, w)
+            away = n * w - n * shares(objective.centre, n)
+            return constraints, penalty + objective.rho / (2 * n) * cp.sum_squares(away)
+        case RelativeFairness():
+            a, b = cp.Variable(n), cp.Variable(n)
+            constraints = solver_parts(objective.upper, a)[0] + solver_parts(objective.lower, b)[0]
+            constraints.append((1 - objective.phi) * w == a - objective.phi * b)
+            return constraints, objective.rho / (2 * n) * cp.sum_squares(n * w - 1)
+        case Average():
+            return [w == shares(objective.prior, n)], 0.0
+        case WorstCase():
+            return simplex, 0.0
+        case CVaR():
+            return [*simplex, w <= 1 / (objective.tail * n)], 0.0
+        case HeterogeneousCVaR():
+            return [*simplex, w <= shares(objective.sizes, n) / np.asarray(objective.tails)], 0.0
+        case KL():
+            return simplex, objective.strength * cp.sum(cp.rel_entr(w, shares(objective.prior, n)))
+        case Distance1():
+            return simplex, objective.strength * cp.norm1(w - shares(objective.prior, n))
+        case Distance2():
+            away = w - shares(objective.prior, n)
+            penalty = cp.sum_squares(away) / 2 if objective.squared else cp.norm2(away)
+            return simplex, objective.strength * penalty
+        case Transport():
+            plan = cp.Variable((n, n), nonneg=True)
+            marginals = [
+                cp.sum(plan, axis=1) == shares(objective.prior, n),
+                cp.sum(plan, axis=0) == w,
+            ]
+            toll = cp.sum(cp.multiply(np.array(objective.cost), plan))
+            return [*simplex, *marginals], objective.strength * toll
+    raise NotImplementedError(objective)
+
+
+def solver_prox(objective: SaddleObjective, point: Array, step: float) -> Array:
+    """Return the prox by an interior-point solver."""
+    import cvxpy as cp
+
+    w = cp.Variable(point.size)
+    constraints, penalty = solver_parts(objective, w)
+    problem = cp.Problem(cp.Minimize(step * penalty + cp.sum_squares(w - point) / 2), constraints)
+    _solve(problem)
+    return np.asarray(w.value)
+
+
+def solver_value(objective: SaddleObjective, losses: Array) -> float:
+    """Return max <w, losses> - psi(w) by an interior-point solver."""
+    import cvxpy as cp
+
+    w = cp.Variable(losses.size)
+    constraints, penalty = solver_parts(objective, w)
+    return float(_solve(cp.Problem(cp.Maximize(losses @ w - penalty), constraints)))
+
+
+def _solve(problem: Any) -> float:
+    import cvxpy as cp
+
+    tight = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+    return float(problem.solve(solver=cp.CLARABEL, **tight))

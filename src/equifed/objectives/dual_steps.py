@@ -85,6 +85,6 @@ class Entropic:
         if isinstance(objective, CappedSet):
             return tilt(weights, losses, step_size(step), objective.caps(weights.size))
         raise ValueError(
-            f"{type(objective).__name__} has no exact entropic step, which needs weights >= 0 under "
-            "caps and no penalty but KL or chi-square; use the Euclidean step."
+            f"{type(objective).__name__} has no exact entropic step, which needs weights >= 0 "
+            "under caps and no penalty but KL or chi-square; use the Euclidean step."
         )

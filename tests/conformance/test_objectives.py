@@ -1,0 +1,327 @@
+"""One suite over every saddle objective: sets, conjugacy, dual steps, limits of arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.oracles import solver_prox, solver_value, violation
+
+from equifed.objectives import (
+    KL,
+    Average,
+    ChiSquare,
+    CVaR,
+    Distance1,
+    Distance2,
+    Entropic,
+    Euclidean,
+    HeterogeneousCVaR,
+    RelativeFairness,
+    SaddleObjective,
+    Transport,
+    WorstCase,
+)
+
+Builder = Callable[[np.ndarray], SaddleObjective]
+
+
+def sizes(order: np.ndarray) -> tuple[float, ...]:
+    """Unequal numbers of samples, in the given order of clients."""
+    return tuple(1.0 + 3.0 * (order % 4) + 0.1 * order)
+
+
+def tails(order: np.ndarray) -> tuple[float, ...]:
+    """Unequal tails, each above the client's share of the data."""
+    numbers = np.array(sizes(np.sort(order)))
+    share = (numbers / numbers.sum())[order]
+    return tuple(share + (1 - share) * ((7 * order % 5) / 5.0))
+
+
+def costs(order: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Return distances of clients on a curve; no two are equal."""
+    place = np.sqrt(1.0 + order)
+    return tuple(map(tuple, np.abs(place[:, None] - place[None, :])))
+
+
+# Name -> an objective for clients that come in this order (an array of their original numbers).
+CATALOGUE: dict[str, Builder] = {
+    "average": lambda order: Average(),
+    "average by size": lambda order: Average(sizes(order)),
+    "worst case": lambda order: WorstCase(),
+    "cvar 0.3": lambda order: CVaR(0.3),
+    "cvar 0.75": lambda order: CVaR(0.75),
+    "chi-square": lambda order: ChiSquare(0.4),
+    "chi-square on cvar": lambda order: ChiSquare(0.1, CVaR(0.5)),
+    "chi-square by size": lambda order: ChiSquare(0.3, centre=sizes(order)),
+    "chi-square on tails": lambda order: ChiSquare(
+        0.2, HeterogeneousCVaR(tails(order), sizes(order))
+    ),
+    "chi-square on kl": lambda order: ChiSquare(0.2, KL(0.3)),
+    "kl": lambda order: KL(0.5),
+    "kl by size": lambda order: KL(0.2, sizes(order)),
+    "l1": lambda order: Distance1(0.3),
+    "l1 by size": lambda order: Distance1(0.1, sizes(order)),
+    "l2 squared by size": lambda order: Distance2(0.7, sizes(order)),
+    "l2 plain": lambda order: Distance2(0.5, squared=False),
+    "l2 plain by size": lambda order: Distance2(0.2, sizes(order), squared=False),
+    "transport": lambda order: Transport(0.6, costs(order)),
+    "transport by size": lambda order: Transport(0.2, costs(order), sizes(order)),
+    "size-weighted cvar": lambda order: HeterogeneousCVaR(1.0, sizes(order)),
+    "heterogeneous cvar": lambda order: HeterogeneousCVaR(tails(order), sizes(order)),
+    "relative, worst over best": lambda order: RelativeFairness(0.3),
+    "relative, 20:20": lambda order: RelativeFairness(0.2, CVaR(0.2), CVaR(0.2)),
+    "relative, palma": lambda order: RelativeFairness(0.5, CVaR(0.1), CVaR(0.4), rho=0.1),
+    "relative, worst over average": lambda order: RelativeFairness(
+        0.4, WorstCase(), Average(sizes(order))
+    ),
+    "relative, average over best": lambda order: RelativeFairness(
+        0.25, Average(), CVaR(0.5), rho=0.3
+    ),
+}
+SADDLES = pytest.mark.parametrize("build", CATALOGUE.values(), ids=list(CATALOGUE))
+N = 6
+numbers = st.one_of(st.floats(-3, 3), st.sampled_from([0.0, 1.0, 0.5, 2.0]))
+points = st.lists(numbers, min_size=N, max_size=N).map(np.array)
+steps = st.sampled_from([0.01, 0.3, 1.0, 20.0])
+some = settings(deadline=None, max_examples=25)
+
+
+def new(build: Builder, n: int = N) -> SaddleObjective:
+    return build(np.arange(n))
+
+
+@SADDLES
+def test_it_is_a_saddle_objective_and_a_value(build):
+    objective = new(build)
+    assert isinstance(objective, SaddleObjective)
+    assert objective == new(build) and hash(objective) == hash(new(build))
+    with pytest.raises(AttributeError):
+        objective.anything = 1  # frozen
+
+
+@SADDLES
+@some
+@given(point=points, losses=points, step=steps)
+def test_every_answer_is_feasible(build, point, losses, step):
+    objective = new(build)
+    size = objective.l1_norm(N)
+    for weights in (
+        objective.prox(point, step),
+        objective.weights(losses),
+        objective.start(N),
+    ):
+        assert weights.dtype == np.float64 and weights.shape == (N,)
+        assert violation(objective, weights) <= 1e-12 * size
+        assert np.abs(weights).sum() <= size + 1e-12 * size
+
+
+@SADDLES
+@some
+@given(losses=points, point=points)
+def test_fenchel_young_with_equality_at_the_weights(build, losses, point):
+    objective = new(build)
+    value, best = objective.value(losses), objective.weights(losses)
+    other = objective.prox(point, 1.0)
+    tolerance = 1e-9
+    assert value >= other @ losses - objective.penalty(other) - tolerance
+    assert value == pytest.approx(best @ losses - objective.penalty(best), abs=tolerance)
+
+
+@SADDLES
+@some
+@given(point=points, target=points, step=steps)
+def test_no_feasible_point_improves_on_the_prox(build, point, target, step):
+    objective = new(build)
+    best = objective.prox(point, step)
+    for other in (objective.prox(target, step), objective.weights(target), objective.start(N)):
+        # First-order optimality of step psi + |. - point|^2 / 2, in variational form.
+        rise = step * (objective.penalty(other) - objective.penalty(best))
+        assert rise + (best - point) @ (other - best) >= -1e-8 * (1 + step)
+
+
+@SADDLES
+@some
+@given(losses=points, move=points)
+def test_weights_are_subgradients_of_the_value(build, losses, move):
+    objective = new(build)
+    rise = objective.value(losses + move) - objective.value(losses)
+    assert rise >= objective.weights(losses) @ move - 1e-9
+    assert rise <= objective.weights(losses + move) @ move + 1e-9
+
+
+@SADDLES
+def test_weights_are_finite_differences_of_the_value(build):
+    objective = new(build)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        losses = rng.uniform(0, 2, N)
+        h = 1e-6
+        slopes = [
+            (objective.value(losses + h * e) - objective.value(losses - h * e)) / (2 * h)
+            for e in np.eye(N)
+        ]
+        assert np.allclose(slopes, objective.weights(losses), rtol=0, atol=1e-6)
+
+
+@SADDLES
+@some
+@given(losses=points, point=points, order=st.permutations(range(N)))
+def test_renaming_the_clients_renames_the_weights(build, losses, point, order):
+    order = np.array(order)
+    here, there = new(build), build(order)
+    assert there.value(losses[order]) == pytest.approx(here.value(losses), abs=1e-12)
+    for step in (0.1, 2.0):
+        assert np.allclose(
+            there.prox(point[order], step), here.prox(point, step)[order], rtol=0, atol=1e-10
+        )
+    assert np.allclose(
+        there.weights(losses[order]), here.weights(losses)[order], rtol=0, atol=1e-10
+    )
+
+
+@SADDLES
+def test_a_generic_solver_agrees(build):
+    rng = np.random.default_rng(1)
+    for n, step in ((3, 0.5), (7, 2.0)):
+        objective = new(build, n)
+        losses, point = rng.uniform(0, 2, n), rng.normal(1 / n, 0.4, n)
+        scale = 1 + abs(objective.value(losses))
+        assert objective.value(losses) == pytest.approx(
+            solver_value(objective, losses), abs=1e-7 * scale
+        )
+        assert np.allclose(
+            objective.prox(point, step), solver_prox(objective, point, step), rtol=0, atol=2e-5
+        )
+
+
+@SADDLES
+def test_one_client_has_all_the_weight(build):
+    objective = new(build, 1)
+    for number in (-1e300, 0.0, 1e-300, 3.0, 1e300):
+        array = np.array([number])
+        assert np.allclose(objective.prox(array, 0.7), 1.0, rtol=0, atol=1e-12)
+        assert np.allclose(objective.weights(array), 1.0, rtol=0, atol=1e-12)
+        assert objective.value(array) == pytest.approx(number, rel=1e-12, abs=1e-12)
+
+
+@SADDLES
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-9, 1e9, 1e150, 1e300])
+def test_any_scale_with_ties(build, scale):
+    objective = new(build)
+    pattern = np.array([1.0, 0.25, 1.0, 0.25, -0.5, 0.0])
+    for step in (1e-3, 1.0, 1e3):
+        weights = objective.prox(scale * pattern, step)
+        assert violation(objective, weights) <= 1e-12 * objective.l1_norm(N)
+    losses = scale * np.abs(pattern)
+    weights = objective.weights(losses)
+    assert violation(objective, weights) <= 1e-12 * objective.l1_norm(N)
+    assert objective.value(losses) == pytest.approx(
+        weights @ losses - objective.penalty(weights), rel=1e-9, abs=1e-12
+    )
+
+
+@SADDLES
+@some
+@given(point=points, step=steps)
+def test_a_common_shift_of_the_point_changes_nothing(build, point, step):
+    objective = new(build)
+    point = np.round(point * 64) / 64  # so that the shift is exact
+    assert np.allclose(
+        objective.prox(point, step), objective.prox(point + 1024.0, step), rtol=0, atol=1e-9
+    )
+
+
+@SADDLES
+def test_equal_losses_are_treated_alike_where_the_objective_is(build):
+    objective = new(build)
+    if objective != build(np.arange(N)[::-1]):
+        pytest.skip("clients have different priors")
+    weights = objective.weights(np.array([2.0, 1.0, 2.0, 1.0, 2.0, 0.5]))
+    assert weights[0] == weights[2] == weights[4] and weights[1] == weights[3]
+
+
+@SADDLES
+@some
+@given(point=points, other=points, step=steps)
+def test_strong_convexity_shows_in_the_prox(build, point, other, step):
+    objective = new(build)
+    moved = objective.prox(point, step) - objective.prox(other, step)
+    contraction = 1 / (1 + step * objective.strong_convexity(N))
+    assert np.linalg.norm(moved) <= contraction * np.linalg.norm(point - other) + 1e-9
+
+
+@SADDLES
+@some
+@given(losses=points)
+def test_the_maximiser_is_a_fixed_point_of_the_dual_step(build, losses):
+    objective = new(build)
+    best = objective.weights(losses)
+    for step in (0.1, 3.0):
+        after = Euclidean().ascend(objective, best, losses, step)
+        assert np.allclose(after, best, rtol=0, atol=1e-8)
+
+
+@SADDLES
+@some
+@given(losses=points, target=points, step=steps)
+def test_entropic_steps_are_optimal_or_refused(build, losses, target, step):
+    objective = new(build)
+    start = 0.5 * objective.start(N) + 0.5 * np.abs(objective.prox(target, 1.0))
+    start /= start.sum()
+    try:
+        best = Entropic().ascend(objective, start, losses, step)
+    except ValueError as refusal:
+        assert "Euclidean" in str(refusal)
+        assert any(
+            name in repr(objective)
+            for name in ("RelativeFairness", "Distance1", "squared=False", "Transport", "KL")
+        )
+        return
+    assert violation(objective, best) <= 1e-12
+
+    def gain(w: np.ndarray) -> float:
+        entropy = np.sum(w[w > 0] * np.log(w[w > 0] / start[w > 0]))
+        return step * (w @ losses - objective.penalty(w)) - float(entropy)
+
+    for other in (objective.prox(target, 1.0), objective.weights(losses), objective.start(N)):
+        assert gain(best) >= gain(other) - 1e-9 * (1 + step)
+
+
+@SADDLES
+def test_numbers_that_are_not_finite_are_named(build):
+    objective = new(build)
+    bad = np.ones(N)
+    bad[2] = np.nan
+    for call in (objective.value, objective.weights, lambda x: objective.prox(x, 1.0)):
+        with pytest.raises(ValueError, match="nan at position 2"):
+            call(bad)
+
+
+def test_random_feasible_points_through_many_inputs():
+    """10,000 inputs with ties at scales from 1e-300 to 1e300: feasible to 1e-12 relative."""
+    rng = np.random.default_rng(3)
+    objectives = [new(build, n) for build in CATALOGUE.values() for n in (1, 2, 5)]
+    cheap = [o for o in objectives if not isinstance(o, Transport)]
+    for trial in range(10_000):
+        objective = cheap[trial % len(cheap)]
+        n = objective_size(objective, trial)
+        point = rng.choice([-1.0, 0.0, 0.5, 1.0, rng.normal()], n) * 10.0 ** rng.integers(-300, 301)
+        weights = objective.prox(point, 10.0 ** rng.integers(-3, 4))
+        assert abs(weights.sum() - 1) <= 1e-12 * objective.l1_norm(n), (objective, point)
+        assert np.abs(weights).sum() <= objective.l1_norm(n) * (1 + 1e-12)
+
+
+def objective_size(objective: SaddleObjective, trial: int) -> int:
+    """Return the n that an objective's prior asks for; any n if it has none."""
+    for n in (1, 2, 5):
+        try:
+            objective.start(n)
+            objective.prox(np.zeros(n), 1.0)
+        except ValueError:
+            continue
+        return n
+    raise AssertionError(objective)
