@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -188,8 +189,11 @@ def weight_rows(round: int, weights: Weights, names: Sequence[str]) -> list[list
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Return the lines of a CSV file after its header; none if it does not exist."""
+    """Return the whole lines of a CSV file after its header; none if it does not exist.
+
+    A run that was killed may have left half a line at the end; it is not a record yet.
+    """
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))[1:]
+    text = path.read_text(encoding="utf-8")
+    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]

@@ -184,7 +184,8 @@ def read_history(path: Path) -> History:
         weights[position[client]] = float(weight)
     events = path / EVENTS
     if events.exists():
-        lines = events.read_text(encoding="utf-8").splitlines()
+        text = events.read_text(encoding="utf-8")
+        lines = text[: text.rfind("\n") + 1].splitlines()
         history.events = [json.loads(line) for line in lines if line]
     if (path / "model.safetensors").exists():
         from safetensors.torch import load_file

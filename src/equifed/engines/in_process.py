@@ -14,7 +14,8 @@ from equifed.arrays import Index, Losses, Weights
 from equifed.clients import ClientVectors, MissingClients, Traffic, check_index
 from equifed.engines.flat_model import FlatModel, SampleLoss
 from equifed.local import LocalSGD
-from equifed.models import initialise
+from equifed.metrics.evaluator import SPLITS, FederationEvaluator
+from equifed.models import build, initialise, loss_by_name, outputs_for
 from equifed.streams import Stream
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ class InProcessClients:
     ----------
     federation : Federation
         The clients' data; training uses its ``train`` split.
-    module : torch.nn.Module
-        The model's architecture.
-    loss : callable
-        Per-sample loss of (outputs, targets).
+    module : torch.nn.Module or str
+        The model's architecture, or its name in :data:`equifed.models.MODELS`.
+    loss : callable or str
+        Per-sample loss of (outputs, targets), or its name in :data:`equifed.losses.LOSSES`;
+        ``"auto"`` is cross-entropy for classes and squared for numbers.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2`` in every client's loss.
     dtype : torch.dtype
@@ -71,14 +73,16 @@ class InProcessClients:
     def __init__(
         self,
         federation: Federation,
-        module: nn.Module,
-        loss: SampleLoss,
+        module: nn.Module | str,
+        loss: SampleLoss | str = "auto",
         *,
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
+        module, loss = named_model(federation, module, loss)
         split = federation.train
+        self.federation = federation
         self.names = federation.names
         self.index: Index = np.arange(len(federation.names))
         self.traffic = Traffic(len(federation.names))
@@ -98,6 +102,10 @@ class InProcessClients:
         fresh = copy.deepcopy(self._template)
         initialise(fresh, stream)
         return self.model.flatten(fresh)
+
+    def evaluator(self, *splits: str) -> FederationEvaluator:
+        """Return what measures this model on splits of the federation; all of them by default."""
+        return FederationEvaluator(self.federation, self.model, splits or SPLITS)
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
         """Return the model's parameters by name and in their shapes."""
@@ -144,6 +152,19 @@ class InProcessClients:
         if len(bad):
             reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
             raise MissingClients(reasons, self.names)
+
+
+def named_model(
+    federation: Federation, module: nn.Module | str, loss: SampleLoss | str
+) -> tuple[nn.Module, SampleLoss]:
+    """Return module and loss, looked up and built for this data where they are names."""
+    if loss == "auto":
+        loss = "cross_entropy" if federation.classes is not None else "squared"
+    if isinstance(module, str):
+        if not isinstance(loss, str):
+            raise ValueError(f"The model {module!r} is a name, so the loss must be one too.")
+        module = build(module, federation.input_shape, outputs_for(federation, loss))
+    return module, loss_by_name(loss) if isinstance(loss, str) else loss
 
 
 def check_local_arguments(

@@ -28,6 +28,7 @@ from equifed.engines.in_process import (
     DenseVectors,
     InProcessClients,
     check_local_arguments,
+    named_model,
     to_numpy,
     to_tensor,
 )
@@ -381,15 +382,15 @@ class ReplayedVectors:
 
 def stacked(
     federation: Federation,
-    module: nn.Module,
-    loss: SampleLoss,
+    module: nn.Module | str,
+    loss: SampleLoss | str = "auto",
     *,
     l2: float = 0.0,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     memory: int = MEMORY,
     chunk: int | None = None,
-) -> InProcessClients:
+) -> StackedClients | LoopClients:
     """Return an engine that moves many clients at once, or ``loop`` if the module forbids it.
 
     Parameters
@@ -402,6 +403,7 @@ def stacked(
     chunk : int, optional
         Clients per chunk; chosen from the model's and the samples' sizes if not given.
     """
+    module, loss = named_model(federation, module, loss)
     clients = StackedClients(
         federation, module, loss, l2=l2, dtype=dtype, device=device, memory=memory, chunk=chunk
     )

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from equifed.engines.flat_model import FlatModel
 
 
+SPLITS = ("train", "validation", "test")
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """One split's per-client numbers.
@@ -60,7 +63,7 @@ class FederationEvaluator:
         self,
         federation: Federation,
         model: FlatModel,
-        splits: tuple[str, ...] = ("train", "validation", "test"),
+        splits: tuple[str, ...] = SPLITS,
         block: int = 4096,
     ) -> None:
         from equifed.engines.in_process import as_data
@@ -82,6 +85,8 @@ class FederationEvaluator:
     def _evaluate(self, name: str, x: Vector) -> Evaluation:
         import torch
 
+        from equifed.losses import predicted_classes
+
         inputs, targets, offsets = self._splits[name]
         losses, hits = [], []
         with torch.no_grad():
@@ -90,20 +95,12 @@ class FederationEvaluator:
                 outputs = self._model.outputs(x, inputs[a : a + self._block])
                 losses.append(self._model.loss(outputs, t))
                 if self._classify:
-                    hits.append(_correct(outputs, t))
+                    hits.append(predicted_classes(outputs) == t)
         sizes = np.diff(offsets)
         metrics = {"loss": _client_means(losses, offsets)}
         if self._classify:
             metrics["accuracy"] = _client_means(hits, offsets)
         return Evaluation(name, sizes, metrics)
-
-
-def _correct(outputs: Vector, targets: Vector) -> Vector:
-    """Tell which samples are right: by the largest output, or the sign of a single one."""
-    flat = outputs.reshape(len(outputs), -1)
-    if flat.shape[1] == 1:
-        return (flat[:, 0] > 0) == (targets > 0)
-    return flat.argmax(dim=1) == targets
 
 
 def _client_means(parts: list[Vector], offsets: Index) -> Losses:
