@@ -9,6 +9,7 @@ from equifed.arrays import Losses, Vector, Weights
 from equifed.clients import Clients, merged, shares
 from equifed.local import LocalSGD
 from equifed.objectives.base import SaddleObjective
+from equifed.objectives.dual_steps import DualStep, Euclidean
 from equifed.objectives.worst_case import WorstCase
 from equifed.streams import Stream
 
@@ -45,12 +46,15 @@ class AFL:
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
         Fraction of clients in a round; those absent keep their last loss.
+    dual : DualStep
+        Euclidean as in the formula, or entropic (multiplicative weights).
     """
 
     local: LocalSGD
     dual_step: float
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
+    dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -68,7 +72,7 @@ class AFL:
         losses = merged(state.losses, clients.index, seen, len(clients.names))
         weights = state.weights
         if state.losses is not None:
-            weights = self.objective.prox(weights + self.dual_step * losses, self.dual_step)
+            weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
         moved = clients.local_steps(state.x, self.local, stream.at("local"))
         x = state.x - moved.displacement.weighted_sum(shares(weights, clients.index))
         info = Info(weights, losses, self.objective.value(losses), clients.index)

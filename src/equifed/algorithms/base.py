@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from equifed.arrays import Index, Losses, Vector, Weights
-from equifed.clients import Clients
+from equifed.clients import Clients, shares
 from equifed.streams import Stream
 
+if TYPE_CHECKING:
+    import torch
+
 S = TypeVar("S")
+Mean = TypeVar("Mean", "torch.Tensor", Weights)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,25 @@ def sampled(clients: Clients, participation: float, stream: Stream) -> Clients:
     return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
 
 
+def drawn(clients: Clients, weights: Weights, size: int, stream: Stream) -> tuple[Clients, Weights]:
+    """Return ``size`` draws with replacement, by ``weights``, from the clients that are there.
+
+    A client that is drawn k times works once and counts ``k / size``: same model, same samples,
+    same result. The second part of the answer holds these numbers; they sum to one.
+    """
+    chances = shares(weights, clients.index)
+    if chances.min() < 0:
+        raise ValueError(
+            f"Clients cannot be drawn by negative weights (least: {chances.min():.3g}), which this "
+            "objective allows; let all clients take part in every round instead."
+        )
+    pick = stream.at("participants").generator()
+    index, counts = np.unique(
+        pick.choice(clients.index, size=size, p=chances / chances.sum()), return_counts=True
+    )
+    return clients.subset(index), np.asarray(counts / size, dtype=np.float64)
+
+
 def spread(weights: Weights, index: Index, n: int) -> Weights:
     """Return weights of all n clients: those given at ``index``, zero elsewhere.
 
@@ -94,3 +117,12 @@ def spread(weights: Weights, index: Index, n: int) -> Weights:
     out = np.zeros(n)
     out[index] = weights
     return out
+
+
+def running_mean(mean: Mean | None, new: Mean, count: int) -> Mean:
+    """Return the mean of ``count`` values from that of all but the newest (None: there is none).
+
+    >>> running_mean(np.array([1.0, 3.0]), np.array([4.0, 3.0]), 3)
+    array([2., 3.])
+    """
+    return new if mean is None else mean + (new - mean) / count

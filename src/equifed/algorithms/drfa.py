@@ -1,0 +1,145 @@
+"""DRFA: clients drawn by their weights, local steps, and a dual step at a random snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from equifed.algorithms.base import Info, drawn, running_mean
+from equifed.arrays import Losses, Vector, Weights
+from equifed.clients import Clients, Moved, merged, shares
+from equifed.local import LocalSGD
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.dual_steps import DualStep, Euclidean
+from equifed.objectives.worst_case import WorstCase
+from equifed.streams import Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """Model and weights, and the means so far: of the local iterates (if wanted), of the weights."""
+
+    x: Vector
+    weights: Weights
+    rounds: int = 0
+    mean_x: Vector | None = None
+    mean_weights: Weights | None = None
+
+
+@dataclass(frozen=True)
+class DRFA:
+    r"""Distributionally robust federated averaging (Deng et al. 2020), Algorithms 1 and 2.
+
+    .. math::
+
+       D &\sim \lambda \ (m \text{ draws}), \quad t' \sim \{1, \dots, \tau\}
+              && \text{lines 2, 3} \\
+       w_i &\leftarrow \Pi(w_i - \eta\, g_i(w_i)) \quad \tau \text{ times from } w_i = w
+              && \text{lines 6-9} \\
+       w &\leftarrow \tfrac1m \textstyle\sum_{i \in D} w_i^{(\tau)}, \quad
+       w' = \tfrac1m \sum_{i \in D} w_i^{(t')} && \text{lines 11, 12} \\
+       v_i &= \tfrac{N}{m} f_i(w') \text{ for } i \in U, \text{ else } 0
+              && \text{lines 13-15} \\
+       \lambda &\leftarrow \mathrm{prox}(\lambda + \tau\gamma v, \tau\gamma)
+              && \text{line 16; Algorithm 2, line 5}
+
+    U is a uniform sample of m clients without repeats. Without a penalty the last line is DRFA's
+    projection, with one it is DRFA-Prox (where a minus sign is lost in print). :math:`\Pi` projects
+    onto the ball of ``local.radius``.
+
+    ``ascent="full"`` is the alternative of Section 5.2: in place of lines 12 to 16,
+    :math:`\lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(w), \gamma)` with the losses of all
+    clients, in full, at the model that the round began with. The paper takes a gradient step in the
+    penalty too; ours treats it exactly: the same fixed points, and no bound on the step.
+
+    Absent clients are not drawn, and their v is the mean loss of those asked, so they neither gain
+    nor lose. A run records lambda, which is the mean of the weights that are drawn.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        tau steps of size eta. The default is that of the paper's experiments (Section 6).
+    dual_step : float
+        gamma; 0.008 in the paper's experiments. Theorem 1 wants T^(-5/8) for T local steps in all.
+    objective : SaddleObjective
+        Set and penalty of the weights.
+    participants : int, optional
+        m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
+    output : {"last", "average"}
+        Model to give out: the last, or the mean of all local iterates (that of Theorem 1).
+    ascent : {"snapshot", "full"}
+        Which losses lead the dual step.
+    dual : DualStep
+        Euclidean as in the paper, or entropic.
+    """
+
+    local: LocalSGD = LocalSGD(lr=0.1, steps=10, batch=50)  # noqa: RUF009 - a frozen value
+    dual_step: float = 0.008
+    objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
+    participants: int | None = None
+    output: Literal["last", "average"] = "last"
+    ascent: Literal["snapshot", "full"] = "snapshot"
+    dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
+
+    def __post_init__(self) -> None:
+        if self.local.steps is None:
+            raise ValueError("DRFA needs local.steps: tau is the same for every client.")
+        if not self.dual_step > 0:
+            raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
+        if self.participants is not None and self.participants < 1:
+            raise ValueError(f"DRFA participants must be at least 1, got {self.participants}.")
+        if self.output not in ("last", "average"):
+            raise ValueError(f"DRFA output is 'last' or 'average', got {self.output!r}.")
+        if self.ascent not in ("snapshot", "full"):
+            raise ValueError(f"DRFA ascent is 'snapshot' or 'full', got {self.ascent!r}.")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x, self.objective.start(len(clients.names)))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen, share = clients, shares(state.weights, clients.index)
+        if self.participants is not None:
+            chosen, share = drawn(clients, state.weights, self.participants, stream)  # line 2
+        moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
+        x = state.x - moved.displacement.weighted_sum(share)  # line 11
+        v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15
+        weights = self.dual.ascend(self.objective, state.weights, v, step)  # line 16
+        s, mean_x = state.rounds + 1, None
+        if moved.average is not None:
+            mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share), s)
+        mean_weights = running_mean(state.mean_weights, state.weights, s)
+        info = Info(state.weights, index=chosen.index)
+        return State(x, weights, s, mean_x, mean_weights), info
+
+    def _work(self, stream: Stream) -> LocalSGD:
+        """Return the local work of this round, with its snapshot index t'."""
+        work = replace(self.local, average=self.output == "average")
+        if self.ascent == "full" or work.steps is None:
+            return work
+        t = stream.at("snapshot").generator().integers(1, work.steps + 1)  # line 3
+        return replace(work, snapshot=int(t))
+
+    def _ascent(
+        self, x: Vector, moved: Moved, share: Weights, clients: Clients, stream: Stream
+    ) -> tuple[Losses, float]:
+        """Return v, which stands for the losses of all clients, and the step along it."""
+        n, here = len(clients.names), clients.index
+        if moved.snapshot is None or self.local.steps is None:
+            losses = clients.losses(x, stream.at("losses"))
+            return merged(None, here, losses, n), self.dual_step
+        at = moved.snapshot.weighted_sum(share)  # line 12
+        m = len(here) if self.participants is None else min(self.participants, len(here))
+        asked = np.sort(stream.at("asked").generator().choice(here, size=m, replace=False))
+        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch)
+        v = np.full(n, seen.mean())
+        v[here] = 0
+        v[asked] = len(here) / m * seen  # line 15
+        return v, self.local.steps * self.dual_step
+
+    def answer(self, state: State) -> Vector:
+        """Return the last model, or the mean of all local iterates."""
+        return state.x if state.mean_x is None else state.mean_x
