@@ -159,7 +159,7 @@ def from_table(
     targets, titles = _labels(columns[target], task, classes)
     owners = np.array([str(v) for v in columns[client]])
     part = np.array([str(v) for v in columns[split]] if split else ["train"] * len(owners))
-    illegal = sorted(set(part) - {"train", "validation", "test"})
+    illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
     if illegal:
         raise DataError(f"Column {split!r} must say train, validation or test, got {illegal[0]!r}.")
 
