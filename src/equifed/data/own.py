@@ -270,9 +270,8 @@ def _columns_pair(
     if isinstance(part, Sequence) and len(part) == 2 and not hasattr(part, "column_names"):
         return part[0], part[1]
     named = part.with_format("numpy") if hasattr(part, "with_format") else part
-    available = list(
-        getattr(named, "column_names", None) or getattr(named, "columns", None) or named
-    )
+    listed = (getattr(named, attribute, None) for attribute in ("column_names", "columns"))
+    available = list(next((titles for titles in listed if titles is not None), named))
     wanted = [features] if isinstance(features, str) else list(features or ())
     wanted = wanted or [c for c in available if c != target]
     absent = [c for c in [target, *wanted] if c not in available]
