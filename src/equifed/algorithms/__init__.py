@@ -1,1 +1,31 @@
-"""."""
+"""Algorithms: a state, and a round that maps it to the next; one file each."""
+
+from equifed.algorithms.afl import AFL
+from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.base import Algorithm, AnyAlgorithm, Info
+from equifed.algorithms.delta_fl import DeltaFL
+from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fedavg import FedAvg, fedprox
+from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.rfedfair import RFedFair
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.tilted import TiltedERM
+
+__all__ = [
+    "AFL",
+    "DRFA",
+    "AgnosticFedAvg",
+    "Algorithm",
+    "AnyAlgorithm",
+    "DeltaFL",
+    "FedAvg",
+    "Info",
+    "QFedAvg",
+    "RFedFair",
+    "ScaffPD",
+    "Scaffold",
+    "TiltedERM",
+    "fedprox",
+    "qfedsgd",
+]

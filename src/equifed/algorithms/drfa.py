@@ -19,7 +19,7 @@ from equifed.streams import Stream
 
 @dataclass(frozen=True)
 class State:
-    """Model and weights, and the means so far: of the local iterates (if wanted), of the weights."""
+    """Model and weights, and their means so far (that of the local iterates only if wanted)."""
 
     x: Vector
     weights: Weights

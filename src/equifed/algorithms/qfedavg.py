@@ -1,0 +1,114 @@
+"""q-FedAvg and q-FedSGD: clients with larger losses move the model further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equifed.algorithms.base import Info, check_participation, sampled, spread
+from equifed.algorithms.fedavg import Weighting, client_weights
+from equifed.arrays import Vector
+from equifed.clients import Clients
+from equifed.local import LocalSGD
+from equifed.streams import Stream
+
+LEAST_LOSS = 1e-10
+"""Losses below this count as this: a power below zero of a loss of zero has no value."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The model."""
+
+    x: Vector
+
+
+@dataclass(frozen=True)
+class QFedAvg:
+    r"""q-FedAvg (Li et al. 2019), Algorithm 2: minimises :math:`\sum_k p_k F_k^{q+1}/(q+1)`.
+
+    .. math::
+
+       \Delta w_k &= L\,(w - w_k), \quad w_k \text{ after local steps from } w \\
+       \Delta_k &= F_k^q\, \Delta w_k, \quad h_k = q F_k^{q-1} |\Delta w_k|^2 + L F_k^q \\
+       w &\leftarrow w - \textstyle\sum_k p_k \Delta_k \,/\, \sum_k p_k h_k
+
+    :math:`F_k` is the loss at the model that the round starts from. Numerator and denominator are
+    both divided by the largest :math:`F_k^q`, so that no power overflows. The paper draws clients
+    with probability :math:`p_k` and weighs them equally; here the sample is uniform and
+    ``weighting`` enters as :math:`p_k`, which is 1/m in the default. For q = 0 this is FedAvg with
+    the same weighting. :func:`qfedsgd` is the paper's Algorithm 1.
+
+    Absent clients are not sampled. A run records the weights :math:`p_k F_k^q`, scaled to sum one.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        Local work; its step size is the one that suits FedAvg (q = 0). No default: the paper tunes
+        it for each data set.
+    q : float
+        How much fairness, at least 0. The default is that of the comparison in DRFA's Section 6.
+    lipschitz : float, optional
+        L. The paper's rule 1 / lr, which needs no new tuning when q changes, is the default.
+    weighting : {"uniform", "size"}
+        p_k.
+    participation : float
+        Fraction of clients in a round.
+    """
+
+    local: LocalSGD
+    q: float = 0.2
+    lipschitz: float | None = None
+    weighting: Weighting = "uniform"
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+        if not 0 <= self.q < np.inf:
+            raise ValueError(f"QFedAvg q must be a number of at least 0, got {self.q}.")
+        if self.lipschitz is not None and not 0 < self.lipschitz < np.inf:
+            raise ValueError(f"QFedAvg lipschitz must be positive, got {self.lipschitz}.")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x)
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen = sampled(clients, self.participation, stream)
+        constant = 1 / self.local.lr if self.lipschitz is None else self.lipschitz  # L
+        seen = chosen.losses(state.x, stream.at("losses"))
+        losses = np.maximum(seen, LEAST_LOSS)  # F_k
+        p = client_weights(self.weighting, chosen.sizes)
+        power = p * (losses / losses.max()) ** self.q  # p_k F_k^q, divided by the largest F_k^q
+        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
+        squares = constant**2 * moved.displacement.squared_norms()  # |Dw_k|^2
+        h = power @ (self.q * squares / losses + constant)  # sum of h_k
+        x = state.x - moved.displacement.weighted_sum(power * (constant / h))
+        weights = spread(power / power.sum(), chosen.index, len(clients.names))
+        with np.errstate(over="ignore"):
+            value = float(p @ losses ** (self.q + 1)) / (self.q + 1)
+        objective = value if np.isfinite(value) else None
+        return State(x), Info(weights, objective=objective, index=chosen.index)
+
+    def answer(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
+
+
+def qfedsgd(
+    lr: float,
+    q: float = 0.2,
+    batch: int | None = None,
+    weighting: Weighting = "uniform",
+    participation: float = 1.0,
+) -> QFedAvg:
+    r"""Return q-FedSGD (Li et al. 2019, Algorithm 1): :math:`\Delta w_k = \nabla F_k(w)`, L = 1/lr.
+
+    It is q-FedAvg with one local step of size 1/L, since then :math:`L (w - w_k) = \nabla F_k(w)`.
+
+    >>> qfedsgd(lr=0.1).local.steps
+    1
+    """
+    return QFedAvg(LocalSGD(lr=lr, steps=1, batch=batch), q, None, weighting, participation)

@@ -1,0 +1,142 @@
+"""rFedFair: local steps on a smoothed hinge of the loss above a shared threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from equifed.algorithms.base import Info, drawn, running_mean, spread
+from equifed.algorithms.delta_fl import upper_quantile
+from equifed.algorithms.fedavg import Weighting, client_weights
+from equifed.arrays import Vector, Weights
+from equifed.clients import Clients
+from equifed.local import LocalSGD, SmoothedHinge
+from equifed.streams import Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """Model and threshold (None: to be found), rounds so far, and the mean model of all steps."""
+
+    x: Vector
+    threshold: float | None
+    rounds: int = 0
+    mean_x: Vector | None = None
+
+
+@dataclass(frozen=True)
+class RFedFair:
+    r"""rFedFair (Algorithm 1 of RC-FL) for heterogeneous CVaR in its variational form.
+
+    .. math:: \min_{\omega, \eta} \sum_i p_i \Bigl(\frac{1}{\alpha_i}
+              \varphi_\mu(f_i(\omega) - \eta) + \eta\Bigr), \qquad
+              \varphi_\mu(t) = \mu \log(1 + e^{t/\mu}) \qquad (5)
+
+    With :math:`s_i = \mathrm{sigmoid}((f_i(\omega_i) - \eta_i)/\mu)` a client repeats
+
+    .. math:: \omega_i \leftarrow \omega_i - \beta \frac{s_i}{\alpha_i} \nabla f_i(\omega_i), \qquad
+              \eta_i \leftarrow \eta_i - \beta \Bigl(1 - \frac{s_i}{\alpha_i}\Bigr)
+
+    :math:`\kappa` times; the server averages both, with weights :math:`p_i` over all clients, or
+    1/K over K clients drawn with replacement with probabilities :math:`p_i`. ("t does not divide
+    kappa" in the listing means that t + 1 is no multiple of kappa.) The paper gives out the mean of
+    the models *before* each step, :math:`\frac1T \sum_{t<T} \sum_i p_i \omega_t^i`; under partial
+    participation it counts clients that nobody heard of, here the mean is over those drawn.
+
+    Absent clients are not drawn, and the :math:`p_i` of the others are scaled to sum one.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        kappa steps of size beta. The paper takes kappa = 5 and no step size; Theorem 1 wants beta
+        at most 1/(40 L) with :math:`L = (L_1 + (L_2^2 + 1)/\mu) \max_i 1/\alpha_i`.
+    tails : float or tuple of float
+        alpha_i in [p_i, 1], one for all or one each. No default in the paper; ours lets a client
+        count at most twice its share. A single number below the share of a client is raised to it.
+    smoothing : float
+        mu, in the unit of the loss. The smoothed objective is too large by at most
+        :math:`\mu \sum_i p_i/\alpha_i` (Lemma 2); no default in the paper.
+    threshold : float, optional
+        First eta, open in the paper. None takes the best one for the losses at the first model:
+        the largest that has :math:`\sum_i p_i/\alpha_i \ge 1` over the losses at or above it.
+    weighting : {"size", "uniform"}
+        p_i.
+    participants : int, optional
+        K; None lets every client take part.
+    output : {"average", "last"}
+        Which model to give out.
+    """
+
+    local: LocalSGD
+    tails: float | tuple[float, ...] = 0.5
+    smoothing: float = 0.1
+    threshold: float | None = None
+    weighting: Weighting = "size"
+    participants: int | None = None
+    output: Literal["average", "last"] = "average"
+
+    def __post_init__(self) -> None:
+        if self.local.steps is None:
+            raise ValueError("RFedFair needs local.steps: kappa is the same for every client.")
+        if not all(0 < tail <= 1 for tail in np.ravel(self.tails)):
+            raise ValueError(f"RFedFair tails must lie in (0, 1], got {self.tails}.")
+        if self.participants is not None and self.participants < 1:
+            raise ValueError(f"RFedFair participants must be at least 1, got {self.participants}.")
+        if self.output not in ("average", "last"):
+            raise ValueError(f"RFedFair output is 'average' or 'last', got {self.output!r}.")
+        SmoothedHinge(0.0, self.smoothing)  # refuses what is not positive
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        self._tails(clients)  # refuses tails that do not fit the clients
+        return State(x, self.threshold)
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen, p = clients, client_weights(self.weighting, clients.sizes)
+        tails = self._tails(clients)
+        start = state.threshold
+        if start is None:
+            losses = clients.losses(state.x, stream.at("losses"), self.local.batch)
+            start = upper_quantile(losses, p / tails[clients.index], 1.0)
+        if self.participants is not None:
+            everyone = spread(p, clients.index, len(clients.names))
+            chosen, p = drawn(clients, everyone, self.participants, stream)
+        hinge = SmoothedHinge(start, self.smoothing)
+        work = replace(self.local, hinge=hinge, average=self.output == "average")
+        moved = chosen.local_steps(
+            state.x, work, stream.at("local"), slopes=1 / tails[chosen.index]
+        )
+        assert moved.thresholds is not None
+        step, rounds, mean_x = moved.displacement.weighted_sum(p), state.rounds + 1, None
+        if moved.average is not None:
+            # The mean of the iterates before each step, from that of those after it.
+            before = moved.average.weighted_sum(p) + step / int(moved.steps[0])
+            mean_x = running_mean(state.mean_x, before, rounds)
+        threshold = float(p @ moved.thresholds)
+        weights = spread(p, chosen.index, len(clients.names))
+        info = Info(weights, index=chosen.index, numbers={"threshold": threshold})
+        return State(state.x - step, threshold, rounds, mean_x), info
+
+    def _tails(self, clients: Clients) -> Weights:
+        """Return alpha_i of all clients of the federation."""
+        n, p = len(clients.names), client_weights(self.weighting, clients.sizes)
+        share = spread(p, clients.index, n)
+        if not isinstance(self.tails, tuple):
+            return np.maximum(self.tails, share)
+        if len(self.tails) != n:
+            raise ValueError(f"RFedFair has {len(self.tails)} tails for {n} clients.")
+        tails = np.asarray(self.tails, dtype=np.float64)
+        if len(clients.index) == n and (tails < share * (1 - 1e-12)).any():
+            i = int(np.argmax(share - tails))
+            raise ValueError(
+                f"The tail of client {clients.names[i]} is {tails[i]:g}, below its share "
+                f"{share[i]:g} of the weight; RC-FL needs every tail in [share, 1]."
+            )
+        return tails
+
+    def answer(self, state: State) -> Vector:
+        """Return the mean of the models before each step, or the last model."""
+        return state.x if state.mean_x is None else state.mean_x

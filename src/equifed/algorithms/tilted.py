@@ -1,0 +1,85 @@
+"""Tilted empirical risk: clients weighted by the exponential of their losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equifed.algorithms.base import Info, check_participation, sampled
+from equifed.arrays import Losses, Vector
+from equifed.clients import Clients, merged, shares
+from equifed.local import LocalSGD
+from equifed.objectives.tilted import Tilted
+from equifed.streams import Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """The model, and the losses known so far (None before the first round)."""
+
+    x: Vector
+    losses: Losses | None = None
+
+
+@dataclass(frozen=True)
+class TiltedERM:
+    r"""Descent on the tilted risk of the clients (TERM, Li et al. 2020a), with local steps.
+
+    .. math::
+
+       w_i = \frac{p_i e^{t f_i(x)}}{\sum_j p_j e^{t f_j(x)}}, \qquad
+       x \leftarrow x - \text{server\_lr} \textstyle\sum_i w_i (x - u_i)
+
+    w is the gradient of :math:`\frac1t \log \sum_i p_i e^{t f_i}` with respect to the losses (their
+    Lemma 1), so one local step is a gradient step on it (their batch method); clients take the role
+    of their groups, and several local steps are ours. Large t approaches the worst case, t = 0 is
+    FedAvg, t < 0 discounts clients with large losses.
+
+    Their stochastic method keeps a moving average of the normaliser for the losses it does not see
+    in a step. Here clients that take no part keep their last loss in the sum (at first the mean of
+    the others), and the weights of those present are scaled up to one.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        Local work. No default: the paper tunes it.
+    tilt : float
+        t. The default is the value of the paper's first illustrations; losses are not scaled, so
+        it has their inverse unit.
+    prior : tuple of float, optional
+        Positive numbers, one per client, normalised to the p_i; None is uniform.
+    participation : float
+        Fraction of clients in a round.
+    server_lr : float
+        Step of the server.
+    """
+
+    local: LocalSGD
+    tilt: float = 1.0
+    prior: tuple[float, ...] | None = None
+    participation: float = 1.0
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+        Tilted(self.tilt, self.prior)  # refuses what is no number
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x)
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen, objective = (
+            sampled(clients, self.participation, stream), Tilted(self.tilt, self.prior)
+        )  # fmt: skip
+        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch)
+        losses = merged(state.losses, chosen.index, seen, len(clients.names))
+        weights = objective.weights(losses)
+        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
+        update = moved.displacement.weighted_sum(shares(weights, chosen.index))
+        info = Info(weights, losses, objective.value(losses), chosen.index)
+        return State(state.x - self.server_lr * update, losses), info
+
+    def answer(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
