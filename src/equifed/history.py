@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
     from equifed.metrics.evaluator import Evaluation
 
-ROUND_COLUMNS = ("round", "objective", "exchanges", "bytes_up", "bytes_down", "seconds", "numbers")
+ROUND_COLUMNS = (
+    "round", "objective", "exchanges", "bytes_up", "bytes_down", "seconds", "numbers", "clients"
+)  # fmt: skip
 METRIC_COLUMNS = ("round", "client", "split", "metric", "value", "n")
 WEIGHT_COLUMNS = ("round", "client", "lambda")
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of ``rounds.csv``: what a round cost and where the objective stood at its start."""
+    """One line of ``rounds.csv``: what a round cost and where the objective stood at its start.
+
+    ``clients`` are the positions of those who took part; None means that all did.
+    """
 
     round: int
     objective: float | None
@@ -35,13 +40,15 @@ class RoundRecord:
     bytes_down: int
     seconds: float
     numbers: dict[str, float] = field(default_factory=dict)
+    clients: tuple[int, ...] | None = None
 
     def row(self) -> list[str]:
         """Return the line of the CSV file."""
         objective = "" if self.objective is None else repr(self.objective)
         counts = [str(c) for c in (self.exchanges, self.bytes_up, self.bytes_down)]
         numbers = json.dumps(self.numbers, sort_keys=True) if self.numbers else ""
-        return [str(self.round), objective, *counts, f"{self.seconds:.6f}", numbers]
+        clients = "" if self.clients is None else " ".join(map(str, self.clients))
+        return [str(self.round), objective, *counts, f"{self.seconds:.6f}", numbers, clients]
 
     @classmethod
     def from_row(cls, row: Sequence[str]) -> RoundRecord:
@@ -49,7 +56,8 @@ class RoundRecord:
         objective = float(row[1]) if row[1] else None
         numbers = json.loads(row[6]) if row[6] else {}
         exchanges, up, down = map(int, row[2:5])
-        return cls(int(row[0]), objective, exchanges, up, down, float(row[5]), numbers)
+        clients = tuple(map(int, row[7].split())) if len(row) > 7 and row[7] else None
+        return cls(int(row[0]), objective, exchanges, up, down, float(row[5]), numbers, clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,11 +174,11 @@ class History:
         return write_history(self, Path(folder))
 
     @classmethod
-    def load(cls, folder: str | Path) -> History:
-        """Read a run folder."""
+    def load(cls, folder: str | Path, *, model: bool = True) -> History:
+        """Read a run folder; without its model where that is not needed."""
         from equifed.run_folder import read_history
 
-        return read_history(Path(folder))
+        return read_history(Path(folder), model=model)
 
 
 def metric_rows(record: MetricRecord, names: Sequence[str]) -> list[list[str]]:

@@ -162,8 +162,8 @@ def write_history(history: History, path: Path) -> Path:
     return path
 
 
-def read_history(path: Path) -> History:
-    """Read a run folder, complete or not."""
+def read_history(path: Path, *, model: bool = True) -> History:
+    """Read a run folder, complete or not; the model, which needs torch, only if asked for."""
     if not (path / "rounds.csv").exists():
         raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
     names = tuple(json.loads((path / "clients.json").read_text(encoding="utf-8")))
@@ -187,7 +187,7 @@ def read_history(path: Path) -> History:
         text = events.read_text(encoding="utf-8")
         lines = text[: text.rfind("\n") + 1].splitlines()
         history.events = [json.loads(line) for line in lines if line]
-    if (path / "model.safetensors").exists():
+    if model and (path / "model.safetensors").exists():
         from safetensors.torch import load_file
 
         history.parameters = load_file(path / "model.safetensors")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -172,7 +172,8 @@ class _Training:
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         seconds = time.perf_counter() - started
-        record = RoundRecord(r, info.objective, exchanges, up, down, seconds, info.numbers)
+        cost = (exchanges, up, down, seconds)
+        record = RoundRecord(r, info.objective, *cost, info.numbers, self._participants(info))
         self.history.rounds.append(record)
         if self.folder is not None:
             self.folder.round(record)
@@ -188,7 +189,8 @@ class _Training:
                 self.clients if len(left) == len(self.clients.index) else self.clients.subset(left)
             )
             try:
-                return self.algorithm.round(state, present, self.stream.at("round", r))
+                new, info = self.algorithm.round(state, present, self.stream.at("round", r))
+                return new, info if info.index is not None else replace(info, index=present.index)
             except MissingClients as lost:
                 for i, reason in lost.reasons.items():
                     client = self.clients.names[i]
@@ -197,6 +199,12 @@ class _Training:
                     )
                 left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
                 self._check_quorum(r, len(left), lost)
+
+    def _participants(self, info: Info) -> tuple[int, ...] | None:
+        """Return who took part in a round; None when all did, which need not be written down."""
+        if info.index is None or len(info.index) == len(self.clients.names):
+            return None
+        return tuple(int(i) for i in info.index)
 
     def _check_quorum(self, r: int, left: int, lost: MissingClients) -> None:
         everybody = len(self.clients.names)
