@@ -136,11 +136,6 @@ OBJECTIVES = {
     ),
 }
 
-DUAL_STEPS = {
-    "euclidean": Entry("equifed.objectives:Euclidean", "projected or proximal step"),
-    "entropic": Entry("equifed.objectives:Entropic", "multiplicative step (mirror ascent)"),
-}
-
 SCHEDULES = {
     "constant": Entry("equifed.steps:ConstantSteps", "the same step sizes in every round"),
     "given": Entry("equifed.steps:GivenSteps", "step sizes listed round by round"),
@@ -241,7 +236,6 @@ SECTIONS = {
     "partitions": Section("partition", _partitions),
     "algorithms": Section("algorithm", lambda: ALGORITHMS),
     "objectives": Section("objective", lambda: OBJECTIVES),
-    "dual steps": Section("dual step", lambda: DUAL_STEPS),
     "schedules": Section("schedule", lambda: SCHEDULES),
     "dual_steps": Section("dual step", lambda: DUAL_STEPS),
     "engines": Section(
@@ -256,9 +250,11 @@ KINDS = {
     "SymmetricSet": "objectives",
     "CappedSet": "objectives",
     "Schedule": "schedules",
+    "Average": "objectives",
     "DualStep": "dual_steps",
+    "Partition": "partitions",
 }
-"""Protocols of constructor arguments, by name, and the section that holds what satisfies them."""
+"""Types of constructor arguments, by name, and the section that holds what satisfies them."""
 
 
 def name_of(section: str, value: object) -> str:

@@ -1,0 +1,212 @@
+"""The command line: parse, build, train, show. No logic of its own.
+
+Whatever a command needs is imported inside it, so that ``equifed --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from equifed.history import History
+
+BAD_INPUT, STOPPED, INTERRUPTED = 2, 1, 130
+
+app = typer.Typer(
+    help="Train one model across unequal data owners so that the worst-off are served too.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Out = Annotated[Path | None, typer.Option(help="Run folder; by default runs/CONFIG-SEED.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the three runs.")] = Path("equifed-demo"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every method.")] = None,
+    overwrite: Overwrite = False,
+    json: Annotated[bool, typer.Option("--json", help="Print numbers as JSON only.")] = False,
+) -> None:
+    """Train FedAvg, SCAFFOLD and SCAFF-PD on three clients with real images, and compare."""
+    from equifed.demo import run_demo
+
+    with clear_errors(out):
+        run_demo(out, rounds=rounds, overwrite=overwrite, json_only=json, console=console())
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="Configuration file (TOML).")],
+    out: Out = None,
+    settings: Set = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Same as --set engine.name=NAME.")] = None,
+    device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train what a configuration file describes."""
+    shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device}
+    overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
+    with clear_errors(out) as place:
+        from equifed import runs
+        from equifed.config import RunConfig
+        from equifed.progress import ProgressBar
+
+        parsed = RunConfig.read(config, [*(settings or []), *overrides])
+        folder = place[0] = out or Path("runs") / f"{config.stem}-{parsed.seed}"
+        with ProgressBar(console(quiet), config.stem) as bar:
+            history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar])
+        show_end(history, folder, quiet)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder.")], quiet: Quiet = False
+) -> None:
+    """Go on with a run that was interrupted, to the same end that it would have had."""
+    with clear_errors(folder):
+        from equifed import runs
+        from equifed.progress import ProgressBar
+
+        if (folder / "summary.json").exists() and (folder / runs.CONFIG).exists():
+            typer.echo(f"{folder} is complete; there is nothing to go on with.", err=True)
+            return
+        with ProgressBar(console(quiet), folder.name) as bar:
+            history = runs.resume(folder, callbacks=[bar])
+        show_end(history, folder, quiet)
+
+
+@app.command(name="list")
+def list_(
+    section: Annotated[str | None, typer.Argument(help="Which section; all by default.")] = None,
+) -> None:
+    """List algorithms, objectives, schedules, engines, data sets, models and losses."""
+    from rich.table import Table
+
+    from equifed.catalogue import SECTIONS, unknown
+
+    with clear_errors():
+        if section is not None and section not in SECTIONS:
+            raise ValueError(unknown("section", section, SECTIONS))
+        for name in [section] if section else SECTIONS:
+            table = Table(title=name, title_justify="left", box=None, show_header=False)
+            for key, entry in SECTIONS[name].entries().items():
+                source = f" ({entry.paper})" if entry.paper else ""
+                table.add_row(key, entry.summary + source)
+            console(stdout=True).print(table)
+
+
+@data_app.command(name="show")
+def data_show(name: Annotated[str, typer.Argument(help="Data set.")], settings: Set = None) -> None:
+    """Show who has how many samples of what."""
+    with clear_errors():
+        from equifed.config import read_data
+        from equifed.runs import load_data
+
+        federation = load_data(read_data(name, settings or []))
+        console(stdout=True).print(federation.table())
+
+
+@data_app.command(name="fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="Data set.")]) -> None:
+    """Get the files of a data set from its publisher, checked by their SHA-256."""
+    with clear_errors():
+        from equifed.data.registry import DATASETS, fetch
+
+        paths = fetch(name)
+        if DATASETS[name].embedded:
+            typer.echo(f"{name} is part of the package.")
+        for path in paths:
+            typer.echo(path)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed, what is found and what is missing."""
+    from equifed.doctor import report
+
+    for line in report():
+        typer.echo(line)
+
+
+# -- what the commands share ------------------------------------------------------------------
+
+
+def console(quiet: bool = False, stdout: bool = False) -> Console:
+    """Return a console; everything but results goes to standard error."""
+    from rich.console import Console
+
+    return Console(stderr=not stdout, quiet=quiet)
+
+
+def show_end(history: History, folder: Path, quiet: bool) -> None:
+    """Show the clients, what happened to them, and where the run is."""
+    from equifed.progress import clients_table, event_lines
+
+    out = console(quiet, stdout=True)
+    if history.main_metric() is not None:
+        out.print(clients_table({folder.name: history}))
+    for line in event_lines(history):
+        out.print(line, style="yellow", markup=False, soft_wrap=True)
+    out.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def clear_errors(folder: Path | None = None) -> Iterator[list[Path | None]]:
+    """Turn an error into one message and an exit code; EQUIFED_TRACEBACK=1 shows the rest."""
+    place = [folder]
+    try:
+        yield place
+    except KeyboardInterrupt:
+        hint = f" Go on with: equifed resume {place[0]}" if place[0] else ""
+        _fail(f"Interrupted.{hint}", INTERRUPTED)
+    except Exception as error:
+        if os.environ.get("EQUIFED_TRACEBACK"):
+            raise
+        _fail(*_explained(error))
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    from equifed.checkpoints import CheckpointError
+    from equifed.run_folder import RunFolderError
+    from equifed.training import TrainingError
+
+    if isinstance(error, TrainingError | CheckpointError):
+        return str(error), STOPPED
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}.", BAD_INPUT
+    if isinstance(error, ValueError | RunFolderError | OSError):
+        return str(error), BAD_INPUT
+    unexpected = f"{type(error).__name__}: {error}"
+    return f"{unexpected}\nThis should not happen; EQUIFED_TRACEBACK=1 shows where.", STOPPED
+
+
+def _fail(message: str, code: int) -> None:
+    for line in message.splitlines():
+        print(f"equifed: {line}", file=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,248 @@
+"""From a configuration to a run: build it, run it, go on with it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from equifed.algorithms.base import AnyAlgorithm
+from equifed.catalogue import SECTIONS
+from equifed.clients import Clients
+from equifed.config import CHOSEN, Holdout, ModelSettings, RunConfig
+from equifed.data.federation import Federation
+from equifed.history import History
+from equifed.metrics.evaluator import FederationEvaluator
+from equifed.run_folder import RunFolder, RunFolderError
+from equifed.settings import ConfigError, Table, choose, construct
+from equifed.training import Callback, train
+
+if TYPE_CHECKING:
+    from equifed.engines.flat_model import FlatModel
+
+CONFIG, RUN = "config.toml", "run.json"
+
+
+class LocalClients(Clients, Protocol):
+    """Clients of an engine that evaluates their model in this process."""
+
+    @property
+    def model(self) -> FlatModel:
+        """The model as a flat vector."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a run needs: the resolved configuration and the objects that it describes."""
+
+    config: RunConfig
+    federation: Federation
+    clients: LocalClients
+    algorithm: AnyAlgorithm
+    evaluator: FederationEvaluator
+
+    def train(
+        self,
+        callbacks: Sequence[Callback] = (),
+        folder: RunFolder | None = None,
+        resume: bool = False,
+    ) -> History:
+        """Train, and return what happened."""
+        return train(
+            self.algorithm,
+            self.clients,
+            rounds=self.config.rounds,
+            seed=self.config.seed,
+            evaluator=self.evaluator,
+            every=self.config.evaluate.every,
+            stop=self.config.stop.rules(),
+            callbacks=callbacks,
+            missing=self.config.missing,
+            folder=folder,
+            resume=resume,
+        )
+
+
+def table(
+    path: str | Path,
+    client: str,
+    target: str,
+    features: tuple[str, ...] | None = None,
+    categorical: tuple[str, ...] = (),
+    split: str | None = None,
+    task: Literal["classification", "regression"] | None = None,
+    missing: Literal["error", "drop"] = "error",
+    classes: int | None = None,
+    dtype: Literal["float32", "float64"] = "float32",
+) -> Federation:
+    """Your own table: :meth:`equifed.Federation.from_table` with a file."""
+    return Federation.from_table(
+        path,
+        client=client,
+        target=target,
+        features=features,
+        categorical=categorical,
+        split=split,
+        task=task,
+        missing=missing,
+        classes=classes,
+        dtype=dtype,
+    )
+
+
+def load_data(data: Table) -> Federation:
+    """Load the federation of a resolved ``[data]`` table."""
+    federation: Federation = choose(SECTIONS["data"], data, "data")
+    holdout: Holdout = construct(Holdout, data["holdout"], "data.holdout")
+    if not (holdout.validation or holdout.test):
+        return federation
+    return federation.split(holdout.validation, holdout.test, holdout.seed)
+
+
+def build(config: RunConfig) -> Run:
+    """Load the data and construct model, engine and algorithm."""
+    federation = load_data(config.data)
+    if config.model["loss"] == "auto":
+        loss = "cross_entropy" if federation.classes is not None else "squared"
+        config = replace(config, model={**config.model, "loss": loss})
+    clients = _engine(config, federation)
+    sizes = federation.train.sizes.tolist()
+    algorithm = choose(SECTIONS["algorithms"], config.algorithm, "algorithm", sizes)
+    evaluator = FederationEvaluator(federation, clients.model, config.evaluate.splits)
+    _check_stop(config, federation)
+    return Run(config, federation, clients, algorithm, evaluator)
+
+
+def _engine(config: RunConfig, federation: Federation) -> LocalClients:
+    import torch
+
+    from equifed.models import loss_by_name, outputs_for
+
+    shared: ModelSettings = construct(ModelSettings, config.model, "model")
+    try:
+        outputs = outputs_for(federation, shared.loss)
+        loss = loss_by_name(shared.loss)
+    except ValueError as error:
+        raise ConfigError([f"model.loss: {error}"]) from error
+    _check_device(config.engine.get("device", "cpu"))
+    shape = federation.input_shape
+    section = SECTIONS[CHOSEN["model"][0]]
+    module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
+    given: dict[str, Any] = {"federation": federation, "module": module, "loss": loss}
+    dtype = getattr(torch, shared.dtype)
+    clients: LocalClients = choose(
+        SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype
+    )
+    return clients
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError([f"engine.device: {device!r} is no device; say cpu or cuda"]) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
+
+
+def _check_stop(config: RunConfig, federation: Federation) -> None:
+    stop = config.stop
+    if stop.needs_metric and stop.split not in federation.splits():
+        raise ConfigError(
+            [
+                f"stop.split: the data have no {stop.split} split; they have "
+                f"{', '.join(federation.splits())} (see [data.holdout])"
+            ]
+        )
+    if stop.needs_metric and stop.split not in config.evaluate.splits:
+        raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
+    if stop.needs_metric and stop.metric == "accuracy" and federation.classes is None:
+        raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
+
+
+def run(
+    config: RunConfig,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> History:
+    """Run a configuration, into a run folder if ``out`` names one."""
+    if out is None:
+        return build(config).train(callbacks)
+    refuse_existing(Path(out), overwrite)
+    return start(build(config), Path(out), callbacks)
+
+
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds a run or cannot be one."""
+    if out.exists() and not out.is_dir():
+        raise RunFolderError(f"{out} is a file; choose a folder.")
+    if not overwrite and any((out / name).exists() for name in (CONFIG, "rounds.csv")):
+        raise RunFolderError(
+            f"{out} already holds a run; choose another folder, pass --overwrite to replace it, or "
+            f"continue it with: equifed resume {out}"
+        )
+
+
+def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
+    """Run from the first round into a folder, replacing the run that may be there.
+
+    An old run loses its configuration and checkpoints before the new configuration is written, and
+    that is written before any table: whatever moment a kill chooses, the folder holds no run, or
+    one that :func:`resume` continues under its own configuration.
+    """
+    from equifed.checkpoints import write_file
+
+    folder = RunFolder(out, built.federation.names)
+    out.mkdir(parents=True, exist_ok=True)
+    for old in (out / CONFIG, out / "summary.json", *folder.checkpoints.glob("*.json")):
+        old.unlink(missing_ok=True)
+    write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
+    write_file(out / CONFIG, built.config.to_toml().encode())
+    folder.create(overwrite=True)
+    return built.train(callbacks, folder)
+
+
+def provenance(built: Run) -> dict[str, Any]:
+    """Return what the numbers depend on beside the configuration."""
+    import torch
+
+    packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
+    return {
+        "versions": {**packages, "python": platform.python_version()},
+        "threads": torch.get_num_threads(),
+        "data": {
+            "name": built.federation.name,
+            "sha256": built.federation.checksum(),
+            "source": built.federation.source,
+        },
+    }
+
+
+def resume(out: str | Path, callbacks: Sequence[Callback] = ()) -> History:
+    """Go on with the run in a folder; from its beginning if it was killed before it saved."""
+    out = Path(out)
+    if not (out / CONFIG).exists():
+        raise RunFolderError(
+            f"{out} holds no run that could go on: {CONFIG} is missing. Start one with: equifed run"
+        )
+    if RunFolder(out, ()).complete:
+        return History.load(out)
+    built = build(RunConfig.read(out / CONFIG))
+    folder = RunFolder(out, built.federation.names)
+    if not any(folder.checkpoints.glob("*.json")):
+        return start(built, out, callbacks)
+    recorded = json.loads((out / RUN).read_text(encoding="utf-8"))["data"]["sha256"]
+    if recorded != built.federation.checksum():
+        raise RunFolderError(
+            f"{out} was trained on other data than its configuration now loads; start it again."
+        )
+    return built.train(callbacks, folder, resume=True)
