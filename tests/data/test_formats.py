@@ -9,14 +9,10 @@ import tarfile
 
 import numpy as np
 import pytest
+from tests.data.idx import idx
 
 from equifed.data import DataError, formats
 from equifed.data.formats import read_cifar_archive, read_idx, read_leaf
-
-
-def idx(array):
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
-
 
 ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 

@@ -62,7 +62,7 @@ def test_fashion_three_pixels_are_in_the_unit_interval():
     assert fed.train.inputs.dtype == np.float32 and fed.input_shape == (1, 28, 28)
     assert fed.train.inputs.min() == 0 and fed.train.inputs.max() == 1
     assert len(fed.train) == 600 and len(fed.test) == 60
-    with pytest.raises(DataError, match="train must lie in 1..1000, got 1001"):
+    with pytest.raises(DataError, match=r"train must lie in 1\.\.1000, got 1001"):
         load("fashion-three", train=1001)
 
 
@@ -165,7 +165,7 @@ def test_wrong_columns_of_penguins_are_refused(tmp_path):
         load("penguins", path=tmp_path / "other.csv")
 
 
-# -- shared -----------------------------------------------------------------------------------------
+# -- shared ---------------------------------------------------------------------------------------
 
 
 def test_standardising_a_constant_column_only_shifts_it():

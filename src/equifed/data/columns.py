@@ -84,9 +84,13 @@ def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> N
     array([[0., 1.],
            [1., 0.]])
     """
-    text = np.array([str(v) for v in values])
-    known = np.array(categories or sorted(set(text)))
-    return np.asarray(text[:, None] == known[None, :], dtype=np.float64)
+    texts = [str(v) for v in values]
+    column = {name: k for k, name in enumerate(categories or sorted(set(texts)))}
+    codes = np.array([column.get(text, -1) for text in texts], dtype=np.int64)
+    table = np.zeros((len(texts), len(column)))
+    known = np.flatnonzero(codes >= 0)
+    table[known, codes[known]] = 1.0
+    return table
 
 
 def _cleaned(value: Any) -> Any:

@@ -27,7 +27,7 @@ _MORE = re.compile(r"^    (.*)")
 _SPEECH_FLUSH = re.compile(r"^([a-zA-Z][a-zA-Z ]*)\. (.*)")  # The Comedy of Errors is not indented
 _MOBY_SPEECH = re.compile(r"^([A-Z][A-Za-z'.&\- ]*)\t(.*)")
 _MOBY_HEADINGS = re.compile(r"^(ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION|DRAMATIS)\b")
-_DIRECTIONS = re.compile(r"\[[^\]]*\]?")
+_DIRECTIONS = re.compile(r"\[[^\[\]]*\]")  # they may run over several lines
 
 
 def read_gutenberg(path: Path) -> Roles:
@@ -111,7 +111,7 @@ def _moby_play(text: str) -> Roles:
     roles: Roles = {}
     speaker: str | None = None
     begun = False
-    for line in text.splitlines():
+    for line in _DIRECTIONS.sub("", text).splitlines():
         if _MOBY_HEADINGS.match(line):
             begun = begun or line.startswith(("ACT", "PROLOGUE", "INDUCTION"))
             speaker = None
@@ -124,7 +124,7 @@ def _moby_play(text: str) -> Roles:
 
 
 def _say(roles: Roles, speaker: str, line: str) -> None:
-    said = _DIRECTIONS.sub("", line).strip()
+    said = line.replace("[", "").replace("]", "").strip()  # a bracket without its partner
     if said:
         roles.setdefault(speaker, []).append(said)
 
