@@ -1,0 +1,178 @@
+"""Agreement with a second, naive implementation of every algorithm's pseudo-code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests import naive
+from tests.problems import PROBLEMS, Problem, rounds, start
+
+from equifed.algorithms import (
+    AFL,
+    DRFA,
+    AgnosticFedAvg,
+    DeltaFL,
+    FedAvg,
+    QFedAvg,
+    RFedFair,
+    Scaffold,
+    ScaffPD,
+    TiltedERM,
+    fedprox,
+    qfedsgd,
+)
+from equifed.local import LocalSGD
+from equifed.objectives import ChiSquare, CVaR, WorstCase
+from equifed.steps import ConstantSteps
+
+ROUNDS = 12
+WORK = LocalSGD(lr=0.05, steps=4)
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@pytest.fixture(params=PROBLEMS, ids=str)
+def problem(request: pytest.FixtureRequest) -> Problem:
+    return PROBLEMS[request.param]
+
+
+def by_size(problem: Problem) -> np.ndarray:
+    return problem.sizes / problem.sizes.sum()
+
+
+def uniform(problem: Problem) -> np.ndarray:
+    return np.full(problem.n, 1 / problem.n)
+
+
+def play(algorithm: object, problem: Problem, seed: int = 0) -> object:
+    return rounds(algorithm, problem.clients(), start(problem), ROUNDS, seed)[0]
+
+
+def equal(model: object, expected: object) -> None:
+    np.testing.assert_allclose(model, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_fedavg(problem: Problem, weighting: str) -> None:
+    p = by_size(problem) if weighting == "size" else uniform(problem)
+    state = play(FedAvg(WORK, weighting, server_lr=0.7), problem)
+    equal(state.x, naive.fedavg(problem, start(problem), ROUNDS, p, 0.05, 4, server_lr=0.7))
+
+
+def test_fedprox(problem: Problem) -> None:
+    expected = naive.fedavg(problem, start(problem), ROUNDS, by_size(problem), 0.05, 4, 0.3)
+    equal(play(fedprox(0.3, WORK), problem).x, expected)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_scaffold_with_stored_variates(problem: Problem, fraction: float) -> None:
+    state = play(Scaffold(WORK, participation=fraction), problem, seed=3)
+    expected = naive.scaffold_stored(problem, start(problem), ROUNDS, 0.05, 4, fraction, seed=3)
+    equal(state.x, expected)
+
+
+def test_scaffold_with_fresh_variates(problem: Problem) -> None:
+    expected = naive.scaffold_fresh(problem, start(problem), ROUNDS, 0.05, 4)
+    equal(play(Scaffold(WORK, variates="fresh"), problem).x, expected)
+
+
+@pytest.mark.parametrize(
+    ("objective", "rho", "tail"),
+    [
+        (WorstCase(), 0.0, None),
+        (CVaR(0.5), 0.0, 0.5),
+        (ChiSquare(0.1), 0.1, None),
+        (ChiSquare(0.1, CVaR(0.5)), 0.1, 0.5),
+    ],
+    ids=repr,
+)
+def test_scaff_pd(problem: Problem, objective: object, rho: float, tail: float | None) -> None:
+    cap = 1.0 if tail is None else 1 / (tail * problem.n)
+    steps = ConstantSteps(0.2, 0.4, extrapolation=0.9)
+    state = play(ScaffPD(objective, WORK, steps), problem)
+    x, weights = naive.scaff_pd(
+        problem, start(problem), ROUNDS, rho, cap, 0.2, 0.4, 0.9, eta=0.05, steps=4
+    )
+    equal(state.x, x)
+    equal(state.weights, weights)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_afl(problem: Problem, steps: int) -> None:
+    state = play(AFL(LocalSGD(lr=0.05, steps=steps), dual_step=0.1), problem)
+    x, weights = naive.afl(problem, start(problem), ROUNDS, 0.05, 0.1, steps)
+    equal(state.x, x)
+    equal(state.weights, weights)
+
+
+@pytest.mark.parametrize("radius", [None, 0.8])
+@pytest.mark.parametrize("rho", [0.0, 0.2])
+def test_drfa(problem: Problem, rho: float, radius: float | None) -> None:
+    work = LocalSGD(lr=0.05, steps=4, radius=radius)
+    algorithm = DRFA(work, 0.03, ChiSquare(rho), participants=3, output="average")
+    state = play(algorithm, problem, seed=5)
+    x, weights, mean_x, mean_weights = naive.drfa(
+        problem, start(problem), ROUNDS, 0.05, 4, 0.03, 3, seed=5, rho=rho, radius=radius
+    )
+    equal(state.x, x)
+    equal(state.weights, weights)
+    equal(algorithm.answer(state), mean_x)
+    equal(state.mean_weights, mean_weights)
+
+
+def test_drfa_with_full_dual_gradient(problem: Problem) -> None:
+    algorithm = DRFA(WORK, 0.1, ChiSquare(0.2), ascent="full")
+    state = play(algorithm, problem)
+    x, weights = naive.drfa_gda(problem, start(problem), ROUNDS, 0.05, 4, 0.1, 0.2)
+    equal(algorithm.answer(state), x)
+    equal(state.weights, weights)
+
+
+@pytest.mark.parametrize("participants", [None, 3])
+def test_rfedfair(problem: Problem, participants: int | None) -> None:
+    p = by_size(problem)
+    tails = np.clip(np.linspace(0.4, 0.9, problem.n), p, 1)
+    algorithm = RFedFair(
+        WORK, tuple(tails), smoothing=0.2, threshold=0.5, participants=participants
+    )
+    state = play(algorithm, problem, seed=7)
+    x, threshold, mean = naive.rfedfair(
+        problem, start(problem), 0.5, ROUNDS, 0.05, 4, 0.2, tails, p, participants, seed=7
+    )
+    equal(state.x, x)
+    equal(state.threshold, threshold)
+    equal(algorithm.answer(state), mean)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_qfedavg(problem: Problem, q: float, weighting: str) -> None:
+    p = by_size(problem) if weighting == "size" else uniform(problem)
+    state = play(QFedAvg(WORK, q, weighting=weighting), problem)
+    equal(state.x, naive.qfedavg(problem, start(problem), ROUNDS, q, 0.05, 4, p))
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
+def test_qfedsgd(problem: Problem, q: float) -> None:
+    state = play(qfedsgd(lr=0.1, q=q), problem)
+    equal(state.x, naive.qfedsgd(problem, start(problem), ROUNDS, q, big=10.0))
+
+
+@pytest.mark.parametrize("level", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_delta_fl(problem: Problem, level: float, weighting: str) -> None:
+    p = by_size(problem) if weighting == "size" else uniform(problem)
+    state = play(DeltaFL(WORK, level, weighting), problem)
+    equal(state.x, naive.delta_fl(problem, start(problem), ROUNDS, 0.05, 4, level, p))
+
+
+def test_agnostic_fedavg(problem: Problem) -> None:
+    state = play(AgnosticFedAvg(WORK, dual_step=0.1), problem)
+    x, weights = naive.agnostic_fedavg(problem, start(problem), ROUNDS, 0.05, 4, 0.1)
+    equal(state.x, x)
+    equal(state.weights, weights)
+
+
+@pytest.mark.parametrize("tilt", [-1.0, 0.0, 2.0])
+def test_tilted_erm(problem: Problem, tilt: float) -> None:
+    state = play(TiltedERM(WORK, tilt), problem)
+    equal(state.x, naive.tilted(problem, start(problem), ROUNDS, 0.05, 4, tilt))
