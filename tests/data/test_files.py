@@ -126,7 +126,16 @@ def test_known_addresses_are_encrypted():
 
 def test_fetch_by_name(data_folder):
     assert len(fetch("adult")) == 2 and fetch("penguins") == []
+    for name in ("cifar10", "vehicle"):  # other files that serve as well are there
+        assert DATASETS[name].missing() == [] and len(fetch(name)) == 1
     with pytest.raises(DataError, match="no data set 'mnits'"):
         fetch("mnits")
     with pytest.raises(DataError, match="no file with a known checksum"):
         fetch("femnist")
+
+
+def test_what_is_missing_is_listed(own_folder):
+    assert [file.name for file in DATASETS["adult"].missing()] == ["adult.data", "adult.test"]
+    (own_folder / "adult").mkdir()
+    (own_folder / "adult" / "adult.data").touch()
+    assert [file.name for file in DATASETS["adult"].missing()] == ["adult.test"]

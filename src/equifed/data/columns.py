@@ -93,6 +93,20 @@ def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> N
     return table
 
 
+def grouped(values: Sequence[Any]) -> dict[str, NDArray[np.int64]]:
+    """Return the rows of each distinct value, as text, in order of first appearance.
+
+    >>> grouped(["b", "a", "b"])
+    {'b': array([0, 2]), 'a': array([1])}
+    """
+    names, first, codes = np.unique(
+        np.array([str(v) for v in values]), return_index=True, return_inverse=True
+    )
+    order = np.argsort(codes, kind="stable")
+    rows = np.split(order, np.cumsum(np.bincount(codes, minlength=len(names)))[:-1])
+    return {str(names[k]): rows[k] for k in np.argsort(first)}
+
+
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         value = value.strip()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.data.checks import DataError
-from equifed.data.columns import Columns, one_hot, read_columns, to_numbers
+from equifed.data.columns import Columns, grouped, one_hot, read_columns, to_numbers
 from equifed.data.federation import Federation, Split
 from equifed.data.tidy import as_pair, as_targets, one_kind
 
@@ -157,17 +157,17 @@ def from_table(
     columns = _complete(columns, [*special, *wanted], client, missing)
     inputs = _features(columns, wanted, categorical, dtype)
     targets, titles = _labels(columns[target], task, classes)
-    owners = np.array([str(v) for v in columns[client]])
-    part = np.array([str(v) for v in columns[split]] if split else ["train"] * len(owners))
+    owners = grouped(columns[client])
+    part = np.array([str(v) for v in columns[split]] if split else ["train"] * len(inputs))
     illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
     if illegal:
         raise DataError(f"Column {split!r} must say train, validation or test, got {illegal[0]!r}.")
 
     def rows(label: str) -> dict[str, tuple[Array, Array]] | None:
-        here = {c: np.flatnonzero((owners == c) & (part == label)) for c in dict.fromkeys(owners)}
+        here = {c: r[part[r] == label] for c, r in owners.items()}
         if label != "train" and not any(len(r) for r in here.values()):
             return None
-        return {str(c): (inputs[r], targets[r]) for c, r in here.items()}
+        return {c: (inputs[r], targets[r]) for c, r in here.items()}
 
     return from_clients(
         rows("train") or {},

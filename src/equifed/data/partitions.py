@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.data.checks import DataError
+from equifed.data.columns import grouped
 from equifed.data.shares import cuts, dirichlet, follow, limited_counts, topped_up
 from equifed.data.tables import Table
 from equifed.streams import Stream
@@ -224,8 +225,7 @@ class ByColumn:
         """Return the rows of each client; nothing is drawn."""
         if len(self.values) != len(labels):
             raise DataError(f"ByColumn has {len(self.values)} values for {len(labels)} samples.")
-        texts = np.array([str(v) for v in self.values])
-        return [np.flatnonzero(texts == name) for name in self.names]
+        return list(grouped(self.values).values())
 
 
 PARTITIONS: dict[str, type] = {

@@ -10,7 +10,7 @@ from typing import Any
 from equifed.data import census, natural, pooled, small, synthetic
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation
-from equifed.data.files import Progress, RemoteFile, obtain_all
+from equifed.data.files import Progress, RemoteFile, find, obtain_all
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,18 @@ class DataSet:
     loader: Callable[..., Federation]
     embedded: bool = False
     files: tuple[RemoteFile, ...] = ()
+    instead: tuple[str, ...] = ()  # folder/name of files that serve as well as ``files``
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of the loader and their defaults."""
         return {k: p.default for k, p in inspect.signature(self.loader).parameters.items()}
+
+    def missing(self) -> list[RemoteFile]:
+        """Return the publisher's files that are needed and not on this machine."""
+        if any(find(*place.split("/")) for place in self.instead):
+            return []
+        return [file for file in self.files if file.find() is None]
 
 
 DATASETS: dict[str, DataSet] = {
@@ -81,6 +88,7 @@ DATASETS: dict[str, DataSet] = {
             "none stated; research use",
             pooled.cifar10,
             files=pooled.CIFAR_FILES,
+            instead=("cifar10/test_batch.webp", "cifar10/cifar-10-python.tar.gz"),
         ),
         DataSet(
             "adult",
@@ -95,6 +103,7 @@ DATASETS: dict[str, DataSet] = {
             "none stated; research use",
             natural.vehicle,
             files=natural.VEHICLE_FILES,
+            instead=("vehicle/vehicle_ditto_train.json.gz",),
         ),
         DataSet(
             "shakespeare",
@@ -130,7 +139,7 @@ def load(name: str, **params: Any) -> Federation:
 
 
 def fetch(name: str, progress: Progress | None = None) -> list[str]:
-    """Fetch the files of a data set that are not here yet; return where all of them are."""
+    """Fetch the files of a data set that are not here yet; return where they are now."""
     if name not in DATASETS:
         raise DataError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
     entry = DATASETS[name]
@@ -139,4 +148,6 @@ def fetch(name: str, progress: Progress | None = None) -> list[str]:
             f"{name} has no file with a known checksum to fetch; load it once to see which file "
             "to put into $EQUIFED_DATA."
         )
-    return [str(path) for path in obtain_all(entry.files, progress)]
+    obtain_all(entry.missing(), progress)
+    places = [file.find() for file in entry.files] + [find(*p.split("/")) for p in entry.instead]
+    return [str(place) for place in places if place]

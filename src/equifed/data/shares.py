@@ -46,11 +46,13 @@ def topped_up(parts: list[Rows], least: int, draw: np.random.Generator) -> list[
     """Move random samples from whoever has most to clients with fewer than ``least``."""
     sizes = np.array([len(part) for part in parts])
     for i in np.flatnonzero(sizes < least):
-        while len(parts[i]) < least:
-            giver = int(np.argmax([len(part) for part in parts]))
-            taken = int(draw.integers(len(parts[giver])))
+        while sizes[i] < least:
+            giver = int(sizes.argmax())
+            taken = int(draw.integers(sizes[giver]))
             parts[i] = np.append(parts[i], parts[giver][taken])
             parts[giver] = np.delete(parts[giver], taken)
+            sizes[i] += 1
+            sizes[giver] -= 1
     return parts
 
 
