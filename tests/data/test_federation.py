@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from equifed.data import DataError, Federation, Split
+from equifed.data.tables import Table
 
 few = settings(deadline=None, max_examples=40)
 
@@ -109,6 +110,17 @@ def test_table_shows_sizes_and_class_counts_as_text_and_by_rich():
     screen = io.StringIO()
     Console(file=screen, width=80).print(fed.table())
     assert "north" in screen.getvalue() and "own data" in screen.getvalue()
+
+
+def test_a_narrow_console_shows_every_number_whole():
+    counts = 100_000 + np.arange(10)
+    row = ("north", *map(str, counts))
+    shown = Table("wide", ("client", *(f"class {k}" for k in range(10))), [row])
+    screen = io.StringIO()
+    Console(file=screen, width=50).print(shown)
+    text = screen.getvalue()
+    assert all(str(count) in text for count in counts) and "…" not in text
+    assert max(map(len, text.splitlines())) <= 50 and text.count("north") > 1
 
 
 def test_table_of_many_classes_counts_those_present():
