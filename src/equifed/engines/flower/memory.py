@@ -1,0 +1,116 @@
+"""What a client keeps between messages: vectors in local files, found by key.
+
+Every message may be a new process, and Flower ships its own client state to that process with each
+message, so vectors of the model's size stay in files here and only their keys travel. A file
+carries its own checksum; one that is damaged or gone is "stale" to the server, which asks again.
+The folder belongs to one run and one client; it is readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEEP_ROUNDS = 3
+"""Rounds after which a vector that nobody named again is deleted."""
+
+
+def default_root() -> Path:
+    """Return the folder of all client memories: ``$EQUIFED_MEMORY``, or one in the user's cache."""
+    given = os.environ.get("EQUIFED_MEMORY")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(given) if given else cache / "equifed" / "memory"
+
+
+class Memory:
+    """Vectors and small records of one client in one run.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of all memories on this machine.
+    run : str
+        Identity of the equifed run.
+    client : str
+        Name of the client.
+    """
+
+    def __init__(self, root: Path, run: str, client: str) -> None:
+        self.folder = root / _name(run) / _name(client)
+
+    def put(self, key: str, vector: NDArray[Any], round: int) -> None:
+        """Keep a vector under a key, replacing what was there."""
+        data = np.ascontiguousarray(vector)
+        head = {"key": key, "dtype": data.dtype.name, "size": data.size}
+        head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
+        self._write(f"{_name(key)}.vector", json.dumps(head).encode() + b"\n" + data.tobytes())
+        self._seen([key], round)
+
+    def get(self, key: str) -> NDArray[Any] | None:
+        """Return the vector under a key, or None if it is not here or damaged."""
+        try:
+            content = (self.folder / f"{_name(key)}.vector").read_bytes()
+            line, _, body = content.partition(b"\n")
+            head = json.loads(line)
+            if head["key"] != key or head["sha256"] != hashlib.sha256(body).hexdigest():
+                return None
+            return np.frombuffer(body, dtype=head["dtype"]).reshape(head["size"]).copy()
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def record(self, name: str) -> dict[str, Any]:
+        """Return a small record, empty if there is none."""
+        try:
+            value = json.loads((self.folder / f"{_name(name)}.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def note(self, name: str, value: dict[str, Any]) -> None:
+        """Replace a small record; it is on the disk when this returns."""
+        self._write(f"{_name(name)}.json", json.dumps(value).encode(), sync=True)
+
+    def tidy(self, round: int, pins: list[str]) -> None:
+        """Delete vectors that no request of the last rounds named.
+
+        ``pins`` are the keys that the server still refers to. A run that went back to a checkpoint
+        finds what it needs, because deletion lags :data:`KEEP_ROUNDS` rounds behind.
+        """
+        seen = self._seen(pins, round)
+        old = [key for key, last in seen.items() if last < round - KEEP_ROUNDS]
+        for key in old:
+            (self.folder / f"{_name(key)}.vector").unlink(missing_ok=True)
+        if old:
+            left = {key: last for key, last in seen.items() if key not in old}
+            self._write(f"{_name('seen')}.json", json.dumps(left).encode())
+
+    def _seen(self, keys: list[str], round: int) -> dict[str, int]:
+        seen = {k: int(v) for k, v in self.record("seen").items()}
+        before = dict(seen)
+        for key in keys:
+            seen[key] = max(round, seen.get(key, round))
+        if seen != before:
+            self._write(f"{_name('seen')}.json", json.dumps(seen).encode())
+        return seen
+
+    def _write(self, name: str, content: bytes, sync: bool = False) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(self.folder / name)
+
+
+def _name(text: str) -> str:
+    """Return a file name for any text: no path, no surprises, no collisions."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

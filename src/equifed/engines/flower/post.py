@@ -1,0 +1,236 @@
+"""Sending requests, waiting for replies with a deadline, and trusting none before it is checked.
+
+Only ``Grid.push_messages``, ``pull_messages`` and ``get_node_ids`` are used. Replies are matched by
+the id of the message that they answer (error replies of a SuperLink name another sender), and
+polled for here: Flower's own ``send_and_receive`` sleeps three seconds between two looks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from equifed.clients import MissingClients, Traffic
+from equifed.engines.flower.patience import Patience
+from equifed.engines.flower.wire import OPERATIONS, Reply, Request, WireError, count_bytes
+
+Kind = Literal["silent", "error", "stale", "bad"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client is missing: "silent", "error", "stale" (lost its memory) or "bad" (unusable)."""
+
+    kind: Kind
+    reason: str
+
+
+@dataclass
+class Answers:
+    """The usable replies of an exchange, and why the others are missing; by client position."""
+
+    replies: dict[int, Reply] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+    def complete(self, names: Sequence[str]) -> dict[int, Reply]:
+        """Return the replies if nobody is missing, else raise :class:`MissingClients`."""
+        if self.failures:
+            raise MissingClients({i: f.reason for i, f in self.failures.items()}, names)
+        return self.replies
+
+
+Check = Callable[[int, Reply], None]
+"""Raises :class:`WireError` about a reply whose content cannot be used."""
+
+
+class Post:
+    """The server's mailbox for one run.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's connection to the nodes.
+    patience : Patience
+        Deadlines and policy.
+    clients : int
+        Number of clients of the federation, for the ledger.
+
+    Attributes
+    ----------
+    nodes : dict
+        Which Flower node each client is on; the roster writes it.
+    find : callable
+        Called with the connected nodes when a client's node is not among them; may update
+        ``nodes``.
+    dropped : int
+        Replies that answered nothing that was asked, or the same thing twice.
+    """
+
+    def __init__(self, grid: Grid, patience: Patience, clients: int = 0) -> None:
+        self.grid, self.patience = grid, patience
+        self.nodes: dict[int, int] = {}
+        self.find: Callable[[set[int]], None] = lambda connected: None
+        self.traffic = Traffic(clients)
+        self.dropped = 0
+
+    def ask(self, requests: Mapping[int, Request], check: Check) -> Answers:
+        """Send one request to each client and return what came of it.
+
+        Under the policy "wait", clients that are silent or report an error are asked again.
+        """
+        until, answers = time.monotonic() + self.patience.wait, Answers()
+        left = dict(requests)
+        self.traffic.exchanges += 1
+        while True:
+            _Exchange(self, left, check, answers).run()
+            again = [i for i, f in answers.failures.items() if f.kind in ("silent", "error")]
+            if not again or self.patience.on_missing != "wait" or time.monotonic() >= until:
+                return answers
+            time.sleep(self.patience.pause)
+            left = {i: requests[i] for i in again}
+            for i in again:
+                del answers.failures[i]
+
+    def connected(self) -> set[int]:
+        """Return the nodes that are connected now."""
+        return set(self.grid.get_node_ids())
+
+
+class _Exchange:
+    """One push and the polling for its replies."""
+
+    def __init__(
+        self, post: Post, requests: Mapping[int, Request], check: Check, answers: Answers
+    ) -> None:
+        self.post, self.requests, self.check, self.answers = post, requests, check, answers
+        self.waiting: dict[str, int] = {}
+        self.done: set[str] = set()
+        self.repeated: set[int] = set()
+
+    def run(self) -> None:
+        patience, started = self.post.patience, time.monotonic()
+        unsent = self._send(self.requests)
+        quorum_at: float | None = None
+        while self.waiting or unsent:
+            self._collect()
+            now = time.monotonic()
+            if quorum_at is None and self._quorum():
+                quorum_at = now
+            graceless = quorum_at is not None and now - quorum_at >= patience.grace
+            if now - started >= patience.timeout or graceless:
+                break
+            if self.waiting or unsent:
+                time.sleep(patience.poll)
+            if unsent:
+                unsent = self._send({i: self.requests[i] for i in unsent})
+        waited = time.monotonic() - started
+        for i in (*self.waiting.values(), *unsent):
+            reason = "not connected" if i in unsent else f"no answer within {waited:.0f} s"
+            self.answers.failures[i] = Failure("silent", reason)
+
+    def _quorum(self) -> bool:
+        """Tell whether those who answered are enough to go on without the rest."""
+        patience, everybody = self.post.patience, len(self.post.traffic.up)
+        enough = len(self.answers.replies) >= max(1.0, patience.quorum * everybody)
+        return patience.on_missing == "continue" and enough
+
+    def _send(self, requests: Mapping[int, Request]) -> set[int]:
+        """Push requests to the clients that are connected; return those that are not.
+
+        Under "continue" a client that is not connected is missing at once.
+        """
+        connected = self.post.connected()
+        if any(self.post.nodes.get(i) not in connected for i in requests):
+            self.post.find(connected)
+        there = [i for i in requests if self.post.nodes.get(i) in connected]
+        absent = set(requests) - set(there)
+        if self.post.patience.on_missing == "continue":
+            for i in absent:
+                self.answers.failures[i] = Failure("silent", "not connected")
+            absent = set()
+        self._push({i: requests[i] for i in there})
+        return absent
+
+    def _push(self, requests: Mapping[int, Request]) -> None:
+        if not requests:
+            return
+        messages, ttl = [], max(self.post.patience.timeout, 1.0)
+        for i, request in requests.items():
+            content = request.to_records()
+            self.post.traffic.down[i] += count_bytes(content)
+            messages.append(Message(content, self.post.nodes[i], OPERATIONS[request.op], ttl=ttl))
+        sent: list[str | None] = list(self.post.grid.push_messages(messages))
+        sent += [None] * (len(messages) - len(sent))
+        for i, message_id in zip(requests, sent, strict=True):
+            if message_id:
+                self.waiting[message_id] = i
+            else:
+                self.answers.failures[i] = Failure(
+                    "error", "the SuperLink did not take the request"
+                )
+
+    def _collect(self) -> None:
+        if not self.waiting:
+            return
+        for message in self.post.grid.pull_messages(list(self.waiting)):
+            answered = message.metadata.reply_to_message_id
+            i = self.waiting.pop(answered, None)
+            if i is None:
+                self.post.dropped += 1
+            else:
+                self._judge(i, message)
+
+    def _judge(self, i: int, message: Message) -> None:
+        request = self.requests[i]
+        if message.has_error():
+            # The reason may quote an exception of the client, so only the code goes on record.
+            reason = f"Flower reports error {message.error.code}"
+            self.answers.failures[i] = Failure("error", reason)
+            return
+        self.post.traffic.up[i] += count_bytes(message.content)
+        try:
+            reply = Reply.from_records(message.content)
+            if (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
+                self._ask_again(i)
+                return
+            if reply.error:
+                kind: Kind = {"stale": "stale", "non-finite": "bad"}.get(reply.error, "error")  # type: ignore[assignment]
+                self.answers.failures[i] = Failure(kind, f"{reply.error}: {reply.text}")
+                return
+            self.check(i, reply)
+        except WireError as error:
+            self.answers.failures[i] = Failure("bad", str(error))
+            return
+        self.answers.replies[i] = reply
+
+    def _ask_again(self, i: int) -> None:
+        """Repeat a request that was answered with something else; once, then give up."""
+        if i in self.repeated:
+            self.answers.failures[i] = Failure("bad", "answered another request, twice")
+            return
+        self.repeated.add(i)
+        self._push({i: self.requests[i]})
+
+
+def finite(name: str, value: object) -> float:
+    """Return a number of a reply, or raise :class:`WireError` unless it is a finite one.
+
+    >>> finite("loss", 2)
+    2.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WireError(f"{name} is no number")
+    if not np.isfinite(value):
+        raise WireError(f"{name} is {float(value)}")
+    return float(value)
+
+
+def positions(index: Iterable[int]) -> list[int]:
+    """Return client positions as plain integers."""
+    return [int(i) for i in index]

@@ -1,0 +1,64 @@
+"""Agreement: every algorithm on Flower equals the reference engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from equifed.algorithms.afl import AFL
+from equifed.algorithms.fedavg import FedAvg, fedprox
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaffold import Scaffold
+from equifed.engines.flower.evaluate import FlowerEvaluator
+from equifed.engines.flower.sums import PairSums, SecureSums
+from equifed.local import LocalSGD
+from equifed.metrics.evaluator import FederationEvaluator
+from equifed.objectives import ChiSquare, CVaR
+from equifed.steps import ConstantSteps
+from equifed.training import train
+from tests.engines.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
+
+LOCAL = LocalSGD(lr=0.1, steps=4, batch=5)
+ALGORITHMS: dict[str, Any] = {
+    "fedavg": FedAvg(LocalSGD(lr=0.1, epochs=2, batch=7)),
+    "fedavg-partial": FedAvg(LOCAL, participation=0.5),
+    "fedprox": fedprox(0.1, LOCAL),
+    "scaffold-stored": Scaffold(LOCAL),
+    "scaffold-partial": Scaffold(LOCAL, participation=0.5),
+    "scaffold-fresh": Scaffold(LOCAL, variates="fresh"),
+    "afl": AFL(LOCAL, 0.1, ChiSquare(0.5)),
+    "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
+    "scaff-pd-cvar": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
+}
+HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
+
+
+@pytest.mark.parametrize("privacy", HIDDEN)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_ten_rounds_equal_the_loop_engine(name: str, privacy: str, tmp_path: Path) -> None:
+    federation, the_task = convex(), task()
+    loop = loop_clients(federation, the_task)
+    expected = train(
+        ALGORITHMS[name],
+        loop,
+        rounds=10,
+        seed=3,
+        evaluator=FederationEvaluator(federation, loop.model),
+    )
+    clients = flower_clients(
+        memory_grid(federation, the_task, tmp_path), the_task, hidden=HIDDEN[privacy]()
+    )
+    found = train(
+        ALGORITHMS[name], clients, rounds=10, seed=3, evaluator=FlowerEvaluator(clients)
+    )
+    assert found.parameters is not None and expected.parameters is not None
+    for key, value in expected.parameters.items():
+        torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-10)
+    for a, b in zip(found.metrics, expected.metrics, strict=True):
+        assert (a.round, a.split, a.metric) == (b.round, b.split, b.metric)
+        np.testing.assert_array_equal(a.sizes, b.sizes)
+        np.testing.assert_allclose(a.values, b.values, rtol=0, atol=1e-9)
