@@ -88,12 +88,20 @@ class Stream:
         >>> bool((everyone[1] == alone[0]).all())
         True
         """
-        import torch
-
-        state = torch.tensor(_signed(self.seed * _GAMMA + 1), device=clients.device)
-        for word in (*self._words(), clients, *words):
+        state = mix(clients, self.salt())
+        for word in words:
             state = mix(state, word)
         return state & ((1 << 63) - 1)
+
+    def salt(self) -> int:
+        """Return the state that the hash chain has reached after the seed and the address."""
+        state = (self.seed * _GAMMA + 1) & _MASK
+        for word in self._words():
+            z = ((state ^ (word & _MASK)) + _GAMMA) & _MASK
+            z = ((z ^ (z >> 30)) * _M1) & _MASK
+            z = ((z ^ (z >> 27)) * _M2) & _MASK
+            state = z ^ (z >> 31)
+        return _signed(state)
 
     def _words(self) -> tuple[int, ...]:
         return tuple(zlib.crc32(w.encode()) if isinstance(w, str) else int(w) for w in self.address)
