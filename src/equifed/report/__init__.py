@@ -1,0 +1,20 @@
+"""Who is served how well, how sure that is, and what it cost: one page that opens anywhere."""
+
+from equifed.report.document import Report, as_json, build
+from equifed.report.measures import Target
+from equifed.report.methods import Method, ReportError, RunData, as_methods, read_methods
+from equifed.report.page import render, write_report
+
+__all__ = [
+    "Method",
+    "Report",
+    "ReportError",
+    "RunData",
+    "Target",
+    "as_json",
+    "as_methods",
+    "build",
+    "read_methods",
+    "render",
+    "write_report",
+]

@@ -1,0 +1,212 @@
+"""Figures over time: convergence against rounds and bytes, the certificate, the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from equifed.arrays import Index, Losses
+from equifed.metrics import best_fraction, worst_fraction
+from equifed.report import svg
+from equifed.report.figures import Figure, colour, csv_text
+from equifed.report.measures import bytes_until, over_clients
+from equifed.report.methods import Method
+from equifed.report.scales import Scale, bytes_text
+
+Against = Literal["rounds", "bytes"]
+FEW_CLIENTS = 12
+"""Up to this many clients have lines of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """What the runs of a method have in common: evaluated rounds, and values (runs, k, clients)."""
+
+    rounds: Index
+    bytes: Losses
+    values: Losses
+
+    def x(self, against: Against) -> Losses:
+        """Return where the evaluations lie on the axis."""
+        return self.rounds.astype(np.float64) if against == "rounds" else self.bytes
+
+
+def series(method: Method, scale: Scale) -> Series:
+    """Return the evaluations that all runs have, thinned to what can be drawn."""
+    found = [run.history.series(scale.metric, scale.split) for run in method.runs]
+    common = found[0][0]
+    for rounds, _ in found[1:]:
+        common = np.intersect1d(common, rounds)
+    common = common[svg.thinned(len(common))]
+    values = [v[np.searchsorted(rounds, common)] for rounds, v in found]
+    sent = [bytes_until(run.history, common) for run in method.runs]
+    return Series(common, np.mean(sent, axis=0), np.array(values))
+
+
+def convergence(
+    methods: Sequence[Method],
+    found: Sequence[Series],
+    scale: Scale,
+    of: Literal["worst", "average"],
+    against: Against,
+) -> Figure:
+    """One line per method: the worst client or the average, mean over seeds with their range."""
+    lines = [
+        np.array([over_clients(run, scale, of) for run in s.values]) * scale.factor for s in found
+    ]
+    plot = _time_frame([s.x(against) for s in found], lines, scale, against)
+    words, rows = [], []
+    for m, (method, s, line) in enumerate(zip(methods, found, lines, strict=True)):
+        x, mean = s.x(against), line.mean(axis=0)
+        if len(line) > 1:
+            plot.band(x, line.min(axis=0), line.max(axis=0), class_=f"band {colour(m)}")
+        if not len(mean):
+            continue
+        final = scale.text(float(mean[-1]) / scale.factor)
+        plot.line(
+            x, mean, class_=f"line {colour(m)}", data_tip=f"{method.name}: {final} at the end"
+        )
+        words.append(f"{method.name} ends at {final}.")
+        numbers = np.array([mean, line.min(axis=0), line.max(axis=0)]).T / scale.factor
+        rows += [
+            [method.name, int(r), float(b), *map(float, three)]
+            for r, b, three in zip(s.rounds, s.bytes, numbers, strict=True)
+        ]
+    what = "Worst client" if of == "worst" else "Average over clients"
+    alt = f"{what}, {scale.label}, against {against}. {' '.join(words)}"
+    several = any(len(line) > 1 for line in lines)
+    caption = f"{scale.label.capitalize()}{scale.unit}" + (
+        "; mean over seeds, shaded from the lowest to the highest seed." if several else "."
+    )
+    columns = ["method", "round", "bytes", "mean", "lowest_seed", "highest_seed"]
+    title = f"{what} against {against}"
+    return Figure(f"{of}-{against}", title, caption, alt, plot.svg(alt), csv_text(columns, rows))
+
+
+def _time_frame(
+    xs: Sequence[Losses], lines: Sequence[Losses], scale: Scale, against: Against
+) -> svg.Plot:
+    end = max((float(x[-1]) for x in xs if len(x)), default=1.0)
+    write = bytes_text if against == "bytes" else "{:,.0f}".format
+    label = "rounds" if against == "rounds" else "bytes sent and received by all clients"
+    y = svg.limits(*lines)
+    top = 100.0 if scale.metric == "accuracy" else math.inf
+    return svg.frame(
+        (0, end or 1.0), (max(y[0], 0.0), min(y[1], top)), x_label=label, write_x=write,
+    )  # fmt: skip
+
+
+def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Figure:
+    """Average and worst client of one method, with the tails, or with every client if few."""
+    values = s.values.mean(axis=0) * scale.factor
+    known = values[:, ~np.isnan(values).any(axis=0)]
+    worst = over_clients(values, scale, "worst")
+    average = over_clients(values, scale, "average")
+    x = s.x(against)
+    plot = _time_frame([x], [known], scale, against)
+    if known.shape[1] > FEW_CLIENTS:
+        low, high = _tails(known, scale)
+        plot.band(x, low, high, class_="band m0")
+    elif len(x):
+        for i in range(values.shape[1]):
+            plot.line(x, values[:, i], class_="line thin m0", data_m=0, data_c=i)
+    plot.line(x, worst, class_="line m1", data_tip="worst client of each round")
+    plot.line(x, average, class_="line ink", data_tip="average over clients")
+    ends = "" if not len(x) else (
+        f" It ends at an average of {scale.text(float(average[-1]) / scale.factor)} and a worst "
+        f"client of {scale.text(float(worst[-1]) / scale.factor)}."
+    )  # fmt: skip
+    thin = "shaded: from the worst-served to the best-served 20 %"
+    caption = f"{scale.label.capitalize()}{scale.unit}. Dark: average. Coloured: worst client. " + (
+        thin.capitalize() + "." if known.shape[1] > FEW_CLIENTS else "Thin: every client."
+    )
+    alt = f"{method.name}: average and worst {scale.label} against {against}.{ends}"
+    rows = [
+        [int(r), float(b), float(a) / scale.factor, float(w) / scale.factor]
+        for r, b, a, w in zip(s.rounds, s.bytes, average, worst, strict=True)
+    ]
+    table = csv_text(["round", "bytes", "average", "worst"], rows)
+    key, title = f"convergence-{against}", f"Convergence against {against}"
+    return Figure(key, title, caption, alt, plot.svg(alt), table, legend=False)
+
+
+def _tails(values: Losses, scale: Scale) -> tuple[Losses, Losses]:
+    options = {"higher_is_better": scale.higher_is_better}
+    low = worst_fraction(values, 0.2, **options)
+    high = best_fraction(values, 0.2, **options)
+    return np.asarray(low), np.asarray(high)
+
+
+def certificate(methods: Sequence[Method]) -> Figure | None:
+    """Return the optimality gap over rounds of the methods that have one, or None."""
+    gaps = {}
+    for m, method in enumerate(methods):
+        records = [r for r in method.runs[0].history.rounds if "gap" in r.numbers]
+        points = [(r.round, r.numbers["gap"]) for r in records]
+        points = [(r, g) for r, g in points if math.isfinite(g) and g > 0]
+        if points:
+            gaps[m] = np.array(points)[svg.thinned(len(points))]
+    if not gaps:
+        return None
+    every = np.concatenate([gap[:, 1] for gap in gaps.values()])
+    low, high = 10 ** math.floor(math.log10(every.min())), 10 ** math.ceil(math.log10(every.max()))
+    end = max(float(gap[-1, 0]) for gap in gaps.values())
+    plot = svg.frame(
+        (0, end), (low, high if high > low else 10 * low), x_label="rounds",
+        write_x="{:,.0f}".format, write_y="{:.0e}".format, log_y=True, left=54.0,
+    )  # fmt: skip
+    words, rows = [], []
+    for m, gap in gaps.items():
+        name, final = methods[m].name, float(gap[-1, 1])
+        tip = f"{name}: gap {final:.3g} at the end"
+        plot.line(gap[:, 0], gap[:, 1], class_=f"line {colour(m)}", data_tip=tip)
+        words.append(f"{name} ends within {final:.3g} of the best objective value there is.")
+        rows += [[name, int(r), float(g)] for r, g in gap]
+    alt = f"Certified optimality gap against rounds, logarithmic. {' '.join(words)}"
+    caption = (
+        "How far the objective can still be from its optimum, at most; computed from the run "
+        "itself (first seed)."
+    )
+    table = csv_text(["method", "round", "gap"], rows)
+    return Figure("certificate", "Certificate", caption, alt, plot.svg(alt), table)
+
+
+def weights(method: Method, m: int) -> Figure | None:
+    """Client weights over the rounds of the first run; None where they never change."""
+    recorded = method.runs[0].history.weights
+    rounds = np.array(sorted(recorded), dtype=np.int64)
+    if not len(rounds):
+        return None
+    rounds = rounds[svg.thinned(len(rounds), 120)]
+    table = np.array([recorded[int(r)] for r in rounds])
+    if np.ptp(table, axis=0).max() < 1e-12:
+        return None
+    n = table.shape[1]
+    end = float(rounds[-1])
+    plot = svg.frame((0, end), svg.limits(table, [0.0]), x_label="rounds", write_x="{:,.0f}".format)
+    heaviest = [int(i) for i in np.argsort(-table[-1], kind="stable")[:3]]
+    if n > 60:
+        low, high = np.quantile(table, [0.1, 0.9], axis=1)
+        plot.band(rounds, low, high, class_="band m0")
+    shown = heaviest if n > 60 else [*(i for i in range(n) if i not in heaviest), *heaviest]
+    for i in shown:
+        style = "line accent" if i in heaviest else "line thin m0"
+        plot.line(rounds, table[:, i], class_=style, data_m=m, data_c=i)
+    plot.line([0, end], [1 / n, 1 / n], class_="line diagonal", data_tip="equal weights")
+    names = ", ".join(f"{method.clients[i]} {table[-1, i]:.3f}" for i in heaviest)
+    alt = (
+        f"Weights of the clients under {method.name}. Largest at the end: {names}; equal weights "
+        f"would be {1 / n:.3g}."
+    )
+    rest = "Shaded: the middle 80 % of clients." if n > 60 else "Thin: the others."
+    caption = f"Coloured: the heaviest at the end ({names}). {rest} Dotted: equal weights."
+    rows = [
+        [int(r), method.clients[i], float(table[k, i])] for k, r in enumerate(rounds) for i in shown
+    ]
+    title = f"Weights, {method.name}"
+    numbers = csv_text(["round", "client", "weight"], rows)
+    return Figure(f"weights-{m}", title, caption, alt, plot.svg(alt), numbers, legend=False)

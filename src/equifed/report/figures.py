@@ -1,0 +1,192 @@
+"""The figures of a report, each with a text alternative and the numbers behind it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from equifed.arrays import Losses
+from equifed.metrics import gini, lorenz_curve
+from equifed.report import svg
+from equifed.report.clients import ClientRows
+from equifed.report.methods import Method
+from equifed.report.scales import Scale
+
+MOST_DOTS = 8000
+"""Beyond this many dots in one figure, bars are drawn instead."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing, what it shows in words, and its numbers as CSV."""
+
+    key: str
+    title: str
+    caption: str
+    alt: str
+    drawing: Markup
+    table: str
+    legend: bool = True
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    r"""Return CSV whose text no spreadsheet takes for a formula.
+
+    >>> csv_text(["client", "accuracy"], [["=1+1", 0.5]])
+    "client,accuracy\n'=1+1,0.5\n"
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[_cell(cell) for cell in row] for row in rows])
+    return out.getvalue()
+
+
+def _cell(cell: object) -> object:
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + cell
+    if isinstance(cell, float):
+        return "" if math.isnan(cell) else f"{cell:.8g}"
+    return cell
+
+
+def colour(i: int) -> str:
+    """Return the style class of a method: the baseline is grey, the others have colours."""
+    return f"m{i % 8}"
+
+
+def _percent_axis(scale: Scale) -> str:
+    return "{:.0f}" if scale.metric == "accuracy" else "{:g}"
+
+
+def distribution(methods: Sequence[Method], rows: Sequence[ClientRows], scale: Scale) -> Figure:
+    """One row of dots per method, one dot per client."""
+    step, top = (62.0 if len(methods[0].clients) > 40 else 46.0), 10.0
+    height = top + step * len(methods) + svg.BOTTOM
+    values = [row.value * scale.factor for row in rows]
+    x = svg.Axis(
+        *svg.limits(*values), 14.0, svg.WIDTH - svg.RIGHT, scale.label + scale.unit,
+        _percent_axis(scale).format,
+    )  # fmt: skip
+    nothing = svg.Axis(0, 0, height - svg.BOTTOM, top, write=lambda v: "")
+    plot = svg.Plot(x, nothing, height=height)
+    dense = sum(np.isfinite(v).sum() for v in values) > MOST_DOTS
+    for m, (method, value) in enumerate(zip(methods, values, strict=True)):
+        base = top + step * m
+        plot.text(x.start, base + 12, method.name, class_="name")
+        middle, room = base + step / 2 + 7, step - 20
+        if dense:
+            _bars(plot, value, middle, room, m)
+        else:
+            _dots(plot, value, middle, room, m, rows[m].worst_position(scale))
+        mean = x.at(float(np.nanmean(value))) if np.isfinite(value).any() else math.nan
+        if math.isfinite(mean):
+            tip = f"{method.name}: average {scale.text(float(np.nanmean(value)) / scale.factor)}"
+            ends = {"y1": base + 18, "y2": base + step - 4}
+            plot.add(svg.tag("line", x1=mean, x2=mean, **ends, class_="mean", data_tip=tip))
+    worst = [_worst_words(method, row, scale) for method, row in zip(methods, rows, strict=True)]
+    table = csv_text(
+        ["method", "client", scale.label],
+        (
+            [method.name, name, float(v)]
+            for method, row in zip(methods, rows, strict=True)
+            for name, v in zip(method.clients, row.value, strict=True)
+        ),
+    )
+    words = f"Distribution of {scale.label} over {len(methods[0].clients)} clients. "
+    return Figure(
+        "distribution",
+        "Every client",
+        "One dot per client; the bar marks the average, the ring the worst-served client.",
+        words + " ".join(worst),
+        plot.svg(words + " ".join(worst)),
+        table,
+        legend=False,
+    )
+
+
+def _dots(
+    plot: svg.Plot, values: Losses, middle: float, room: float, m: int, worst: int | None
+) -> None:
+    known = np.flatnonzero(np.isfinite(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    radius = 3.6 if len(order) <= 60 else 2.6 if len(order) <= 300 else 1.8
+    gap = 2 * radius + 0.4
+    fits = max(1, int(room / gap))
+    counts = np.unique(np.floor(plot.x(values[order]) / gap), return_counts=True)[1]
+    squeeze = min(1.0, fits / max(counts, default=1))
+    places = svg.swarm([float(p) for p in plot.x(values[order])], gap, max(counts, default=1))
+    for i, (place, level) in zip(order, places, strict=True):
+        y = middle + level * gap * squeeze
+        mark = {"class_": f"dot {colour(m)}", "data_m": m, "data_c": int(i)}
+        plot.add(svg.tag("circle", cx=place, cy=y, r=radius, **mark))
+        if i == worst:
+            plot.add(svg.tag("circle", cx=place, cy=y, r=radius + 3, class_="ring"))
+
+
+def _bars(plot: svg.Plot, values: Losses, middle: float, room: float, m: int) -> None:
+    known = values[np.isfinite(values)]
+    counts, edges = np.histogram(known, bins=60, range=(plot.x.low, plot.x.high))
+    for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
+        if count:
+            tall = room * count / counts.max()
+            width = plot.x.at(right) - plot.x.at(left) - 0.6
+            tip = f"{count} clients between {left:.4g} and {right:.4g}"
+            box = {"x": plot.x.at(left), "y": middle + room / 2 - tall, "width": width}
+            mark = {"class_": f"bar {colour(m)}", "data_tip": tip}
+            plot.add(svg.tag("rect", **box, height=tall, **mark))
+
+
+def _worst_words(method: Method, rows: ClientRows, scale: Scale) -> str:
+    i = rows.worst_position(scale)
+    if i is None:
+        return f"{method.name}: not evaluated."
+    average, best = float(np.nanmean(rows.value)), _best(rows.value, scale)
+    return (
+        f"{method.name}: worst {method.clients[i]} {scale.text(float(rows.value[i]))}, average "
+        f"{scale.text(average)}, best {scale.text(best)}."
+    )
+
+
+def _best(values: Losses, scale: Scale) -> float:
+    return float((np.nanmax if scale.higher_is_better else np.nanmin)(values))
+
+
+def lorenz(
+    methods: Sequence[Method], values: Sequence[Losses], what: str, key: str
+) -> Figure | None:
+    """Lorenz curves of what the clients have: accuracies, or losses."""
+    known = [v[np.isfinite(v)] for v in values]
+    if any(v.size == 0 or (v < 0).any() for v in known):
+        return None
+    plot = svg.frame(
+        (0, 1), (0, 1), x_label=f"fraction of clients, from the smallest {what}",
+        write_x="{:.1f}".format, write_y="{:.1f}".format,
+    )  # fmt: skip
+    plot.line([0, 1], [0, 1], class_="line diagonal")
+    lines, rows = [], []
+    for m, (method, value) in enumerate(zip(methods, known, strict=True)):
+        x, y = lorenz_curve(value)
+        shown = svg.thinned(len(x))
+        g = float(gini(value))
+        tip = f"{method.name}: Gini {g:.3f}"
+        plot.line(x[shown], y[shown], class_=f"line {colour(m)}", data_tip=tip)
+        lines.append(f"{method.name}: Gini coefficient {g:.3f}.")
+        rows += [[method.name, float(a), float(b)] for a, b in zip(x[shown], y[shown], strict=True)]
+        order = np.argsort(values[m], kind="stable")[: len(value)]
+        if len(methods) == 1 and len(value) <= 200:
+            for k, i in enumerate(order, start=1):
+                plot.dot(x[k], y[k], 2.4, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
+    alt = (
+        f"Lorenz curves: share of all {what} that the clients with the smallest values have "
+        f"together; the diagonal is equality. {' '.join(lines)}"
+    )
+    caption = f"Share of the total {what}; on the diagonal all clients have the same."
+    table = csv_text(["method", "fraction_of_clients", f"share_of_{what}"], rows)
+    return Figure(key, f"Lorenz curves of {what}", caption, alt, plot.svg(alt), table)

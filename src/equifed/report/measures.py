@@ -1,0 +1,255 @@
+"""What a method achieved and cost, over its seeds, and against a baseline seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from equifed.arrays import Index, Losses
+from equifed.history import History
+from equifed.metrics import (
+    Interval,
+    accuracy_intervals,
+    correct_counts,
+    describe,
+    mean_interval,
+    paired_difference,
+    summary,
+)
+from equifed.report.methods import Method
+from equifed.report.scales import Scale
+
+Form = Literal["value", "gap", "index", "count", "bytes"]
+Source = Literal["seeds", "samples", "none"]
+RESAMPLES = 400
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One row of a comparison: a number for each run, and how to write it."""
+
+    key: str
+    label: str
+    meaning: str
+    form: Form
+    lower_is_better: bool
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measure of one method over its runs.
+
+    Parameters
+    ----------
+    values : tuple of float
+        One for each run, NaN where it is not defined, as a target that was not reached.
+    interval : Interval
+        Their mean; limits are infinite where nothing is known about them.
+    source : str
+        What the limits are about: other ``"seeds"``, other test ``"samples"`` of these clients
+        (one run of a classifier), or ``"none"``.
+    difference : Interval, optional
+        Mean difference to the baseline within seeds.
+    pairs : int
+        Over how many seeds.
+    """
+
+    values: tuple[float, ...]
+    interval: Interval
+    source: Source = "none"
+    difference: Interval | None = None
+    pairs: int = 0
+
+    @property
+    def reached(self) -> int:
+        """How many runs have the measure."""
+        return sum(math.isfinite(value) for value in self.values)
+
+
+@dataclass(frozen=True)
+class Target:
+    """How good the worst client, or the average, has to become, and what that took."""
+
+    value: float
+    of: Literal["worst", "average"] = "worst"
+
+
+def shown_scale(methods: Sequence[Method]) -> Scale | None:
+    """Return the metric and split to report: accuracy before loss, test before the others."""
+    for method in methods:
+        for run in method.runs:
+            chosen = run.history.main_metric()
+            if chosen is not None:
+                return Scale(*chosen)
+    return None
+
+
+LEVELS = ("average_by_client", "worst", "worst_20_percent", "best_20_percent")
+LABELS = {
+    "average_by_client": "Average over clients",
+    "worst": "Worst client",
+    "worst_20_percent": "Worst-served 20 %",
+    "best_20_percent": "Best-served 20 %",
+    "spread": "Spread, best to worst",
+    "gini": "Gini coefficient",
+    "twenty_twenty": "Relative unfairness, 20:20",
+}
+
+
+def measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
+    """Return the rows of a comparison."""
+    rows = []
+    for key, label in LABELS.items():
+        reducer = describe(key)
+        form: Form = "value" if key in LEVELS else "gap" if key == "spread" else "index"
+        lower = reducer.lower_is_better(higher_is_better=scale.higher_is_better)
+        rows.append(Measure(key, label, reducer.meaning, form, lower))
+    if target is not None:
+        who = "the worst client has" if target.of == "worst" else "the clients have on average"
+        until = f"until {who} {scale.text(target.value)}"
+        took = f"rounds {until}"
+        rows.append(Measure("rounds_to_target", "Rounds to target", took, "count", True))
+        sent = f"bytes sent and received by all clients {until}"
+        rows.append(Measure("bytes_to_target", "Bytes to target", sent, "bytes", True))
+    rows.append(Measure("rounds", "Rounds", "rounds that were run", "count", True))
+    total = "bytes sent and received by all clients"
+    rows.append(Measure("bytes", "Bytes", total, "bytes", True))
+    return tuple(rows)
+
+
+def over_clients(values: Losses, scale: Scale, of: str) -> Losses:
+    """Reduce clients (k, N) to the worst or the average of those that have a value (k,)."""
+    some = values[:, ~np.isnan(values).all(axis=0)]
+    if some.size == 0:
+        return np.full(len(values), np.nan)
+    if of == "average":
+        return np.asarray(np.nanmean(some, axis=1))
+    worst = np.nanmin if scale.higher_is_better else np.nanmax
+    return np.asarray(worst(some, axis=1))
+
+
+def bytes_until(history: History, rounds: Index) -> Index:
+    """Return the bytes that all clients had sent and received when each of the rounds ended."""
+    ends = np.array([record.round for record in history.rounds], dtype=np.int64)
+    sent = np.array([record.bytes_up + record.bytes_down for record in history.rounds])
+    total = np.concatenate([[0], np.cumsum(sent, dtype=np.int64)])
+    return np.asarray(total[np.searchsorted(ends, rounds, side="right")], dtype=np.int64)
+
+
+def run_measures(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
+    """Return every reducer of the run's last evaluation, and what the run cost."""
+    record = history.last(scale.metric, scale.split)
+    known = np.empty(0) if record is None else record.values[~np.isnan(record.values)]
+    out = {"rounds": float(len(history.rounds))}
+    out["bytes"] = float(sum(r.bytes_up + r.bytes_down for r in history.rounds))
+    if record is not None and known.size and np.isfinite(known).all():
+        out |= summary(
+            record.values,
+            record.sizes,
+            higher_is_better=scale.higher_is_better,
+            missing="drop",
+        )
+    if target is not None:
+        out |= _to_target(history, scale, target)
+    return out
+
+
+def _to_target(history: History, scale: Scale, target: Target) -> dict[str, float]:
+    rounds, values = history.series(scale.metric, scale.split)
+    reached = over_clients(values, scale, target.of) if len(rounds) else np.empty(0)
+    good = reached >= target.value if scale.higher_is_better else reached <= target.value
+    if not good.any():
+        return {"rounds_to_target": math.nan, "bytes_to_target": math.nan}
+    first = rounds[good.argmax()]
+    sent = bytes_until(history, np.array([first]))[0]
+    return {"rounds_to_target": float(first), "bytes_to_target": float(sent)}
+
+
+def default_target(baseline: Method, scale: Scale) -> Target | None:
+    """Return the worst client's final value under the baseline, averaged over its runs.
+
+    When does another method serve its worst client as well as the baseline ever did?
+    """
+    final = over_clients(baseline.final(scale.metric, scale.split), scale, "worst")
+    known = final[np.isfinite(final)]
+    return Target(float(known.mean())) if known.size else None
+
+
+def estimates(
+    method: Method, baseline: Method | None, scale: Scale, target: Target | None
+) -> dict[str, Estimate]:
+    """Return every measure of a method, with the paired difference to the baseline if given."""
+    ours = [run_measures(run.history, scale, target) for run in method.runs]
+    theirs = {} if baseline is None else _by_seed(baseline, scale, target)
+    keys = dict.fromkeys(key for row in ours for key in row)
+    sampled = _sample_intervals(method, scale) if len(ours) == 1 else {}
+    out = {}
+    for key in keys:
+        values = tuple(row.get(key, math.nan) for row in ours)
+        pairs = [
+            (value, theirs[seed].get(key, math.nan))
+            for value, seed in zip(values, _positions(method), strict=True)
+            if seed in theirs
+        ]
+        # A mean over the pairs that happen to be defined would be a biased one.
+        defined = pairs and np.isfinite(pairs).all()
+        difference = paired_difference(*zip(*pairs, strict=True)) if defined else None
+        interval, source = _interval(values, sampled.get(key))
+        out[key] = Estimate(values, interval, source, difference, len(pairs))
+    return out
+
+
+def _positions(method: Method) -> list[object]:
+    """Return what identifies a run among those of a method: its seed, or its place if unknown."""
+    return [("at", i) if run.seed is None else run.seed for i, run in enumerate(method.runs)]
+
+
+def _by_seed(method: Method, scale: Scale, target: Target | None) -> dict[object, dict[str, float]]:
+    rows = [run_measures(run.history, scale, target) for run in method.runs]
+    return dict(zip(_positions(method), rows, strict=True))
+
+
+def _interval(values: Sequence[float], sampled: Interval | None) -> tuple[Interval, Source]:
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < len(values) or not known:
+        # A mean over the runs that got there would flatter a method that seldom does.
+        mean = math.nan if not known else math.inf if len(known) < len(values) else known[0]
+        return Interval(mean, -math.inf, math.inf), "none"
+    if len(known) > 1:
+        return mean_interval(known), "seeds"
+    if sampled is not None:
+        return sampled, "samples"
+    return mean_interval(known), "none"
+
+
+def _sample_intervals(method: Method, scale: Scale) -> dict[str, Interval]:
+    """Return intervals over test samples, for one run of a classifier."""
+    record = method.runs[0].history.last(scale.metric, scale.split)
+    if scale.metric != "accuracy" or record is None:
+        return {}
+    some = (record.sizes > 0) & np.isfinite(record.values)
+    if not some.any():
+        return {}
+    try:
+        counts = correct_counts(record.values[some], record.sizes[some])
+    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
+        return {}
+    return accuracy_intervals(counts, record.sizes[some], resamples=RESAMPLES)
+
+
+def written(measure: Measure, scale: Scale) -> Callable[[float], str]:
+    """Return how to write values of a measure."""
+    from equifed.report.scales import bytes_text
+
+    forms: dict[Form, Callable[[float], str]] = {
+        "value": scale.text,
+        "gap": scale.gap,
+        "index": lambda v: f"{v:.3f}" if math.isfinite(v) else "∞" if v > 0 else "–",
+        "count": lambda v: f"{v:,.0f}" if float(v).is_integer() else f"{v:,.1f}",
+        "bytes": bytes_text,
+    }
+    return forms[measure.form]

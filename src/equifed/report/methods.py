@@ -1,0 +1,198 @@
+"""What a report is about: methods, each with the runs of one seed or several."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.arrays import Index, Losses, Weights
+from equifed.history import History
+
+PLAN = "comparison.json"
+
+
+class ReportError(ValueError):
+    """There is nothing to report, or the runs cannot be put side by side."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """One run: what happened, and what it was run with as far as that is known."""
+
+    history: History
+    seed: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""
+    complete: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """Runs that differ in nothing but their seeds, under one name."""
+
+    name: str
+    runs: tuple[RunData, ...]
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Names of the clients."""
+        return self.runs[0].history.names
+
+    @property
+    def seeds(self) -> tuple[int | None, ...]:
+        """Seeds of the runs."""
+        return tuple(run.seed for run in self.runs)
+
+    def final(self, metric: str, split: str) -> Losses:
+        """Return the last evaluation of every run, shape (runs, clients); NaN: not evaluated."""
+        rows = []
+        for run in self.runs:
+            record = run.history.last(metric, split)
+            empty = np.full(len(self.clients), np.nan)
+            rows.append(empty if record is None else record.values)
+        return np.array(rows)
+
+    def sizes(self, metric: str, split: str) -> Index:
+        """Return the clients' sample counts in a split."""
+        for run in self.runs:
+            record = run.history.last(metric, split)
+            if record is not None:
+                return record.sizes
+        return np.zeros(len(self.clients), dtype=np.int64)
+
+    def last_weights(self) -> Weights:
+        """Return the clients' last recorded weights, mean over runs; NaN if there are none."""
+        last = [
+            run.history.weights[max(run.history.weights)]
+            for run in self.runs
+            if run.history.weights
+        ]
+        return np.mean(last, axis=0) if last else np.full(len(self.clients), np.nan)
+
+    def participation(self) -> Weights:
+        """Return the fraction of all runs' rounds that each client took part in."""
+        count, rounds = np.zeros(len(self.clients)), 0
+        for run in self.runs:
+            for record in run.history.rounds:
+                count[... if record.clients is None else list(record.clients)] += 1
+                rounds += 1
+        return count / rounds if rounds else np.full(len(self.clients), np.nan)
+
+    def quarantines(self) -> Index:
+        """Return in how many rounds, over all runs, each client was left out for its answer."""
+        seen: dict[str, set[tuple[int, int]]] = {}
+        for i, run in enumerate(self.runs):
+            for event in run.history.events:
+                if event["event"] == "quarantine":
+                    seen.setdefault(event["client"], set()).add((i, event.get("round", 0)))
+        return np.array([len(seen.get(name, ())) for name in self.clients], dtype=np.int64)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events with the seed of their run."""
+        return [
+            {**event, "seed": run.seed, "method": self.name}
+            for run in self.runs
+            for event in run.history.events
+        ]
+
+
+def as_methods(
+    runs: History | Mapping[str, History | Sequence[History]], name: str = "run"
+) -> list[Method]:
+    """Return methods for histories in memory."""
+    if isinstance(runs, History):
+        runs = {name: runs}
+    listed = {k: [h] if isinstance(h, History) else list(h) for k, h in runs.items()}
+    return checked([Method(k, tuple(RunData(h) for h in hs)) for k, hs in listed.items()])
+
+
+def read_methods(folders: Iterable[str | Path]) -> list[Method]:
+    """Read run folders and comparison folders; runs that differ in the seed alone go together."""
+    methods: list[Method] = []
+    loose: list[RunData] = []
+    for folder in map(Path, folders):
+        if (folder / PLAN).exists():
+            methods += read_comparison(folder)
+        elif (folder / "rounds.csv").exists():
+            loose.append(read_run(folder))
+        else:
+            inside = sorted(path.parent for path in folder.glob("*/rounds.csv"))
+            if not inside:
+                raise ReportError(
+                    f"{folder} holds no run and no comparison: expected rounds.csv in it or in the "
+                    "folders below it."
+                )
+            loose += [read_run(path) for path in inside]
+    return checked([*methods, *_grouped(loose)])
+
+
+def read_run(folder: Path) -> RunData:
+    """Read one run folder, without its model."""
+    config, provenance = folder / "config.toml", folder / "run.json"
+    table = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    return RunData(
+        History.load(folder, model=False),
+        table.get("seed"),
+        table,
+        json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {},
+        str(folder),
+        (folder / "summary.json").exists(),
+    )
+
+
+def read_comparison(folder: Path) -> list[Method]:
+    """Read the runs that a comparison made."""
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    methods = []
+    for entry in plan["methods"]:
+        paths = [folder / run["folder"] for run in entry["runs"]]
+        runs = tuple(read_run(path) for path in paths if (path / "summary.json").exists())
+        if runs:
+            methods.append(Method(entry["name"], runs))
+    return methods
+
+
+def _grouped(runs: Sequence[RunData]) -> list[Method]:
+    groups: dict[str, list[RunData]] = {}
+    for run in runs:
+        rest = {key: value for key, value in run.config.items() if key != "seed"}
+        groups.setdefault(json.dumps(rest, default=str) if rest else run.folder, []).append(run)
+    names = [_name(group) for group in groups.values()]
+    twice = {name for name in names if names.count(name) > 1}
+    return [
+        Method(group[0].folder if name in twice else name, tuple(group))
+        for name, group in zip(names, groups.values(), strict=True)
+    ]
+
+
+def _name(group: Sequence[RunData]) -> str:
+    path = Path(group[0].folder).absolute()
+    stem = re.sub(r"[-_]?(seed)?[-_]?\d+$", "", path.name) if len(group) > 1 else path.name
+    return stem or path.parent.name
+
+
+def checked(methods: list[Method]) -> list[Method]:
+    """Refuse what cannot stand side by side."""
+    if not methods:
+        raise ReportError("There are no runs to report.")
+    for method in methods:
+        if not method.runs:
+            raise ReportError(f"{method.name} has no runs.")
+        for run in method.runs:
+            if run.history.names != methods[0].clients:
+                raise ReportError(
+                    f"{method.name} and {methods[0].name} have different clients, so they cannot "
+                    "be compared client by client; report them apart."
+                )
+    names = [method.name for method in methods]
+    if len(set(names)) < len(names):
+        raise ReportError(f"Every method needs its own name, got {', '.join(names)}.")
+    return methods

@@ -1,0 +1,231 @@
+"""Small drawings: axes, lines and dots as SVG text whose colours come from the page's style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import ArrayLike
+
+WIDTH, HEIGHT = 440.0, 280.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 14.0, 40.0
+SHOWN_POINTS = 300
+"""A line has at most this many points: more cannot be seen."""
+
+
+def num(value: float) -> str:
+    """Write a coordinate shortly.
+
+    >>> num(12.0), num(3.14159)
+    ('12', '3.1')
+    """
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def tag(name: str, content: str | Markup = "", /, **attributes: object) -> Markup:
+    """Return an element; every attribute and all text is escaped.
+
+    >>> tag("text", "<b>", x=1.0, text_anchor="end")
+    Markup('<text x="1" text-anchor="end">&lt;b&gt;</text>')
+    """
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None:
+            continue
+        shown = num(value) if isinstance(value, float) else value
+        parts.append(f'{key.rstrip("_").replace("_", "-")}="{escape(str(shown))}"')
+    inside = escape(content)
+    head = " ".join(parts)
+    return Markup(f"<{head}>{inside}</{name}>") if inside else Markup(f"<{head}/>")
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round numbers between two limits.
+
+    >>> nice_ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten between two limits, at most six of them."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    step = max(1, math.ceil((last - first + 1) / 6))
+    return [10.0**i for i in range(first, last + 1, step)] or [low]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From numbers to places between two pixels, with ticks and a label."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    label: str = ""
+    write: Callable[[float], str] = field(default="{:g}".format)
+    log: bool = False
+
+    def __call__(self, values: ArrayLike) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Return the places of numbers."""
+        array = np.asarray(values, dtype=np.float64)
+        low, high = self.low, self.high
+        if self.log:
+            array, low, high = np.log10(array), math.log10(low), math.log10(high)
+        span = high - low or 1.0
+        return np.asarray(self.start + (array - low) / span * (self.end - self.start))
+
+    def at(self, value: float) -> float:
+        """Return the place of one number."""
+        return float(self(value))
+
+    def ticks(self) -> list[float]:
+        """Return where to put ticks."""
+        return log_ticks(self.low, self.high) if self.log else nice_ticks(self.low, self.high)
+
+
+def limits(
+    *arrays: ArrayLike, pad: float = 0.05, floor: float | None = None
+) -> tuple[float, float]:
+    """Return limits around all finite numbers, with some room.
+
+    >>> limits([0.0, 1.0], pad=0.5)
+    (-0.5, 1.5)
+    """
+    flat = np.concatenate([np.ravel(np.asarray(a, dtype=np.float64)) for a in arrays])
+    known = flat[np.isfinite(flat)]
+    if known.size == 0:
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    room = (high - low) * pad or max(abs(high) * pad, 1e-12)
+    low, high = low - room, high + room
+    return (max(low, floor) if floor is not None else low), high
+
+
+@dataclass
+class Plot:
+    """A frame with two axes that things are drawn into."""
+
+    x: Axis
+    y: Axis
+    width: float = WIDTH
+    height: float = HEIGHT
+    parts: list[Markup] = field(default_factory=list)
+
+    def add(self, *parts: Markup) -> None:
+        """Draw something."""
+        self.parts.extend(parts)
+
+    def line(self, xs: ArrayLike, ys: ArrayLike, **attributes: object) -> None:
+        """Draw a line through the points that are finite."""
+        points = path(self.x(xs), self.y(ys))
+        if points:
+            self.add(tag("path", d=points, **{"class_": "line", **attributes}))
+
+    def band(self, xs: ArrayLike, low: ArrayLike, high: ArrayLike, **attributes: object) -> None:
+        """Fill between two lines."""
+        x, top, bottom = self.x(xs), self.y(high), self.y(low)
+        known = np.isfinite(x) & np.isfinite(top) & np.isfinite(bottom)
+        there = path(x[known], top[known])
+        back = path(x[known][::-1], bottom[known][::-1]).replace("M", "L", 1)
+        if there:
+            self.add(tag("path", d=f"{there}{back}Z", **{"class_": "band", **attributes}))
+
+    def dot(self, x: float, y: float, radius: float = 3.0, **attributes: object) -> None:
+        """Draw a dot."""
+        if math.isfinite(x) and math.isfinite(y):
+            place = {"cx": self.x.at(x), "cy": self.y.at(y), "r": radius}
+            self.add(tag("circle", **{**place, "class_": "dot", **attributes}))
+
+    def text(self, x: float, y: float, words: str, **attributes: object) -> None:
+        """Write at a place in pixels."""
+        self.add(tag("text", words, x=x, y=y, **attributes))
+
+    def svg(self, alt: str) -> Markup:
+        """Return the drawing; ``alt`` says in words what it shows."""
+        inside = Markup("").join([*self._grid(), *self.parts])
+        box = f"0 0 {num(self.width)} {num(self.height)}"
+        return tag("svg", inside, viewBox=box, role="img", aria_label=alt)
+
+    def _grid(self) -> Iterable[Markup]:
+        x, y = self.x, self.y
+        for value in y.ticks():
+            place = y.at(value)
+            yield tag("line", x1=x.start, x2=x.end, y1=place, y2=place, class_="grid")
+            words = y.write(value)
+            yield tag("text", words, x=x.start - 6, y=place + 4, text_anchor="end", class_="tick")
+        yield tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")
+        for value in x.ticks():
+            place, below = x.at(value), y.start + 16
+            yield tag("text", x.write(value), x=place, y=below, text_anchor="middle", class_="tick")
+        if x.label:
+            yield tag("text", x.label, x=x.end, y=y.start + 33, text_anchor="end", class_="label")
+
+
+def path(xs: ArrayLike, ys: ArrayLike) -> str:
+    """Return path data through the finite points, in order.
+
+    >>> path([0.0, 10.0, 20.0], [1.0, float("nan"), 3.0])
+    'M0 1L20 3'
+    """
+    x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
+    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    points = [f"{num(x[i])} {num(y[i])}" for i in known]
+    return "M" + "L".join(points) if points else ""
+
+
+def thinned(count: int, most: int = SHOWN_POINTS) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return at most ``most`` positions of ``count``, with the first and the last.
+
+    >>> thinned(5, most=3)
+    array([0, 2, 4])
+    """
+    if count <= most:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+
+
+def frame(
+    x: tuple[float, float],
+    y: tuple[float, float],
+    *,
+    x_label: str = "",
+    write_x: Callable[[float], str] = "{:g}".format,
+    write_y: Callable[[float], str] = "{:g}".format,
+    log_y: bool = False,
+    height: float = HEIGHT,
+    left: float = LEFT,
+) -> Plot:
+    """Return an empty plot with the usual margins."""
+    across = Axis(*x, left, WIDTH - RIGHT, x_label, write_x)
+    up = Axis(*y, height - BOTTOM, TOP, "", write_y, log_y)
+    return Plot(across, up, height=height)
+
+
+def swarm(places: Sequence[float], gap: float, most: int) -> list[tuple[float, int]]:
+    """Return places and levels 0, 1, -1, 2, ... of dots; a column of width ``gap`` has one of each.
+
+    Beyond ``most`` dots in a column they share places.
+
+    >>> swarm([1.0, 1.2, 9.0], gap=2.0, most=5)
+    [(1.0, 0), (1.2, 1), (9.0, 0)]
+    """
+    filled: dict[int, int] = {}
+    out = []
+    for place in places:
+        column = math.floor(place / gap)
+        k = filled.get(column, 0)
+        filled[column] = k + 1
+        level = k % most
+        out.append((place, (level + 1) // 2 * (1 if level % 2 else -1)))
+    return out

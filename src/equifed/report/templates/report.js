@@ -1,0 +1,164 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const percent = (v, digits = 1) => (v === null ? "–" : (100 * v).toFixed(digits) + " %");
+  const plain = (v) => (v === null ? "–" : String(Number(v.toPrecision(4))));
+  const value = (v) => (data.percent ? percent(v) : plain(v));
+
+  // -- the table of clients ------------------------------------------------------------------
+  const body = document.querySelector("#clients tbody");
+  const heads = [...document.querySelectorAll("#clients th[data-key]")];
+  const search = document.getElementById("search");
+  const choice = document.getElementById("method");
+  const shown = document.getElementById("shown");
+  const names = data.clients.map((name) => name.toLowerCase());
+  let order = { key: "value", down: !data.higher };
+  let rows = [];
+
+  function cell(text, name) {
+    const td = document.createElement("td");
+    td.textContent = text;
+    if (name) td.className = name;
+    return td;
+  }
+
+  function meter(method, i, range) {
+    const td = document.createElement("td");
+    const [low, high] = [method.lower[i], method.upper[i]];
+    if (low === null) { td.textContent = "–"; return td; }
+    const place = (v) => 100 * (v - range[0]) / (range[1] - range[0] || 1);
+    const box = document.createElement("span");
+    const bar = document.createElement("b");
+    const tick = document.createElement("i");
+    box.className = "meter";
+    bar.style.left = place(low) + "%";
+    bar.style.width = place(high) - place(low) + "%";
+    tick.style.left = place(method.value[i]) + "%";
+    box.append(bar, tick);
+    td.title = percent(low) + " to " + percent(high);
+    td.append(box);
+    return td;
+  }
+
+  function difference(method, base, i) {
+    if (method.value[i] === null || base.value[i] === null) return cell("–");
+    const change = method.value[i] - base.value[i];
+    const size = data.percent ? (100 * Math.abs(change)).toFixed(1) : plain(Math.abs(change));
+    const td = cell((change < 0 ? "−" : "+") + size);
+    return td;
+  }
+
+  function fill() {
+    const method = data.methods[choice ? Number(choice.value) : 0];
+    const base = data.methods[data.baseline];
+    const lows = method.lower.filter((v) => v !== null);
+    const highs = method.upper.filter((v) => v !== null);
+    const range = [Math.min(...lows), Math.max(...highs)];
+    rows = data.clients.map((name, i) => {
+      const tr = document.createElement("tr");
+      tr.append(cell(name, "first"), cell(value(method.value[i])));
+      if (data.percent) {
+        const limits = method.lower[i] === null ? "–"
+          : (100 * method.lower[i]).toFixed(1) + " to " + (100 * method.upper[i]).toFixed(1);
+        tr.append(cell(limits), meter(method, i, range));
+      }
+      if (data.methods.length > 1) tr.append(difference(method, base, i));
+      tr.append(cell(plain(method.loss[i])), cell(data.n[i].toLocaleString("en")),
+        cell(method.weight[i] === null ? "–" : method.weight[i].toFixed(4)),
+        cell(percent(method.participation[i], 0)), cell(String(method.quarantines[i])));
+      return tr;
+    });
+    arrange();
+  }
+
+  function keyOf(i) {
+    const method = data.methods[choice ? Number(choice.value) : 0];
+    if (order.key === "client") return data.clients[i];
+    if (order.key === "n") return data.n[i];
+    if (order.key === "change") {
+      const base = data.methods[data.baseline];
+      return method.value[i] === null ? null : method.value[i] - base.value[i];
+    }
+    return method[order.key][i];
+  }
+
+  function arrange() {
+    const wanted = search.value.trim().toLowerCase();
+    const list = rows.map((_, i) => i).filter((i) => names[i].includes(wanted));
+    const sign = order.down ? -1 : 1;
+    const compare = order.key === "client"
+      ? (a, b) => a.localeCompare(b, "en", { numeric: true }) : (a, b) => a - b;
+    list.sort((i, j) => {
+      const [a, b] = [keyOf(i), keyOf(j)];
+      if (a === null || b === null) return (a === null) - (b === null);  // unknown comes last
+      return sign * compare(a, b) || i - j;
+    });
+    body.replaceChildren(...list.map((i) => rows[i]));
+    const total = rows.length.toLocaleString("en");
+    shown.textContent = list.length === rows.length ? total + " clients"
+      : list.length.toLocaleString("en") + " of " + total + " clients";
+    for (const head of heads) {
+      const mine = head.dataset.key === order.key;
+      head.setAttribute("aria-sort", mine ? (order.down ? "descending" : "ascending") : "none");
+    }
+  }
+
+  if (body && data.methods.length) {
+    for (const head of heads) {
+      head.firstElementChild.addEventListener("click", () => {
+        const key = head.dataset.key;
+        order = { key, down: order.key === key ? !order.down : false };
+        arrange();
+      });
+    }
+    search.addEventListener("input", arrange);
+    if (choice) choice.addEventListener("change", fill);
+    fill();
+  }
+
+  // -- names on hover ------------------------------------------------------------------------
+  const tip = document.getElementById("tip");
+  const around = [[0, 0], [3, 0], [-3, 0], [0, 3], [0, -3], [5, 5], [-5, -5], [5, -5], [-5, 5]];
+  let lit = null;
+
+  function words(mark) {
+    if (mark.dataset.tip) return mark.dataset.tip;
+    const i = Number(mark.dataset.c);
+    const method = data.methods[Number(mark.dataset.m)];
+    if (!method) return data.clients[i];
+    let text = data.clients[i] + ": " + value(method.value[i]);
+    if (method.lower[i] !== null) {
+      text += " (" + percent(method.lower[i]) + " to " + percent(method.upper[i]) + ")";
+    }
+    return data.methods.length > 1 ? text + ", " + method.name : text;
+  }
+
+  function point(event) {
+    let mark = null;
+    for (const [dx, dy] of around) {
+      const under = document.elementFromPoint(event.clientX + dx, event.clientY + dy);
+      mark = under && under.closest("[data-c], [data-tip]");
+      if (mark) break;
+    }
+    if (lit && lit !== mark) lit.classList.remove("lit");
+    lit = mark;
+    tip.hidden = !mark;
+    if (!mark) return;
+    if (mark.tagName === "circle") mark.classList.add("lit");
+    tip.textContent = words(mark);
+    const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
+    const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
+    tip.style.left = Math.max(8, left) + "px";
+    tip.style.top = (below ? event.clientY + 18 : event.clientY - tip.offsetHeight - 10) + "px";
+  }
+
+  for (const drawing of document.querySelectorAll("figure svg")) {
+    drawing.addEventListener("pointermove", point);
+    drawing.addEventListener("pointerdown", point);
+    drawing.addEventListener("pointerleave", () => {
+      tip.hidden = true;
+      if (lit) lit.classList.remove("lit");
+      lit = null;
+    });
+  }
+})();
