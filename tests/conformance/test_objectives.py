@@ -70,7 +70,9 @@ CATALOGUE: dict[str, Builder] = {
     "l2 plain by size": lambda order: Distance2(0.2, sizes(order), squared=False),
     "transport": lambda order: Transport(0.6, costs(order)),
     "transport by size": lambda order: Transport(0.2, costs(order), sizes(order)),
-    "size-weighted cvar": lambda order: HeterogeneousCVaR(1.0, sizes(order)),
+    "size-weighted cvar": lambda order: HeterogeneousCVaR(
+        max(0.4, max(sizes(order)) / sum(sizes(order))), sizes(order)
+    ),
     "heterogeneous cvar": lambda order: HeterogeneousCVaR(tails(order), sizes(order)),
     "relative, worst over best": lambda order: RelativeFairness(0.3),
     "relative, 20:20": lambda order: RelativeFairness(0.2, CVaR(0.2), CVaR(0.2)),
@@ -301,27 +303,21 @@ def test_numbers_that_are_not_finite_are_named(build):
             call(bad)
 
 
-def test_random_feasible_points_through_many_inputs():
-    """10,000 inputs with ties at scales from 1e-300 to 1e300: feasible to 1e-12 relative."""
+def test_ten_thousand_points_with_ties_at_every_scale():
     rng = np.random.default_rng(3)
-    objectives = [new(build, n) for build in CATALOGUE.values() for n in (1, 2, 5)]
-    cheap = [o for o in objectives if not isinstance(o, Transport)]
+    cases = [
+        (build(np.arange(n)), n)
+        for name, build in CATALOGUE.items()
+        for n in (1, 2, 5)
+        if "transport" not in name  # slow; it has its own test above
+    ]
     for trial in range(10_000):
-        objective = cheap[trial % len(cheap)]
-        n = objective_size(objective, trial)
-        point = rng.choice([-1.0, 0.0, 0.5, 1.0, rng.normal()], n) * 10.0 ** rng.integers(-300, 301)
+        objective, n = cases[trial % len(cases)]
+        levels = np.array([-1.0, 0.0, 0.5, 1.0, rng.normal()])
+        point = rng.choice(levels, n) * 10.0 ** rng.integers(-300, 301)
         weights = objective.prox(point, 10.0 ** rng.integers(-3, 4))
-        assert abs(weights.sum() - 1) <= 1e-12 * objective.l1_norm(n), (objective, point)
-        assert np.abs(weights).sum() <= objective.l1_norm(n) * (1 + 1e-12)
-
-
-def objective_size(objective: SaddleObjective, trial: int) -> int:
-    """Return the n that an objective's prior asks for; any n if it has none."""
-    for n in (1, 2, 5):
-        try:
-            objective.start(n)
-            objective.prox(np.zeros(n), 1.0)
-        except ValueError:
-            continue
-        return n
-    raise AssertionError(objective)
+        size = objective.l1_norm(n)
+        assert abs(weights.sum() - 1) <= 1e-12 * size, (objective, point)
+        assert np.abs(weights).sum() <= size * (1 + 1e-12), (objective, point)
+        if not isinstance(objective, RelativeFairness):  # whose membership test is slow
+            assert violation(objective, weights) <= 1e-12, (objective, point)

@@ -128,10 +128,14 @@ def _follow(prior: Weights, direction: Weights, price: float, limit: float) -> W
     direction, price, limit = direction / size, price / size, limit * size  # u in units of 1/size
     if np.linalg.norm(direction - direction.mean()) <= price:
         return prior
-    kept, u = direction == 0.0, limit
+
+    def walk(u: float) -> Weights:
+        return project_capped_simplex(prior + u * direction, np.ones(prior.size))
+
+    kept, u = (walk(limit) > 0 if limit < np.inf else direction == 0.0), limit
     while True:
         root = _root_of_piece(prior, direction, kept, price, limit)
-        answer = project_capped_simplex(prior + root * direction, np.ones(prior.size))
+        answer = walk(root)
         if root >= u or np.array_equal(answer > 0, kept):
             return answer
         kept, u = answer > 0, root

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 from equifed.arrays import Losses, Weights
 from equifed.objectives.projections import project_capped_simplex
 
-Fill = Callable[[NDArray[np.int64], float], Weights]
+Index = NDArray[np.int64]
+Fill = Callable[[Index, float], Weights]
 """(clients, mass) -> their weights if they share that mass and no cap binds."""
+Beside = Callable[[Index], Weights]
+"""clients -> their weights when the first of them is exactly at its cap."""
 
 _EXTREME = 1e300  # tilts beyond this are treated as equal
 _COLD = 1e-200  # below this temperature the entropy changes no digit of the answer
@@ -45,7 +48,17 @@ def tilt(reference: Weights, losses: Losses, step: float, caps: Weights) -> Weig
         )
     with np.errstate(divide="ignore", over="ignore"):
         logits = np.log(reference) + np.clip(step * losses, -_EXTREME, _EXTREME)
-    return _with_caps(logits - np.log(caps), caps, lambda who, mass: _softmax(logits[who], mass))
+    everyone = np.arange(logits.size)
+
+    def fill(who: Index, mass: float) -> Weights:
+        return _softmax(logits[who], mass)
+
+    def beside(who: Index) -> Weights:
+        return np.asarray(caps[who[0]] * np.exp(logits[who] - logits[who[0]]))
+
+    if (caps >= 1.0).all():
+        return fill(everyone, 1.0)
+    return _with_caps(logits - np.log(caps), caps, fill, beside)
 
 
 def _softmax(logits: Weights, mass: float) -> Weights:
@@ -61,19 +74,30 @@ def entropic_prox(point: Weights, temperature: float, prior: Weights, caps: Weig
     >>> entropic_prox(np.zeros(2), 1e9, prior=np.array([0.75, 0.25]), caps=np.ones(2)).round(6)
     array([0.75, 0.25])
     """
+    from scipy.special import wrightomega
+
     if temperature < _COLD:
         return project_capped_simplex(point, caps)
-    if temperature > 1.0 / _COLD:
+    if temperature == np.inf:
         return tilt(prior, np.zeros_like(point), 0.0, caps)
     with np.errstate(divide="ignore"):
         log_prior = np.log(prior)
-    # Client i reaches its cap when nu falls to this; so it orders the clients.
-    key = point - caps - temperature * (np.log(caps) - log_prior)
 
-    def fill(who: NDArray[np.int64], mass: float) -> Weights:
+    def fill(who: Index, mass: float) -> Weights:
         return _omega_shares(point[who], temperature, log_prior[who], mass)
 
-    return _with_caps(key, caps, fill)
+    def beside(who: Index) -> Weights:
+        ratio = caps[who[0]] / temperature
+        with np.errstate(over="ignore"):
+            height = (point[who] - point[who[0]]) / temperature
+        height += log_prior[who] - log_prior[who[0]]
+        return np.asarray(temperature * wrightomega(height + ratio + np.log(ratio)))
+
+    if (caps >= 1.0).all():
+        return fill(np.arange(point.size), 1.0)
+    # Client i reaches its cap when nu falls to this; so it orders the clients.
+    key = point - caps - temperature * (np.log(caps) - log_prior)
+    return _with_caps(key, caps, fill, beside)
 
 
 def _omega_shares(point: Weights, temperature: float, log_prior: Weights, mass: float) -> Weights:
@@ -82,45 +106,45 @@ def _omega_shares(point: Weights, temperature: float, log_prior: Weights, mass: 
 
     with np.errstate(over="ignore"):
         height = (point - point.max()) / temperature + log_prior
-    if height.max() == -np.inf:
+    if height.max() == -np.inf or mass == 0.0:
         return np.zeros_like(height)
     height -= height.max()
-    # Bracket: the highest client alone has the mass, or an equal part of it.
-    total = mass / temperature
-    low = -(total + np.log(total))
-    high = -(total / point.size + np.log(total / point.size))
-    nu = high
-    while True:  # Newton on the logarithm of the sum, kept inside a shrinking bracket
+    # The highest client alone has all the mass, or an equal part of it: a bracket, with some room.
+    total, part = mass / temperature, mass / temperature / point.size
+    room = 1.0 + 0.01 * total
+    low, high = -(total + np.log(total)) - room, -(part + np.log(part)) + room
+    nu = high - room
+    while True:
         omega = wrightomega(height - nu)  # weights in units of the temperature
-        error = float(np.log(omega.sum() / total))
-        change = error / float((omega / (1.0 + omega)).sum() / omega.sum())
-        if abs(change) <= _PRECISION * abs(nu) or abs(error) <= _PRECISION or low >= high:
-            return np.asarray(mass * (omega / omega.sum()))
-        low, high = (nu, high) if error > 0 else (low, nu)
+        held = float(omega.sum())
+        slope = float((omega / (1.0 + omega)).sum())
+        # Newton on held / m + log(held) for m as below: exact in one step for m equal clients.
+        change = (held - total) * (1.0 / slope - 1.0 / held) + float(np.log(held / total))
+        if abs(change) <= _PRECISION * max(1.0, abs(nu)) or not low < nu < high:
+            return np.asarray(mass * (omega / held))
+        low, high = (nu, high) if held > total else (low, nu)
         nu = nu + change if low < nu + change < high else 0.5 * (low + high)
 
 
-def _with_caps(key: Weights, caps: Weights, fill: Fill) -> Weights:
+def _with_caps(key: Weights, caps: Weights, fill: Fill, beside: Beside) -> Weights:
     """Put the clients with the largest ``key`` at their caps and let ``fill`` share the rest.
 
-    The number at their caps is the least k for which the next client in the order of ``key``
-    keeps below its own. A client at its cap stays there when others join: they leave mass.
+    How many: the least k for which client k of the order, put at its cap, together with what the
+    later ones then get, leaves nothing of the mass. Then its own weight is its cap or less.
     """
     order = np.argsort(-key, kind="stable")
     spent = np.concatenate([[0.0], np.cumsum(caps[order])])
-
-    def fits(k: int) -> bool:
-        if spent[k] >= 1.0:
-            return True
-        rest = fill(order[k:], 1.0 - float(spent[k]))
-        return bool(rest[0] <= caps[order[k]])
-
-    low, high = -1, min(caps.size - 1, int(np.searchsorted(spent, 1.0, side="left")) - 1)
-    while high - low > 1:  # fits(high) holds or high is the last client that can be cut
-        middle = (low + high) // 2 if low >= 0 else 0  # k = 0 first: mostly no cap binds
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    weights = np.zeros_like(caps)
-    weights[order[:high]] = caps[order[:high]]
-    rest = order[high:]
-    weights[rest] = fill(rest, max(0.0, 1.0 - float(weights.sum())))
-    return np.minimum(weights, caps)
+    low, high = -1, min(caps.size, int(np.searchsorted(spent, 1.0, side="left"))) - 1
+    while high - low > 1:  # with ``high`` clients at their caps, the next cap takes the rest
+        middle = (low + high) // 2 if low >= 0 else 0  # 0 first: mostly no cap binds
+        enough = spent[middle] + float(beside(order[middle:]).sum()) >= 1.0
+        low, high = (low, middle) if enough else (middle, high)
+    weights, rest = caps.astype(np.float64), order[high:]
+    while True:
+        weights[rest] = 0.0
+        weights[rest] = fill(rest, max(0.0, 1.0 - float(weights.sum())))
+        over = weights[rest] > caps[rest]  # by rounding of ``key``, at huge scales only
+        weights[rest] = np.minimum(weights[rest], caps[rest])
+        rest = rest[~over]
+        if not over.any() or rest.size == 0:
+            return weights

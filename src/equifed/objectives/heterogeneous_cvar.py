@@ -84,14 +84,15 @@ class HeterogeneousCVaR:
         losses = finite(losses, "losses")
         caps = self.caps(losses.size)
         order = np.argsort(-losses, kind="stable")
-        before = np.concatenate([[0.0], np.cumsum(caps[order])])
         ordered = losses[order]
         starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-        held = np.diff(before[np.r_[starts, losses.size]])  # cap mass of each group of equals
-        taken = np.clip(1.0 - before[starts], 0.0, held)
-        fraction = np.repeat(taken / held, np.diff(np.r_[starts, losses.size]))
+        held = np.add.reduceat(caps[order], starts)  # cap mass of each group of equal losses
+        taken = np.clip(1.0 - (np.cumsum(held) - held), 0.0, held)
+        last = np.flatnonzero(taken)[-1]
+        taken[last] = min(held[last], max(0.0, 1.0 - float(taken[:last].sum())))  # less rounding
         weights = np.empty_like(caps)
-        weights[order] = fraction * caps[order]
+        lengths = np.diff(np.r_[starts, losses.size])
+        weights[order] = np.repeat(taken / held, lengths) * caps[order]
         return weights
 
     def penalty(self, weights: Weights) -> float:
