@@ -22,6 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from equifed.engines.in_process import DenseVectors
+from equifed.engines.keyed import KeyedMemory
 
 KEEP = 2
 
@@ -110,6 +111,8 @@ def _pack(value: Any, key: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, DenseVectors):
         tensors[key] = value.matrix.detach().to("cpu").contiguous().clone()
         return {"kind": "vectors", "key": key}
+    if isinstance(value, KeyedMemory):  # the vectors are with the clients
+        return {"kind": "keys", "keys": list(value.keys)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             f.name: _pack(getattr(value, f.name), f"{key}.{f.name}", tensors)
@@ -136,6 +139,8 @@ def _unpack(
         return tensors[tree["key"]].numpy()
     if kind == "vectors":
         return DenseVectors(tensors[tree["key"]].to(device))
+    if kind == "keys":
+        return KeyedMemory(tuple(str(k) for k in tree["keys"]))
     if kind == "tuple":
         return tuple(_unpack(item, tensors, device, classes) for item in tree["items"])
     if kind == "value":

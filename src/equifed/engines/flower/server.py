@@ -15,10 +15,11 @@ from torch import Tensor
 
 from equifed.arrays import Index, Losses, Vector, Weights
 from equifed.clients import ClientVectors, Moved, Traffic, check_index
+from equifed.engines.flower.local_work import Local, tag_of
 from equifed.engines.flower.post import Answers, Check, Post, finite, positions
 from equifed.engines.flower.roster import Roster
-from equifed.engines.flower.vectors import FlowerVectors, Pending
-from equifed.engines.flower.wire import Reply, Request, Sent, WireError, expect, pack
+from equifed.engines.flower.vectors import FlowerVectors
+from equifed.engines.flower.wire import Reply, Request, Sent, expect, pack
 from equifed.engines.in_process import check_local_arguments
 from equifed.engines.keyed import KeyedMemory
 from equifed.local import LocalSGD
@@ -26,8 +27,6 @@ from equifed.streams import Stream
 
 if TYPE_CHECKING:
     from equifed.engines.flower.sums import HiddenSums
-
-PARTS = ("displacement", "snapshot", "average", "mean_gradient")
 
 
 class FlowerClients:
@@ -91,7 +90,7 @@ class FlowerClients:
         """Return f_i(x) on all of each client's samples, or on one minibatch."""
         requests = self.requests("losses", stream, {"batch": batch}, {"x": packed(x)})
         replies = self.post.ask(requests, _check_loss).complete(self.names)
-        return self._numbers(replies, "loss")
+        return self.numbers(replies, "loss")
 
     def value_and_gradient(
         self, x: Vector, stream: Stream, batch: int | None = None
@@ -99,7 +98,7 @@ class FlowerClients:
         """Return f_i(x) and a handle for the gradients, in one exchange."""
         args = {"batch": batch, "give": not self.private}
         requests = self.requests("gradient", stream, args, {"x": packed(x)})
-        tag = _tag(requests)
+        tag = tag_of(requests)
 
         def remake(clients: FlowerClients) -> None:
             again = {i: requests[i] for i in positions(clients.index)}
@@ -109,10 +108,10 @@ class FlowerClients:
         vectors = FlowerVectors(
             self,
             [f"{tag}/gradient"] * len(self.index),
-            None if self.private else self._rows(replies, "gradient"),
+            None if self.private else self.rows(replies, "gradient"),
             remake,
         )
-        return self._numbers(replies, "loss"), vectors
+        return self.numbers(replies, "loss"), vectors
 
     def local_steps(
         self,
@@ -138,7 +137,7 @@ class FlowerClients:
                 requests[i].args["control"] = control.key_of(i)
             if slopes is not None:
                 requests[i].args["slope"] = float(slopes[k])
-        return _Local(self, requests, work, control).moved()
+        return Local(self, requests, work, control).moved()
 
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
         """Return what clients ``index`` keep of a memory of all clients; zeros if it is None."""
@@ -177,16 +176,16 @@ class FlowerClients:
         """Return a weighted sum of vectors that the clients keep, without seeing them."""
         assert self.hidden is not None
         requests = self._about("sum", vectors)
-        return self._tensor(
+        return self.tensor(
             self.hidden.total(
-                self, requests, weights, "vector", lambda r, c: self._ask(r, c, vectors)
+                self, requests, weights, "vector", lambda r, c: self.ask(r, c, vectors)
             )
         )
 
     def norms(self, vectors: FlowerVectors) -> Losses:
         """Return |v_i|^2 of vectors that the clients keep."""
-        answers = self._ask(self._about("norms", vectors), _check_norm, vectors)
-        return self._numbers(answers.complete(self.names), "norm")
+        answers = self.ask(self._about("norms", vectors), _check_norm, vectors)
+        return self.numbers(answers.complete(self.names), "norm")
 
     def recalled(self, vectors: FlowerVectors) -> Tensor:
         """Return vectors that the clients keep; privacy "none" only."""
@@ -194,8 +193,8 @@ class FlowerClients:
         def check(i: int, reply: Reply) -> None:
             self.check_vector(reply, "vector")
 
-        answers = self._ask(self._about("recall", vectors), check, vectors)
-        return self._rows(answers.complete(self.names), "vector")
+        answers = self.ask(self._about("recall", vectors), check, vectors)
+        return self.rows(answers.complete(self.names), "vector")
 
     def requests(
         self, op: str, stream: Stream, args: dict[str, Any], arrays: Sent
@@ -226,7 +225,7 @@ class FlowerClients:
             request.args.update(key=key, pins=[*request.args["pins"], *([key] if key else [])])
         return requests
 
-    def _ask(
+    def ask(
         self, requests: dict[int, Request], check: Check, about: FlowerVectors | None
     ) -> Answers:
         """Ask; those that lost the vectors of ``about`` get or remake them and are asked again."""
@@ -260,102 +259,18 @@ class FlowerClients:
         # Where a square overflows the vector is as unusable as one that holds an infinity.
         finite(what, float(np.square(vector.astype(np.float64)).sum()))
 
-    def _rows(self, replies: dict[int, Reply], name: str) -> Tensor:
+    def rows(self, replies: dict[int, Reply], name: str) -> Tensor:
+        """Return one array of every reply, in the order of the clients."""
         rows = [torch.as_tensor(np.array(replies[i].arrays[name])) for i in positions(self.index)]
         return torch.stack(rows).to(self.model.device)
 
-    def _numbers(self, replies: dict[int, Reply], name: str) -> Losses:
+    def numbers(self, replies: dict[int, Reply], name: str) -> Losses:
+        """Return one number of every reply, in the order of the clients."""
         return np.array([float(replies[i].numbers[name]) for i in positions(self.index)])
 
-    def _tensor(self, total: NDArray[np.float64]) -> Tensor:
+    def tensor(self, total: NDArray[np.float64]) -> Tensor:
+        """Return a sum in the model's precision."""
         return torch.as_tensor(total).to(self.model.device, self.model.dtype)
-
-
-class _Local:
-    """One call of ``local_steps``: now, or together with the first sum."""
-
-    def __init__(
-        self,
-        clients: FlowerClients,
-        requests: dict[int, Request],
-        work: LocalSGD,
-        control: FlowerVectors | None,
-    ) -> None:
-        self.clients, self.requests, self.work, self.control = clients, requests, work, control
-        self.steps = work.steps_for(clients.sizes)
-        asked = (True, work.snapshot is not None, work.average, work.mean_gradient)
-        self.parts = [part for part, wanted in zip(PARTS, asked, strict=True) if wanted]
-        self.thresholds: Losses | None = None
-
-    def moved(self) -> Moved:
-        clients, tag = self.clients, _tag(self.requests)
-        pending, rows = Pending(self.ask), dict[str, Tensor]()
-        if not clients.private:
-            replies = self._replies()
-            rows = {part: clients._rows(replies, part) for part in self.parts}
-            pending.done = True
-        elif self.work.hinge is not None:  # the thresholds are wanted at once
-            pending.run()
-        vectors = {
-            part: FlowerVectors(
-                clients,
-                [f"{tag}/{part}"] * len(clients.index),
-                rows.get(part),
-                pending=pending,
-            )
-            for part in self.parts
-        }
-        return Moved(
-            vectors["displacement"],
-            self.steps,
-            vectors.get("snapshot"),
-            vectors.get("average"),
-            vectors.get("mean_gradient"),
-            self.thresholds,
-        )
-
-    def ask(self, wanted: tuple[str, Weights] | None) -> Tensor | None:
-        """Run the exchange, alone or with a hidden sum of one part."""
-        if wanted is None:
-            self._replies()
-            return None
-        part, weights = wanted
-        hidden = self.clients.hidden
-        assert hidden is not None
-        return self.clients._tensor(
-            hidden.total(
-                self.clients,
-                self.requests,
-                weights,
-                part,
-                lambda r, c: self.clients._ask(r, self._both(c), self.control),
-            )
-        )
-
-    def _both(self, check: Check) -> Check:
-        def both(i: int, reply: Reply) -> None:
-            self.check(i, reply)
-            check(i, reply)
-
-        return both
-
-    def _replies(self) -> dict[int, Reply]:
-        answers = self.clients._ask(self.requests, self.check, self.control)
-        replies = answers.complete(self.clients.names)
-        if self.work.hinge is not None:
-            self.thresholds = self.clients._numbers(replies, "threshold")
-        return replies
-
-    def check(self, i: int, reply: Reply) -> None:
-        """Refuse a reply whose steps, threshold or vectors cannot be used."""
-        due = int(self.steps[int((self.clients.index == i).argmax())])
-        if reply.numbers.get("steps") != due:
-            raise WireError(f"took another number of local steps than {due}")
-        if self.work.hinge is not None:
-            finite("threshold", reply.numbers.get("threshold"))
-        if not self.clients.private:
-            for part in self.parts:
-                self.clients.check_vector(reply, part, "squared length of the local update")
 
 
 def packed(vector: Tensor) -> Any:
@@ -369,10 +284,6 @@ def _check_loss(i: int, reply: Reply) -> None:
 
 def _check_norm(i: int, reply: Reply) -> None:
     finite("squared norm", reply.numbers.get("norm"))
-
-
-def _tag(requests: dict[int, Request]) -> str:
-    return next(iter(requests.values())).tag
 
 
 def _round(stream: Stream) -> int:
