@@ -1,0 +1,141 @@
+"""Special cases of one algorithm that are another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests import naive
+from tests.problems import PROBLEMS, rounds, start
+
+from equifed.algorithms import (
+    AFL,
+    DRFA,
+    AgnosticFedAvg,
+    DeltaFL,
+    FedAvg,
+    QFedAvg,
+    RFedFair,
+    Scaffold,
+    ScaffPD,
+    TiltedERM,
+)
+from equifed.local import LocalSGD
+from equifed.objectives import (
+    KL,
+    Average,
+    ChiSquare,
+    CVaR,
+    Entropic,
+    Euclidean,
+    RelativeFairness,
+    WorstCase,
+)
+from equifed.steps import ConstantSteps
+
+PROBLEM = PROBLEMS["more clients"]
+WORK = LocalSGD(lr=0.05, steps=4)
+MINIBATCHES = LocalSGD(lr=0.05, steps=4, batch=2)
+
+
+def play(algorithm: Any, count: int = 5) -> Any:
+    return rounds(algorithm, PROBLEM.clients(), start(PROBLEM), count, seed=4)[0]
+
+
+def same(one: Any, other: Any, tolerance: float = 1e-12) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dual", [Euclidean(), Entropic()], ids=repr)
+@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
+def test_drfa_with_one_step_of_all_clients_is_afl(objective: Any, dual: Any) -> None:
+    """Its weights are those with which AFL begins the next round."""
+    work = LocalSGD(lr=0.05, steps=1)
+    drfa = play(DRFA(work, 0.1, objective, dual=dual), 5)
+    same(drfa.x, play(AFL(work, 0.1, objective, dual=dual), 5).x)
+    ahead = play(AFL(work, 0.1, objective, dual=dual), 6).weights
+    np.testing.assert_allclose(drfa.weights, ahead, atol=1e-12)
+
+
+def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
+    """Line 2 and 13 are unbiased: the mean over many seeds approaches the step of all clients."""
+    work, clients, x = LocalSGD(lr=0.05, steps=1), PROBLEM.clients(), start(PROBLEM)
+    one = DRFA(work, 1e-3, Average(), participants=3)
+    draws = [rounds(one, clients, x, 1, seed)[0].x.numpy() for seed in range(150)]
+    everyone = rounds(DRFA(work, 1e-3, Average()), clients, x, 1)[0].x.numpy()
+    error = np.std(draws, axis=0) / np.sqrt(len(draws))
+    assert (np.abs(np.mean(draws, axis=0) - everyone) < 4 * error).all()
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_qfedavg_with_q_zero_is_fedavg(weighting: Any, participation: float) -> None:
+    fair = QFedAvg(MINIBATCHES, 0.0, weighting=weighting, participation=participation)
+    same(play(fair).x, play(FedAvg(MINIBATCHES, weighting, participation)).x)
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_delta_fl_at_level_one_is_fedavg(weighting: Any, participation: float) -> None:
+    tail = DeltaFL(MINIBATCHES, 1.0, weighting, participation)
+    same(play(tail).x, play(FedAvg(MINIBATCHES, weighting, participation)).x)
+
+
+def test_delta_fl_trains_the_stated_fraction() -> None:
+    _, infos = rounds(DeltaFL(WORK, 3 / 7, "uniform"), PROBLEM.clients(), start(PROBLEM), 3)
+    assert [len(info.index) for info in infos] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+def test_rfedfair_with_tails_one_above_its_threshold_is_fedavg(weighting: Any) -> None:
+    """Tails 1, and all losses so far above the threshold that the sigmoid is one in floats."""
+    fair = RFedFair(MINIBATCHES, 1.0, 1e-3, threshold=-1.0, weighting=weighting, output="last")
+    state = play(fair)
+    same(state.x, play(FedAvg(MINIBATCHES, weighting)).x)
+    assert state.threshold == pytest.approx(-1.0, abs=1e-13)
+
+
+def test_tilted_erm_without_tilt_is_fedavg() -> None:
+    same(play(TiltedERM(MINIBATCHES, 0.0)).x, play(FedAvg(MINIBATCHES, "uniform")).x)
+
+
+def test_agnostic_fedavg_without_dual_steps_is_fedavg() -> None:
+    """The set {uniform} leaves the weights where they are."""
+    agnostic = AgnosticFedAvg(MINIBATCHES, 0.1, Average(), dual=Euclidean())
+    same(play(agnostic).x, play(FedAvg(MINIBATCHES, "uniform")).x)
+
+
+def test_tilted_erm_is_the_best_response_of_a_kl_penalty() -> None:
+    """Its weights are those that KL with strength 1/t gives to the same losses."""
+    clients, x = PROBLEM.clients(), start(PROBLEM)
+    _, (info,) = rounds(TiltedERM(WORK, 2.0), clients, x, 1)
+    np.testing.assert_allclose(info.weights, KL(0.5).weights(PROBLEM.losses(x)), atol=1e-12)
+
+
+def test_scaff_pd_with_the_average_is_scaffold_with_fresh_variates() -> None:
+    """The server step J eta makes the update the average of the clients' models."""
+    steps = ConstantSteps(primal=WORK.lr * 4, dual=1.0)
+    average = play(ScaffPD(Average(), WORK, steps))
+    same(average.x, play(Scaffold(WORK, variates="fresh")).x)
+
+
+def test_scaff_pd_with_one_local_step_is_the_centralised_primal_dual_method() -> None:
+    algorithm = ScaffPD(ChiSquare(0.1), LocalSGD(lr=0.01, steps=1), ConstantSteps(0.2, 0.4, 0.9))
+    state = play(algorithm)
+    x, weights = naive.primal_dual(PROBLEM, start(PROBLEM), 5, 0.1, 0.2, 0.4, 0.9)
+    np.testing.assert_allclose(state.x, x, atol=1e-12)
+    np.testing.assert_allclose(state.weights, weights, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("upper", "rho"), [(WorstCase(), 0.0), (CVaR(0.5), 0.0), (WorstCase(), 0.1)], ids=repr
+)
+def test_scaff_pd_ia_with_phi_zero_is_scaff_pd(upper: Any, rho: float) -> None:
+    steps = ConstantSteps(0.2, 0.4)
+    relative = RelativeFairness(phi=0.0, upper=upper, lower=WorstCase(), rho=rho)
+    one = play(ScaffPD(relative, WORK, steps))
+    other = play(ScaffPD(ChiSquare(rho, upper), WORK, steps))
+    same(one.x, other.x)
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-12)

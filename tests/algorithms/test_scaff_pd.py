@@ -1,0 +1,93 @@
+"""SCAFF-PD at and towards solutions that a generic solver found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, saddle_point, start
+
+from equifed.algorithms import AFL, ScaffPD
+from equifed.data.synthetic import synthetic_regression
+from equifed.local import LocalSGD
+from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
+from equifed.steps import ConstantSteps
+from equifed.streams import Stream
+
+OBJECTIVES = {
+    "worst case": (WorstCase(), 0.0, None),
+    "CVaR": (CVaR(0.5), 0.0, 0.5),
+    "chi-square": (ChiSquare(0.1), 0.1, None),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_scaff_pd_stays_at_a_saddle_point(problem: Problem, name: str) -> None:
+    objective, rho, tail = OBJECTIVES[name]
+    x, weights = saddle_point(problem, rho, tail)
+    algorithm = ScaffPD(objective, LocalSGD(lr=0.02, steps=5), ConstantSteps(0.1, 0.2))
+    clients = problem.clients()
+    state = replace(algorithm.init(clients, torch.as_tensor(x)), weights=weights)
+    for r in range(10):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    np.testing.assert_allclose(state.x, x, atol=1e-10)
+    np.testing.assert_allclose(state.weights, weights, atol=1e-10)
+
+
+def test_plain_local_steps_leave_a_saddle_point() -> None:
+    """The fixed point is the correction's merit: AFL with local steps drifts away from it."""
+    problem = PROBLEMS["least squares"]
+    x, weights = saddle_point(problem, 0.1)
+    algorithm = AFL(LocalSGD(lr=0.02, steps=5), 0.2, ChiSquare(0.1))
+    clients = problem.clients()
+    state = replace(algorithm.init(clients, torch.as_tensor(x)), weights=weights)
+    for r in range(10):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    assert np.abs(state.x.numpy() - x).max() > 1e-4
+
+
+def regression() -> LeastSquares:
+    """The synthetic regression of SCAFF-PD's Section 6.1 with c = 1, sigma = 0.1, mu = 0.1."""
+    train = synthetic_regression().train
+    pairs = [train.client(i) for i in range(5)]
+    return LeastSquares(tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("rho", "primal", "local", "bound"),
+    [
+        (0.1, 0.4, 0.003, 1e-10),
+        pytest.param(0.05, 0.5, 0.002, 1e-10, marks=pytest.mark.slow),
+        pytest.param(0.01, 0.3, 0.003, 1e-9, marks=pytest.mark.slow),
+    ],
+)
+def test_the_papers_regression(rho: float, primal: float, local: float, bound: float) -> None:
+    """J = 100 local steps with full gradients reach the solution within 60 rounds."""
+    problem = regression()
+    solution, _ = saddle_point(problem, rho)
+    algorithm = ScaffPD(
+        ChiSquare(rho), LocalSGD(lr=local, steps=100), ConstantSteps(primal, 1.0, 0.9)
+    )
+    clients = problem.clients("stacked")
+    state, distance = algorithm.init(clients, torch.zeros(10, dtype=torch.float64)), np.inf
+    for r in range(60):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+        distance = np.sum((state.x.numpy() - solution) ** 2)
+        if distance <= bound:
+            break
+    assert distance <= bound
+
+
+def test_signed_weights_reach_a_saddle_point() -> None:
+    """SCAFF-PD-IA: a stationary point with the best response of the weights, two negative."""
+    problem = PROBLEMS["more clients"]
+    objective = RelativeFairness(phi=0.3, rho=0.05)
+    algorithm = ScaffPD(objective, LocalSGD(lr=0.2 / 3, steps=3), ConstantSteps(0.2, 0.5))
+    state, _ = rounds(algorithm, problem.clients("stacked"), start(problem), 130)
+    x, weights = state.x.numpy(), state.weights
+    assert np.sort(weights)[1] < -0.1
+    assert np.abs(weights @ problem.gradients(x)).max() < 1e-9
+    np.testing.assert_allclose(weights, objective.weights(problem.losses(x)), atol=1e-8)
