@@ -1,0 +1,64 @@
+"""Wrong arguments are refused with what was expected and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.problems import PROBLEMS, start
+
+from equifed.algorithms import (
+    AFL,
+    DRFA,
+    AgnosticFedAvg,
+    DeltaFL,
+    FedAvg,
+    QFedAvg,
+    RFedFair,
+    Scaffold,
+    TiltedERM,
+)
+from equifed.local import LocalSGD
+
+WORK = LocalSGD(lr=0.1, steps=2)
+EPOCHS = LocalSGD(lr=0.1, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedAvg(WORK, participation=0.0), r"participation .* in \(0, 1\], got 0.0"),
+        (lambda: Scaffold(WORK, variates="old"), "'stored' or 'fresh', got 'old'"),
+        (lambda: AFL(WORK, 0.0), "dual_step must be positive, got 0.0"),
+        (lambda: AgnosticFedAvg(WORK, -1.0), "dual_step must be positive, got -1.0"),
+        (lambda: DRFA(EPOCHS), "needs local.steps"),
+        (lambda: DRFA(WORK, 0.0), "dual_step must be positive"),
+        (lambda: DRFA(WORK, participants=0), "participants must be at least 1, got 0"),
+        (lambda: DRFA(WORK, output="best"), "'last' or 'average', got 'best'"),
+        (lambda: DRFA(WORK, ascent="half"), "'snapshot' or 'full', got 'half'"),
+        (lambda: RFedFair(EPOCHS), "needs local.steps"),
+        (lambda: RFedFair(WORK, tails=1.5), r"must lie in \(0, 1\], got 1.5"),
+        (lambda: RFedFair(WORK, tails=(0.5, 0.0)), r"must lie in \(0, 1\]"),
+        (lambda: RFedFair(WORK, smoothing=0.0), "smoothing must be positive"),
+        (lambda: RFedFair(WORK, participants=0), "at least 1, got 0"),
+        (lambda: RFedFair(WORK, output="best"), "'average' or 'last', got 'best'"),
+        (lambda: QFedAvg(WORK, -0.1), "q must be a number of at least 0, got -0.1"),
+        (lambda: QFedAvg(WORK, 1.0, 0.0), "lipschitz must be positive, got 0.0"),
+        (lambda: DeltaFL(WORK, 0.0), r"level must lie in \(0, 1\], got 0.0"),
+        (lambda: TiltedERM(WORK, float("nan")), "finite number, got nan"),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("tails", "message"),
+    [((0.5, 0.5), "2 tails for 4 clients"), ((0.01, 0.5, 0.5, 0.5), "below its share")],
+)
+def test_tails_must_fit_the_clients(tails: tuple[float, ...], message: str) -> None:
+    problem = PROBLEMS["least squares"]
+    with pytest.raises(ValueError, match=message):
+        RFedFair(WORK, tails).init(problem.clients(), torch.as_tensor(start(problem)))

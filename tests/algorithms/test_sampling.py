@@ -1,0 +1,114 @@
+"""Who takes part: draws by weights, the tail of the losses, and clients that are absent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.problems import PROBLEMS, rounds, start
+
+from equifed.algorithms import AFL, DRFA, DeltaFL, RFedFair, ScaffPD
+from equifed.algorithms.base import drawn, running_mean
+from equifed.algorithms.delta_fl import upper_quantile
+from equifed.local import LocalSGD
+from equifed.objectives import CVaR, HeterogeneousCVaR, RelativeFairness
+from equifed.steps import ConstantSteps
+from equifed.streams import Stream
+
+PROBLEM = PROBLEMS["more clients"]
+WORK = LocalSGD(lr=0.05, steps=2)
+
+
+def test_draws_follow_the_weights() -> None:
+    clients = PROBLEM.clients()
+    weights = np.array([0.0, 0.1, 0.1, 0.2, 0.2, 0.4, 0.0])
+    total = np.zeros(7)
+    for seed in range(400):
+        chosen, share = drawn(clients, weights, 5, Stream(seed))
+        assert share.sum() == pytest.approx(1.0)
+        total[chosen.index] += share
+    error = np.sqrt(weights * (1 - weights) / (5 * 400))
+    assert (np.abs(total / 400 - weights) <= 4 * error).all()
+
+
+def test_draws_leave_absent_clients_out() -> None:
+    here = PROBLEM.clients().subset([2, 5])
+    chosen, share = drawn(here, np.array([0.9, 0, 0.02, 0, 0, 0.06, 0.02]), 1000, Stream(0))
+    assert chosen.index.tolist() == [2, 5]
+    assert share[1] == pytest.approx(0.75, abs=0.06)
+
+
+def test_negative_weights_cannot_be_drawn_by() -> None:
+    algorithm = DRFA(WORK, 1.0, RelativeFairness(phi=0.5), participants=3)
+    with pytest.raises(ValueError, match="negative weights"):
+        rounds(algorithm, PROBLEM.clients(), start(PROBLEM), 5)
+
+
+@given(
+    losses=st.lists(st.floats(-5, 5), min_size=1, max_size=9),
+    level=st.floats(0.01, 1.0),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_upper_quantile_is_the_largest_loss_with_enough_mass_above(
+    losses: list[float], level: float
+) -> None:
+    values = np.array(losses)
+    mass = np.arange(1.0, len(values) + 1) / np.arange(1.0, len(values) + 1).sum()
+    fit = [e for e in values if mass[values >= e].sum() >= level * (1 - 1e-9)]
+    assert upper_quantile(values, mass, level) == max(fit)
+
+
+@pytest.mark.parametrize("level", [1 / 7, 3 / 7, 0.5, 1.0])
+def test_the_tail_of_delta_fl_carries_the_superquantile(level: float) -> None:
+    """Where level times N is whole, the mean loss of those who train is CVaR."""
+    x = start(PROBLEM)
+    _, (info,) = rounds(DeltaFL(WORK, level, "uniform"), PROBLEM.clients(), x, 1)
+    losses = PROBLEM.losses(x)
+    assert len(info.index) == int(np.ceil(level * 7 - 1e-9))
+    assert set(info.index) == set(np.argsort(-losses)[: len(info.index)])
+    if level != 0.5:
+        assert info.objective == pytest.approx(CVaR(level).value(losses))
+
+
+@pytest.mark.parametrize("tails", [0.3, 0.5, 1.0])
+def test_the_first_threshold_of_rfedfair_minimises_its_objective(tails: float) -> None:
+    """Lemma 1: the best threshold turns the variational form into heterogeneous CVaR."""
+    x, p = start(PROBLEM), PROBLEM.sizes / PROBLEM.sizes.sum()
+    tiny = LocalSGD(lr=1e-12, steps=1)  # leaves the first threshold where it is
+    state, _ = rounds(RFedFair(tiny, tails), PROBLEM.clients(), x, 1)
+    losses = PROBLEM.losses(x)
+    above = np.maximum(losses - state.threshold, 0)
+    expected = HeterogeneousCVaR(tails, tuple(PROBLEM.sizes)).value(losses)
+    assert state.threshold + p / tails @ above == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [AFL(WORK, 0.1), ScaffPD(CVaR(0.5), WORK, ConstantSteps(0.1, 0.2))],
+    ids=["afl", "scaff-pd"],
+)
+def test_absent_clients_keep_their_last_loss(algorithm: object) -> None:
+    clients, x = PROBLEM.clients(), start(PROBLEM)
+    state, _ = rounds(algorithm, clients, x, 1)
+    here = clients.subset([0, 1, 2])
+    new, info = algorithm.round(state, here, Stream(0).at("round", 2))
+    np.testing.assert_array_equal(new.losses[3:], state.losses[3:])
+    assert not np.array_equal(new.losses[:3], state.losses[:3])
+    assert info.index.tolist() == [0, 1, 2]
+
+
+def test_absent_clients_of_drfa_neither_gain_nor_lose_against_the_mean() -> None:
+    """With v at the mean of those asked, weights of absent clients move as the mean does."""
+    clients, x = PROBLEM.clients(), start(PROBLEM)
+    state, _ = rounds(DRFA(WORK, 1e-4), clients.subset([0, 1, 2, 3]), x, 1)
+    assert state.weights[4:] == pytest.approx(np.full(3, 1 / 7))
+    assert np.ptp(state.weights[:4]) > 0
+
+
+def test_running_mean_is_the_mean() -> None:
+    values = np.random.default_rng(0).normal(size=(5, 3))
+    mean = None
+    for count, value in enumerate(values, 1):
+        mean = running_mean(mean, value, count)
+    np.testing.assert_allclose(mean, values.mean(axis=0))
