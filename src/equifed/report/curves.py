@@ -79,12 +79,14 @@ def convergence(
     what = "Worst client" if of == "worst" else "Average over clients"
     alt = f"{what}, {scale.label}, against {against}. {' '.join(words)}"
     several = any(len(line) > 1 for line in lines)
-    caption = f"{scale.label.capitalize()}{scale.unit}" + (
+    caption = scale.axis.capitalize() + (
         "; mean over seeds, shaded from the lowest to the highest seed." if several else "."
     )
     columns = ["method", "round", "bytes", "mean", "lowest_seed", "highest_seed"]
-    title = f"{what} against {against}"
-    return Figure(f"{of}-{against}", title, caption, alt, plot.svg(alt), csv_text(columns, rows))
+    title, legend = f"{what} against {against}", tuple(range(len(methods)))
+    return Figure(
+        f"{of}-{against}", title, caption, alt, plot.svg(alt), csv_text(columns, rows), legend
+    )
 
 
 def _time_frame(
@@ -93,11 +95,22 @@ def _time_frame(
     end = max((float(x[-1]) for x in xs if len(x)), default=1.0)
     write = bytes_text if against == "bytes" else "{:,.0f}".format
     label = "rounds" if against == "rounds" else "bytes sent and received by all clients"
-    y = svg.limits(*lines)
+    y = svg.limits(*(_settled(line) for line in lines))
     top = 100.0 if scale.metric == "accuracy" else math.inf
-    return svg.frame(
+    plot = svg.frame(
         (0, end or 1.0), (max(y[0], 0.0), min(y[1], top)), x_label=label, write_x=write,
     )  # fmt: skip
+    plot.clip = True
+    return plot
+
+
+def _settled(line: Losses) -> Losses:
+    """Leave out the first tenth of the evaluations, last axis.
+
+    There the model knows nothing yet; it would set the scale of the figure.
+    """
+    count = line.shape[-1]
+    return line[..., math.ceil(count / 10) :] if count > 3 else line
 
 
 def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Figure:
@@ -107,7 +120,7 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
     worst = over_clients(values, scale, "worst")
     average = over_clients(values, scale, "average")
     x = s.x(against)
-    plot = _time_frame([x], [known], scale, against)
+    plot = _time_frame([x], [known.T], scale, against)
     if known.shape[1] > FEW_CLIENTS:
         low, high = _tails(known, scale)
         plot.band(x, low, high, class_="band m0")
@@ -121,7 +134,7 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
         f"client of {scale.text(float(worst[-1]) / scale.factor)}."
     )  # fmt: skip
     thin = "shaded: from the worst-served to the best-served 20 %"
-    caption = f"{scale.label.capitalize()}{scale.unit}. Dark: average. Coloured: worst client. " + (
+    caption = f"{scale.axis.capitalize()}. Dark: average. Coloured: worst client. " + (
         thin.capitalize() + "." if known.shape[1] > FEW_CLIENTS else "Thin: every client."
     )
     alt = f"{method.name}: average and worst {scale.label} against {against}.{ends}"
@@ -131,7 +144,7 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
     ]
     table = csv_text(["round", "bytes", "average", "worst"], rows)
     key, title = f"convergence-{against}", f"Convergence against {against}"
-    return Figure(key, title, caption, alt, plot.svg(alt), table, legend=False)
+    return Figure(key, title, caption, alt, plot.svg(alt), table)
 
 
 def _tails(values: Losses, scale: Scale) -> tuple[Losses, Losses]:
@@ -172,7 +185,7 @@ def certificate(methods: Sequence[Method]) -> Figure | None:
         "itself (first seed)."
     )
     table = csv_text(["method", "round", "gap"], rows)
-    return Figure("certificate", "Certificate", caption, alt, plot.svg(alt), table)
+    return Figure("certificate", "Certificate", caption, alt, plot.svg(alt), table, tuple(gaps))
 
 
 def weights(method: Method, m: int) -> Figure | None:
@@ -187,7 +200,9 @@ def weights(method: Method, m: int) -> Figure | None:
         return None
     n = table.shape[1]
     end = float(rounds[-1])
-    plot = svg.frame((0, end), svg.limits(table, [0.0]), x_label="rounds", write_x="{:,.0f}".format)
+    plot = svg.frame(
+        (0, end), svg.limits(table, [1 / n]), x_label="rounds", write_x="{:,.0f}".format, right=96.0
+    )
     heaviest = [int(i) for i in np.argsort(-table[-1], kind="stable")[:3]]
     if n > 60:
         low, high = np.quantile(table, [0.1, 0.9], axis=1)
@@ -197,6 +212,10 @@ def weights(method: Method, m: int) -> Figure | None:
         style = "line accent" if i in heaviest else "line thin m0"
         plot.line(rounds, table[:, i], class_=style, data_m=m, data_c=i)
     plot.line([0, end], [1 / n, 1 / n], class_="line diagonal", data_tip="equal weights")
+    ends = svg.spaced([plot.y.at(float(table[-1, i])) + 4 for i in heaviest], 13.0)
+    for i, place in zip(heaviest, ends, strict=True):
+        name = method.clients[i]
+        plot.text(plot.x.end + 6, place, name if len(name) <= 14 else name[:13] + "…")
     names = ", ".join(f"{method.clients[i]} {table[-1, i]:.3f}" for i in heaviest)
     alt = (
         f"Weights of the clients under {method.name}. Largest at the end: {names}; equal weights "
@@ -209,4 +228,4 @@ def weights(method: Method, m: int) -> Figure | None:
     ]
     title = f"Weights, {method.name}"
     numbers = csv_text(["round", "client", "weight"], rows)
-    return Figure(f"weights-{m}", title, caption, alt, plot.svg(alt), numbers, legend=False)
+    return Figure(f"weights-{m}", title, caption, alt, plot.svg(alt), numbers)

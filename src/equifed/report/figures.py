@@ -32,7 +32,7 @@ class Figure:
     alt: str
     drawing: Markup
     table: str
-    legend: bool = True
+    legend: tuple[int, ...] = ()
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -71,7 +71,7 @@ def distribution(methods: Sequence[Method], rows: Sequence[ClientRows], scale: S
     height = top + step * len(methods) + svg.BOTTOM
     values = [row.value * scale.factor for row in rows]
     x = svg.Axis(
-        *svg.limits(*values), 14.0, svg.WIDTH - svg.RIGHT, scale.label + scale.unit,
+        *svg.limits(*values), 14.0, svg.WIDTH - svg.RIGHT, scale.axis,
         _percent_axis(scale).format,
     )  # fmt: skip
     nothing = svg.Axis(0, 0, height - svg.BOTTOM, top, write=lambda v: "")
@@ -107,7 +107,6 @@ def distribution(methods: Sequence[Method], rows: Sequence[ClientRows], scale: S
         words + " ".join(worst),
         plot.svg(words + " ".join(worst)),
         table,
-        legend=False,
     )
 
 
@@ -165,28 +164,33 @@ def lorenz(
     known = [v[np.isfinite(v)] for v in values]
     if any(v.size == 0 or (v < 0).any() for v in known):
         return None
+    corners = [lorenz_curve(value) for value in known]
+    low, high = svg.limits(*(x - y for x, y in corners), [0.0, 0.01], floor=0.0)
     plot = svg.frame(
-        (0, 1), (0, 1), x_label=f"fraction of clients, from the smallest {what}",
-        write_x="{:.1f}".format, write_y="{:.1f}".format,
+        (0, 1), (low, high), x_label=f"fraction of clients, from the smallest {what}",
+        write_x="{:.1f}".format,
     )  # fmt: skip
-    plot.line([0, 1], [0, 1], class_="line diagonal")
     lines, rows = [], []
     for m, (method, value) in enumerate(zip(methods, known, strict=True)):
-        x, y = lorenz_curve(value)
+        x, y = corners[m]
         shown = svg.thinned(len(x))
         g = float(gini(value))
         tip = f"{method.name}: Gini {g:.3f}"
-        plot.line(x[shown], y[shown], class_=f"line {colour(m)}", data_tip=tip)
+        plot.line(x[shown], (x - y)[shown], class_=f"line {colour(m)}", data_tip=tip)
         lines.append(f"{method.name}: Gini coefficient {g:.3f}.")
         rows += [[method.name, float(a), float(b)] for a, b in zip(x[shown], y[shown], strict=True)]
         order = np.argsort(values[m], kind="stable")[: len(value)]
         if len(methods) == 1 and len(value) <= 200:
             for k, i in enumerate(order, start=1):
-                plot.dot(x[k], y[k], 2.4, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
+                plot.dot(x[k], x[k] - y[k], 2.4, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
     alt = (
-        f"Lorenz curves: share of all {what} that the clients with the smallest values have "
-        f"together; the diagonal is equality. {' '.join(lines)}"
+        f"Lorenz curves: how much less than their equal share of all {what} the clients with the "
+        f"smallest values have together. {' '.join(lines)}"
     )
-    caption = f"Share of the total {what}; on the diagonal all clients have the same."
+    caption = (
+        f"How far the curve lies below the diagonal of equality: what the clients with the least "
+        f"{what} lack of an equal share. 0 is equality; twice the area is the Gini coefficient."
+    )
     table = csv_text(["method", "fraction_of_clients", f"share_of_{what}"], rows)
-    return Figure(key, f"Lorenz curves of {what}", caption, alt, plot.svg(alt), table)
+    legend = tuple(range(len(methods)))
+    return Figure(key, f"Lorenz curves of {what}", caption, alt, plot.svg(alt), table, legend)

@@ -44,7 +44,8 @@ def scatter(
     xs, ys = [s[:, 0] for s in seeds], [s[:, 1] for s in seeds]
     plot = svg.frame(
         svg.limits(average, *xs, pad=0.12), svg.limits(worst, *ys, pad=0.12),
-        x_label=f"average {scale.label}{scale.unit}",
+        x_label=f"average {scale.axis}",
+        y_label=f"worst client's {scale.axis}",
     )  # fmt: skip
     front = sorted((a, w) for a, w, keep in zip(average, worst, best, strict=True) if keep)
     if len(front) > 1:
@@ -69,7 +70,7 @@ def scatter(
         + (" Small dots: seeds." if any(len(s) > 1 for s in seeds) else "")
     )
     table = csv_text(["method", "average", "worst", "non_dominated"], rows)
-    return Figure(key, "Average against worst", caption, alt, plot.svg(alt), table, legend=False)
+    return Figure(key, "Average against worst", caption, alt, plot.svg(alt), table)
 
 
 def _labels(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) -> None:

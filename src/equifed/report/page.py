@@ -8,17 +8,24 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
-import numpy as np
 from markupsafe import Markup
 
-from equifed.report.document import Report, all_figures, as_json, headline, number
-from equifed.report.figures import colour, csv_text
-from equifed.report.measures import Estimate, Measure, written
-from equifed.report.scales import Scale, bytes_text, finite, plural
+from equifed.report.document import Report, all_figures, as_json, headline
+from equifed.report.figures import colour
+from equifed.report.measures import written
+from equifed.report.methods import Method
+from equifed.report.scales import bytes_text, plural
+from equifed.report.tables import (
+    clients_csv,
+    comparison_rows,
+    event_row,
+    measure_rows,
+    run_facts,
+    table_data,
+)
 
 
 def write_report(report: Report, out: str | Path, *, per_client: bool = False) -> Path:
@@ -81,6 +88,7 @@ def render(report: Report) -> str:
     return page.render(
         report=report,
         subtitle=subtitle(report),
+        palette=palette(len(report.methods), report.baseline, report.lead),
         headline=headline(report),
         cards=cards(report),
         comparison=comparison_rows(report),
@@ -88,10 +96,22 @@ def render(report: Report) -> str:
         figures=all_figures(report),
         table=table_data(report),
         clients_csv=clients_csv(report),
-        runs=run_rows(report),
+        runs=run_facts(report.methods),
         events=[event_row(e) for method in report.methods for e in method.events()],
         **script(),
     )
+
+
+def palette(count: int, baseline: int, lead: int) -> list[int]:
+    """Return a colour for each method: 0 (grey) for the baseline, 1 (accent) for the headline's.
+
+    >>> palette(4, baseline=0, lead=2)
+    [0, 2, 1, 3]
+    """
+    first = {baseline: 0, lead: 1} if count > 1 else {lead: 0}
+    rest = iter(range(2, 8))
+    shown = [first[m] if m in first else next(rest, 7) for m in range(min(count, 8))]
+    return shown if count > 1 else [0, 1]
 
 
 def subtitle(report: Report) -> str:
@@ -118,7 +138,7 @@ def cards(report: Report) -> list[dict[str, str]]:
                        ("spread", "Best to worst")):  # fmt: skip
         measure = next(m for m in report.measures if m.key == key)
         estimate = found[key]
-        note = method.clients[worst] if key == "worst" and len(method.runs) == 1 else ""
+        note = _whose(method, worst) if key == "worst" else ""
         difference = estimate.difference
         change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
         value = written(measure, scale)(estimate.interval.estimate)
@@ -131,156 +151,9 @@ def cards(report: Report) -> list[dict[str, str]]:
     return shown
 
 
-def comparison_rows(report: Report) -> list[dict[str, Any]]:
-    """Return the comparison: one row per measure, one cell per method."""
-    if report.scale is None:
-        return []
-    rows = []
-    for measure in report.measures:
-        cells = [
-            cell(found.get(measure.key), measure, report.scale, m == report.baseline)
-            for m, found in enumerate(report.estimates)
-        ]
-        rows.append({"label": measure.label, "meaning": measure.meaning, "cells": cells})
-    return rows
-
-
-def cell(
-    found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
-) -> dict[str, str]:
-    """Return a cell: the mean, half the interval's width or its ends, the difference."""
-    if found is None or found.reached == 0:
-        return {"value": "not reached" if "target" in measure.key else "–", "note": "",
-                "change": "", "tone": ""}  # fmt: skip
-    write = written(measure, scale)
-    if found.reached < len(found.values):
-        return {"value": f"reached by {found.reached} of {len(found.values)}", "note": "",
-                "change": "", "tone": ""}  # fmt: skip
-    note = ""
-    if finite(found.interval):
-        lower, upper = (write(v) for v in (found.interval.lower, found.interval.upper))
-        note = f"{_bare(lower)} to {_bare(upper)}"
-    change, tone = "", ""
-    if found.difference is not None and not baseline:
-        change, tone = _change(found, measure, scale)
-    return {"value": write(found.interval.estimate), "note": note, "change": change, "tone": tone}
-
-
-def _bare(text: str) -> str:
-    return text.removesuffix(" points").removesuffix(" %")
-
-
-def _change(found: Estimate, measure: Measure, scale: Scale) -> tuple[str, str]:
-    """Return the paired difference, and whether it is for better or worse beyond doubt."""
-    difference = found.difference
-    assert difference is not None
-    write = written(measure, scale)
-
-    def signed(value: float) -> str:
-        sign = "−" if value < 0 else "+"
-        return sign + _bare(write(abs(value)))
-
-    text = signed(difference.estimate)
-    if not finite(difference):
-        return text, ""
-    text += f" [{signed(difference.lower)}, {signed(difference.upper)}]"
-    if difference.lower <= 0 <= difference.upper:
-        return text, ""
-    return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"
-
-
-def measure_rows(report: Report) -> list[dict[str, Any]]:
-    """Return every reducer with its meaning, for the table of all measures."""
-    from equifed.metrics.summary import BY_SAMPLE, reducers
-
-    if report.scale is None:
-        return []
-    rows = []
-    for reducer in (BY_SAMPLE, *reducers()):
-        values = [
-            found[reducer.name].interval.estimate if reducer.name in found else float("nan")
-            for found in report.estimates
-        ]
-        shown = [f"{v:.4f}" if np.isfinite(v) else "∞" if v > 0 else "–" for v in values]
-        rows.append({"name": reducer.name, "meaning": reducer.meaning, "values": shown})
-    return rows
-
-
-def table_data(report: Report) -> dict[str, Any]:
-    """Return what the page's script needs for the table of clients and for the names on hover."""
-    data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
-    data["lead"], data["baseline"] = report.lead, report.baseline
-    if report.scale is None:
-        return data
-    scale = report.scale
-    data |= {"percent": scale.metric == "accuracy", "higher": scale.higher_is_better}
-    data["label"] = scale.label
-    data["n"] = [int(n) for n in report.rows[0].sizes]
-    for method, rows in zip(report.methods, report.rows, strict=True):
-        columns = {
-            "value": rows.value, "lower": rows.lower, "upper": rows.upper, "loss": rows.loss,
-            "weight": rows.weight, "participation": rows.participation,
-        }  # fmt: skip
-        packed: dict[str, Any] = {k: [_short(v) for v in column] for k, column in columns.items()}
-        packed["quarantines"] = [int(q) for q in rows.quarantines]
-        data["methods"].append({"name": method.name, **packed})
-    return data
-
-
-def _short(value: float) -> float | None:
-    """Return a number with the digits that a page shows."""
-    known = number(value)
-    return None if known is None else float(f"{known:.5g}")
-
-
-def clients_csv(report: Report) -> str:
-    """Return the table of clients as CSV."""
-    names = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
-    shown = "value" if report.scale is None else report.scale.metric
-    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *names[5:]]
-    rows = (
-        [method.name, client, *(_plain(getattr(found, name)[i]) for name in names)]
-        for method, found in zip(report.methods, report.rows, strict=False)
-        for i, client in enumerate(method.clients)
-    )
-    return csv_text(columns, rows)
-
-
-def _plain(value: Any) -> object:
-    return int(value) if isinstance(value, np.integer) else float(value)
-
-
-def run_rows(report: Report) -> list[dict[str, Any]]:
-    """Return what was run, method by method."""
-    import tomli_w
-
-    out = []
-    for method in report.methods:
-        first = method.runs[0]
-        config = {k: v for k, v in first.config.items() if k != "seed" or len(method.runs) == 1}
-        out.append(
-            {
-                "name": method.name,
-                "seeds": ", ".join("not recorded" if s is None else str(s) for s in method.seeds),
-                "config": tomli_w.dumps(config) if config else "",
-                "versions": first.provenance.get("versions", {}),
-                "data": first.provenance.get("data", {}),
-                "folders": [run.folder for run in method.runs if run.folder],
-                "seconds": sum(r.seconds for run in method.runs for r in run.history.rounds),
-                "incomplete": sum(not run.complete for run in method.runs),
-            }
-        )
-    return out
-
-
-def event_row(event: dict[str, Any]) -> dict[str, str]:
-    """Return an event as the table shows it."""
-    known = ("event", "round", "client", "reason", "time", "seed", "method")
-    rest = {k: v for k, v in event.items() if k not in known}
-    row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
-    if rest:
-        row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))
-    return row
+def _whose(method: Method, worst: int) -> str:
+    """Say whose the worst value is: with several seeds not always the same client's."""
+    return method.clients[worst] if len(method.runs) == 1 else "whoever it is in a seed"
 
 
 def slug(name: str) -> str:

@@ -15,8 +15,9 @@ from equifed.report.document import Report
 from equifed.report.figures import Figure, csv_text
 from equifed.report.measures import LABELS, over_clients, written
 from equifed.report.methods import ReportError
-from equifed.report.page import environment, event_row, script, slug
+from equifed.report.page import environment, script, slug
 from equifed.report.scales import Scale, plural
+from equifed.report.tables import event_row
 
 SUMMARY = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread")
 
@@ -60,6 +61,7 @@ def render_participant(report: Report, i: int, found: Series) -> str:
         figures=figures,
         events=[event_row(e) for e in method.events() if e.get("client") == method.clients[i]],
         data={"clients": [], "methods": []},
+        palette=[0, 1],
         **script(),
     )  # fmt: skip
 
@@ -127,6 +129,6 @@ def _course(client: str, found: Series, i: int, scale: Scale) -> Figure:
         [int(r), float(o) / scale.factor, float(a) / scale.factor]
         for r, o, a in zip(found.rounds, own, average, strict=True)
     ]
-    caption = f"{scale.label.capitalize()}{scale.unit}. Coloured: you. Grey: average over clients."
+    caption = f"{scale.axis.capitalize()}. Coloured: you. Grey: average over clients."
     table = csv_text(["round", "you", "average_over_clients"], rows)
-    return Figure("course", "On the way there", caption, alt, plot.svg(alt), table, legend=False)
+    return Figure("course", "On the way there", caption, alt, plot.svg(alt), table)

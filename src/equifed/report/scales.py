@@ -46,6 +46,15 @@ class Scale:
         """
         return f"{self.split} {self.metric}"
 
+    @property
+    def axis(self) -> str:
+        """Name with the split and the unit.
+
+        >>> Scale("accuracy", "test").axis, Scale("loss", "train").axis
+        ('test accuracy, %', 'train loss')
+        """
+        return self.label + ("," + self.unit if self.unit else "")
+
     def number(self, value: float) -> str:
         """Write a value without its unit."""
         if not math.isfinite(value):
@@ -68,7 +77,7 @@ class Scale:
 
     def signed(self, value: float) -> str:
         """Write a difference without its unit."""
-        return _signed(value, self.number(abs(value)))
+        return with_sign(value, self.number(abs(value)))
 
     def change(self, value: float) -> str:
         """Write a difference with its unit."""
@@ -85,7 +94,12 @@ class Scale:
         return self.number(value) + (points if math.isfinite(value) else "")
 
 
-def _signed(value: float, magnitude: str) -> str:
+def with_sign(value: float, magnitude: str) -> str:
+    """Put a sign before a magnitude; ± where all of its digits are zero.
+
+    >>> with_sign(-0.2, "0.2"), with_sign(-0.01, "0.0")
+    ('−0.2', '±0.0')
+    """
     if not math.isfinite(value):
         return "–"
     if not any(digit in magnitude for digit in "123456789"):

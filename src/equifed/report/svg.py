@@ -42,7 +42,7 @@ def tag(name: str, content: str | Markup = "", /, **attributes: object) -> Marku
     return Markup(f"<{head}>{inside}</{name}>") if inside else Markup(f"<{head}/>")
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def nice_ticks(low: float, high: float, count: int = 6) -> list[float]:
     """Return round numbers between two limits.
 
     >>> nice_ticks(0.0, 1.0)
@@ -121,6 +121,8 @@ class Plot:
     width: float = WIDTH
     height: float = HEIGHT
     parts: list[Markup] = field(default_factory=list)
+    clip: bool = False
+    """Whether what lies outside the axes is cut off."""
 
     def add(self, *parts: Markup) -> None:
         """Draw something."""
@@ -153,9 +155,16 @@ class Plot:
 
     def svg(self, alt: str) -> Markup:
         """Return the drawing; ``alt`` says in words what it shows."""
-        inside = Markup("").join([*self._grid(), *self.parts])
+        drawn = Markup("").join(self.parts)
+        inside = Markup("").join([*self._grid(), self._clipped(drawn) if self.clip else drawn])
         box = f"0 0 {num(self.width)} {num(self.height)}"
         return tag("svg", inside, viewBox=box, role="img", aria_label=alt)
+
+    def _clipped(self, drawn: Markup) -> Markup:
+        x, y = self.x.start - 2, self.y.end - 2
+        wide, tall = self.x.end + 4 - self.x.start, self.y.start + 3 - self.y.end
+        box = " ".join(num(v) for v in (x, y, wide, tall))
+        return tag("svg", drawn, x=x, y=y, width=wide, height=tall, viewBox=box)
 
     def _grid(self) -> Iterable[Markup]:
         x, y = self.x, self.y
@@ -168,6 +177,8 @@ class Plot:
         for value in x.ticks():
             place, below = x.at(value), y.start + 16
             yield tag("text", x.write(value), x=place, y=below, text_anchor="middle", class_="tick")
+        if y.label:
+            yield tag("text", y.label, x=6.0, y=y.end - 10, class_="label")
         if x.label:
             yield tag("text", x.label, x=x.end, y=y.start + 33, text_anchor="end", class_="label")
 
@@ -200,16 +211,31 @@ def frame(
     y: tuple[float, float],
     *,
     x_label: str = "",
+    y_label: str = "",
     write_x: Callable[[float], str] = "{:g}".format,
     write_y: Callable[[float], str] = "{:g}".format,
     log_y: bool = False,
     height: float = HEIGHT,
     left: float = LEFT,
+    right: float = RIGHT,
 ) -> Plot:
     """Return an empty plot with the usual margins."""
-    across = Axis(*x, left, WIDTH - RIGHT, x_label, write_x)
-    up = Axis(*y, height - BOTTOM, TOP, "", write_y, log_y)
+    across = Axis(*x, left, WIDTH - right, x_label, write_x)
+    up = Axis(*y, height - BOTTOM, TOP + (16 if y_label else 0), y_label, write_y, log_y)
     return Plot(across, up, height=height)
+
+
+def spaced(places: Sequence[float], gap: float) -> list[float]:
+    """Move places down, in order, until neighbours are at least ``gap`` apart.
+
+    >>> spaced([10.0, 12.0, 40.0], gap=8.0)
+    [10.0, 18.0, 40.0]
+    """
+    out = list(places)
+    last = -math.inf
+    for i in sorted(range(len(out)), key=lambda i: out[i]):
+        last = out[i] = max(out[i], last + gap)
+    return out
 
 
 def swarm(places: Sequence[float], gap: float, most: int) -> list[tuple[float, int]]:

@@ -28,13 +28,16 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
         limits = f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
     samples = plural(int(rows.sizes[i]), "sample")
     clients = plural(int(np.isfinite(rows.value).sum()), "client")
-    seeds = f", mean over {plural(len(method.runs), 'seed')}" if len(method.runs) > 1 else ""
-    spread = scale.gap(float(np.nanmax(rows.value) - np.nanmin(rows.value)))
-    return (
-        f"{method.clients[i]} is served worst: {scale.text(value)} {scale.label}{limits} on "
-        f"{samples}{seeds}. The average over {clients} is "
-        f"{scale.text(float(np.nanmean(rows.value)))}; from best to worst it is {spread}."
+    seeds = f" in the mean over {plural(len(method.runs), 'seed')}" if len(method.runs) > 1 else ""
+    average = scale.text(float(np.nanmean(rows.value)))
+    out = (
+        f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}{limits} on "
+        f"{samples}. The average over {clients} is {average}"
     )
+    if seeds:  # the spread of means is narrower than the mean spread, which the table has
+        return out + "."
+    spread = scale.gap(float(np.nanmax(rows.value) - np.nanmin(rows.value)))
+    return f"{out}; from best to worst it is {spread}."
 
 
 def chance_note(method: Method, rows: ClientRows) -> str:
@@ -44,11 +47,11 @@ def chance_note(method: Method, rows: ClientRows) -> str:
         return ""
     scale = Scale("accuracy", "")
     n, others = len(method.clients), [i for i in worst.candidates if i != worst.observed]
-    span = scale.span(worst.interval.lower, worst.interval.upper)
+    ends = scale.number(worst.interval.lower), scale.text(worst.interval.upper)
     first = (
         f"The lowest of {n:,} measured accuracies is low partly by chance. "
-        f"The lowest true accuracy lies between {span} with 95 % confidence, which allows for that"
-        f"{' (first seed)' if len(method.runs) > 1 else ''}. "
+        f"The lowest true accuracy lies between {ends[0]} and {ends[1]} with 95 % confidence, "
+        f"which allows for that{' (first seed)' if len(method.runs) > 1 else ''}. "
     )
     if not others:
         return (
@@ -71,13 +74,14 @@ def cost_sentence(
     if worst is None or average is None or spread is None or worst.difference is None:
         return f"{method.name} and {baseline.name} have no seeds in common to compare."
     assert average.difference is not None and spread.difference is not None
+    of = f"the worst client's {scale.label}"
     worse, mean = effect(worst.difference, scale), effect(average.difference, scale)
     sentences = [
-        f"Against {baseline.name}, {method.name} {worse.format('the worst client')} and "
+        f"Against {baseline.name}, {method.name} {worse.format(of)} and "
         f"{mean.format('the average over clients')}.",
         _gap_sentence(spread, scale),
         _bytes_sentence(found),
-        f"Measured on {plural(len(method.clients), 'client')}, {seeds_words(worst.pairs)}.",
+        f"Measured on {plural(len(method.clients), 'client')} {seeds_words(worst.pairs)}.",
     ]
     return " ".join(filter(None, sentences))
 
@@ -118,6 +122,8 @@ def _bytes_sentence(found: dict[str, Estimate]) -> str:
     theirs = ours - sent.difference.estimate
     if theirs <= 0:
         return ""
+    if ours == theirs:
+        return "It sent as many bytes."
     return f"It sent {ours / theirs:.3g} {TIMES} the bytes."
 
 
@@ -127,7 +133,8 @@ def seeds_words(count: int) -> str:
     >>> seeds_words(5)
     'over 5 seeds'
     """
-    return "one seed, so not how it varies between seeds" if count == 1 else f"over {count} seeds"
+    alone = "with one seed, which does not show how much it varies between seeds"
+    return alone if count == 1 else f"over {count} seeds"
 
 
 def quarantine_sentences(methods: Sequence[Method]) -> list[str]:

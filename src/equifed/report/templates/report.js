@@ -35,8 +35,7 @@
     bar.style.width = place(high) - place(low) + "%";
     tick.style.left = place(method.value[i]) + "%";
     box.append(bar, tick);
-    td.title = percent(low) + " to " + percent(high);
-    td.append(box);
+    td.append((100 * low).toFixed(1) + " to " + (100 * high).toFixed(1), box);
     return td;
   }
 
@@ -44,8 +43,7 @@
     if (method.value[i] === null || base.value[i] === null) return cell("–");
     const change = method.value[i] - base.value[i];
     const size = data.percent ? (100 * Math.abs(change)).toFixed(1) : plain(Math.abs(change));
-    const td = cell((change < 0 ? "−" : "+") + size);
-    return td;
+    return cell((change < 0 ? "−" : change > 0 ? "+" : "±") + size);
   }
 
   function fill() {
@@ -57,11 +55,7 @@
     rows = data.clients.map((name, i) => {
       const tr = document.createElement("tr");
       tr.append(cell(name, "first"), cell(value(method.value[i])));
-      if (data.percent) {
-        const limits = method.lower[i] === null ? "–"
-          : (100 * method.lower[i]).toFixed(1) + " to " + (100 * method.upper[i]).toFixed(1);
-        tr.append(cell(limits), meter(method, i, range));
-      }
+      if (data.percent) tr.append(meter(method, i, range));
       if (data.methods.length > 1) tr.append(difference(method, base, i));
       tr.append(cell(plain(method.loss[i])), cell(data.n[i].toLocaleString("en")),
         cell(method.weight[i] === null ? "–" : method.weight[i].toFixed(4)),
@@ -152,7 +146,7 @@
     tip.style.top = (below ? event.clientY + 18 : event.clientY - tip.offsetHeight - 10) + "px";
   }
 
-  for (const drawing of document.querySelectorAll("figure svg")) {
+  for (const drawing of document.querySelectorAll("figure > svg")) {
     drawing.addEventListener("pointermove", point);
     drawing.addEventListener("pointerdown", point);
     drawing.addEventListener("pointerleave", () => {

@@ -1,0 +1,186 @@
+"""The tables of a report: the comparison, all measures, the clients, what was run, the events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from equifed.report.document import Report, number
+from equifed.report.figures import csv_text
+from equifed.report.measures import Estimate, Measure, written
+from equifed.report.methods import Method
+from equifed.report.scales import Scale, finite, with_sign
+
+Facts = list[tuple[str, str]]
+
+
+def comparison_rows(report: Report) -> list[dict[str, Any]]:
+    """Return the comparison: one row per measure, one cell per method."""
+    if report.scale is None:
+        return []
+    rows = []
+    for measure in report.measures:
+        cells = [
+            cell(found.get(measure.key), measure, report.scale, m == report.baseline)
+            for m, found in enumerate(report.estimates)
+        ]
+        rows.append({"label": measure.label, "meaning": measure.meaning, "cells": cells})
+    return rows
+
+
+def cell(
+    found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
+) -> dict[str, str]:
+    """Return a cell: the mean, half the interval's width or its ends, the difference."""
+    if found is None or found.reached == 0:
+        return {"value": "not reached" if "target" in measure.key else "–", "note": "",
+                "change": "", "tone": ""}  # fmt: skip
+    write = written(measure, scale)
+    if found.reached < len(found.values):
+        return {"value": f"reached by {found.reached} of {len(found.values)}", "note": "",
+                "change": "", "tone": ""}  # fmt: skip
+    note = _limits(found, write)
+    change, tone = "", ""
+    if found.difference is not None and not baseline:
+        change, tone = _change(found, measure, scale)
+    return {"value": write(found.interval.estimate), "note": note, "change": change, "tone": tone}
+
+
+def _limits(found: Estimate, write: Callable[[float], str]) -> str:
+    """Return the interval over seeds as ±, which is symmetric; that over samples by its ends."""
+    interval = found.interval
+    if not finite(interval) or interval.lower == interval.upper:
+        return ""
+    if found.source == "seeds":
+        return "± " + _bare(write(interval.upper - interval.estimate))
+    return f"{_bare(write(interval.lower))} to {_bare(write(interval.upper))}"
+
+
+def _bare(text: str) -> str:
+    return text.removesuffix(" points").removesuffix(" %")
+
+
+def _change(found: Estimate, measure: Measure, scale: Scale) -> tuple[str, str]:
+    """Return the paired difference, and whether it is for better or worse beyond doubt."""
+    difference = found.difference
+    assert difference is not None
+    write = written(measure, scale)
+
+    text = with_sign(difference.estimate, _bare(write(abs(difference.estimate))))
+    if not finite(difference) or difference.lower == difference.upper == 0:
+        return text, ""
+    text += " ± " + _bare(write(difference.upper - difference.estimate))
+    if difference.lower <= 0 <= difference.upper:
+        return text, ""
+    return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"
+
+
+def measure_rows(report: Report) -> list[dict[str, Any]]:
+    """Return every reducer with its meaning, for the table of all measures."""
+    from equifed.metrics.summary import BY_SAMPLE, reducers
+
+    if report.scale is None:
+        return []
+    rows = []
+    for reducer in (BY_SAMPLE, *reducers()):
+        values = [
+            found[reducer.name].interval.estimate if reducer.name in found else float("nan")
+            for found in report.estimates
+        ]
+        shown = [f"{v:.4f}" if np.isfinite(v) else "∞" if v > 0 else "–" for v in values]
+        rows.append({"name": reducer.name, "meaning": reducer.meaning, "values": shown})
+    return rows
+
+
+def table_data(report: Report) -> dict[str, Any]:
+    """Return what the page's script needs for the table of clients and for the names on hover."""
+    data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
+    data["lead"], data["baseline"] = report.lead, report.baseline
+    if report.scale is None:
+        return data
+    scale = report.scale
+    data |= {"percent": scale.metric == "accuracy", "higher": scale.higher_is_better}
+    data["label"] = scale.label
+    data["n"] = [int(n) for n in report.rows[0].sizes]
+    for method, rows in zip(report.methods, report.rows, strict=True):
+        columns = {
+            "value": rows.value, "lower": rows.lower, "upper": rows.upper, "loss": rows.loss,
+            "weight": rows.weight, "participation": rows.participation,
+        }  # fmt: skip
+        packed: dict[str, Any] = {k: [_short(v) for v in column] for k, column in columns.items()}
+        packed["quarantines"] = [int(q) for q in rows.quarantines]
+        data["methods"].append({"name": method.name, **packed})
+    return data
+
+
+def _short(value: float) -> float | None:
+    """Return a number with the digits that a page shows."""
+    known = number(value)
+    return None if known is None else float(f"{known:.5g}")
+
+
+def clients_csv(report: Report) -> str:
+    """Return the table of clients as CSV."""
+    names = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
+    shown = "value" if report.scale is None else report.scale.metric
+    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *names[5:]]
+    rows = (
+        [method.name, client, *(_plain(getattr(found, name)[i]) for name in names)]
+        for method, found in zip(report.methods, report.rows, strict=False)
+        for i, client in enumerate(method.clients)
+    )
+    return csv_text(columns, rows)
+
+
+def _plain(value: Any) -> object:
+    return int(value) if isinstance(value, np.integer) else float(value)
+
+
+def run_facts(methods: Sequence[Method]) -> dict[str, Any]:
+    """Return what was run: what all methods share once, then the rest by method."""
+    import tomli_w
+
+    facts = [_facts(method) for method in methods]
+    shared = [fact for fact in facts[0] if all(fact in other for other in facts)]
+    rows = []
+    for method, found in zip(methods, facts, strict=True):
+        config = method.runs[0].config
+        config = {k: v for k, v in config.items() if k != "seed" or len(method.runs) == 1}
+        rest = [fact for fact in found if fact not in shared] if len(methods) > 1 else found
+        text = tomli_w.dumps(config) if config else ""
+        rows.append({"name": method.name, "facts": rest, "config": text})
+    return {"shared": shared if len(methods) > 1 else [], "methods": rows}
+
+
+def _facts(method: Method) -> Facts:
+    first = method.runs[0]
+    data, versions = first.provenance.get("data", {}), first.provenance.get("versions", {})
+    source = data.get("source") or ""
+    if isinstance(source, dict):
+        source = "; ".join(f"{key}: {value}" for key, value in source.items())
+    seconds = sum(r.seconds for run in method.runs for r in run.history.rounds)
+    unfinished = sum(not run.complete for run in method.runs)
+    facts = {
+        "Seeds": ", ".join("not recorded" if s is None else str(s) for s in method.seeds),
+        "Data": data.get("name", ""),
+        "Source": str(source),
+        "SHA-256 of the data": data.get("sha256", ""),
+        "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "Training time": f"{seconds:.1f} s",
+        "Not finished": f"{unfinished} of {len(method.runs)} runs" if unfinished else "",
+        "Run folders": ", ".join(run.folder for run in method.runs if run.folder),
+    }
+    return [(label, value) for label, value in facts.items() if value]
+
+
+def event_row(event: dict[str, Any]) -> dict[str, str]:
+    """Return an event as the table shows it."""
+    known = ("event", "round", "client", "reason", "time", "seed", "method")
+    rest = {k: v for k, v in event.items() if k not in known}
+    row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
+    if rest:
+        row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))
+    return row
