@@ -129,7 +129,8 @@ def data_show(name: Annotated[str, typer.Argument(help="Data set.")], settings: 
         from equifed.runs import load_data
 
         federation = load_data(read_data(name, settings or []))
-        console(stdout=True).print(federation.table())
+        out = console(stdout=True)
+        out.print(federation.table() if out.is_terminal else str(federation.table()))
 
 
 @data_app.command(name="fetch")

@@ -77,10 +77,13 @@ class Plain:
 
     rounds: int
     seed: int = 0
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
 
@@ -104,7 +107,9 @@ class RunConfig:
     """A run: which data, model, algorithm and engine, how many rounds, from which seed.
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
-    setting of what it names. Make one with :meth:`read` or :meth:`from_dict`, which check it.
+    setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
+    up in an order that depends on it, so the number a run began with stays with it. Make one with
+    :meth:`read` or :meth:`from_dict`, which check it.
 
     Examples
     --------
@@ -126,6 +131,7 @@ class RunConfig:
     algorithm: Table
     engine: Table
     seed: int = 0
+    threads: int | None = None
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: Stop = field(default_factory=Stop)
     missing: Missing = field(default_factory=Missing)
@@ -167,7 +173,8 @@ class RunConfig:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
         tables = {key: getattr(self, key) for key in CHOSEN}
         records = {key: fields(getattr(self, key)) for key in RECORDS}
-        return {"seed": self.seed, "rounds": self.rounds, **tables, **records}
+        threads = {} if self.threads is None else {"threads": self.threads}
+        return {"seed": self.seed, "rounds": self.rounds, **threads, **tables, **records}
 
     def to_toml(self) -> str:
         """Return the text of a configuration file."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ROUNDS = 200
-LOCAL = {"lr": 0.005, "epochs": 1, "batch": 50}
+LOCAL = {"lr": 0.04, "epochs": 1, "batch": 200}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local": LOCAL},
     "scaffold": {"name": "scaffold", "local": LOCAL},
@@ -24,7 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "name": "scaff-pd",
         "objective": {"name": "chi-square", "rho": 0.1},
         "local": LOCAL,
-        "steps": {"name": "constant", "primal": 0.1, "dual": 0.1},
+        "steps": {"name": "constant", "primal": 0.2, "dual": 0.1},
     },
 }
 """The methods and their settings, chosen on training images held out from training."""
@@ -35,6 +35,7 @@ def configuration(method: str, rounds: int | None = None) -> RunConfig:
     return RunConfig.from_dict(
         {
             "rounds": rounds or ROUNDS,
+            "threads": 1,
             "data": {"name": "fashion-three"},
             "model": {"name": "logistic", "l2": 1e-3},
             "algorithm": METHODS[method],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -53,19 +54,32 @@ class Run:
         resume: bool = False,
     ) -> History:
         """Train, and return what happened."""
-        return train(
-            self.algorithm,
-            self.clients,
-            rounds=self.config.rounds,
-            seed=self.config.seed,
-            evaluator=self.evaluator,
-            every=self.config.evaluate.every,
-            stop=self.config.stop.rules(),
-            callbacks=callbacks,
-            missing=self.config.missing,
-            folder=folder,
-            resume=resume,
-        )
+        with _threads(self.config.threads):
+            return train(
+                self.algorithm,
+                self.clients,
+                rounds=self.config.rounds,
+                seed=self.config.seed,
+                evaluator=self.evaluator,
+                every=self.config.evaluate.every,
+                stop=self.config.stop.rules(),
+                callbacks=callbacks,
+                missing=self.config.missing,
+                folder=folder,
+                resume=resume,
+            )
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def table(
@@ -107,15 +121,23 @@ def load_data(data: Table) -> Federation:
 def build(config: RunConfig) -> Run:
     """Load the data and construct model, engine and algorithm."""
     federation = load_data(config.data)
-    if config.model["loss"] == "auto":
-        loss = "cross_entropy" if federation.classes is not None else "squared"
-        config = replace(config, model={**config.model, "loss": loss})
+    config = _settled(config, federation)
     clients = _engine(config, federation)
     sizes = federation.train.sizes.tolist()
     algorithm = choose(SECTIONS["algorithms"], config.algorithm, "algorithm", sizes)
     evaluator = FederationEvaluator(federation, clients.model, config.evaluate.splits)
     _check_stop(config, federation)
     return Run(config, federation, clients, algorithm, evaluator)
+
+
+def _settled(config: RunConfig, federation: Federation) -> RunConfig:
+    """Return the configuration with what was left to the data and the machine."""
+    import torch
+
+    if config.model["loss"] == "auto":
+        loss = "cross_entropy" if federation.classes is not None else "squared"
+        config = replace(config, model={**config.model, "loss": loss})
+    return replace(config, threads=config.threads or torch.get_num_threads())
 
 
 def _engine(config: RunConfig, federation: Federation) -> LocalClients:
@@ -213,12 +235,9 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
 
 def provenance(built: Run) -> dict[str, Any]:
     """Return what the numbers depend on beside the configuration."""
-    import torch
-
     packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
     return {
         "versions": {**packages, "python": platform.python_version()},
-        "threads": torch.get_num_threads(),
         "data": {
             "name": built.federation.name,
             "sha256": built.federation.checksum(),
