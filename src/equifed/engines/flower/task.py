@@ -80,7 +80,8 @@ class Task:
     model : callable
         Builds the module from the shape of one sample and the number of outputs.
     loss : str
-        Name of a loss, or ``package.module:function``.
+        Name of a loss, or ``package.module:function``; "auto" is cross-entropy for classes and
+        squared for regression.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2``.
     dtype : {"float32", "float64"}
@@ -94,11 +95,16 @@ class Task:
 
     def engine(self, federation: Federation, position: int = 0) -> OneClient:
         """Return the engine of one client, with the randomness of its position."""
-        module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
-        dtype = getattr(torch, self.dtype)
+        loss, dtype = self._loss(federation.classes), getattr(torch, self.dtype)
+        module = self.model(tuple(federation.input_shape), outputs_for(federation, loss))
         return OneClient(
-            federation, module, loss_by_name(self.loss), l2=self.l2, dtype=dtype, at=position
+            federation, module, loss_by_name(loss), l2=self.l2, dtype=dtype, at=position
         )
+
+    def _loss(self, classes: int | None) -> str:
+        if self.loss != "auto":
+            return self.loss
+        return "squared" if classes is None else "cross_entropy"
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""

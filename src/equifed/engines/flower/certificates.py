@@ -1,0 +1,184 @@
+"""Certificates and node keys for trying out, and what is wrong with those of a deployment.
+
+A SuperLink needs a server certificate whose subject alternative name holds its address. A SuperNode
+proves who it is with an elliptic-curve key in OpenSSH format (PKCS8 is refused by Flower).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID_DAYS = 30
+"""Certificates made here are for trying out and do not last."""
+
+
+def make_certificates(folder: Path, addresses: Sequence[str]) -> None:
+    """Write ``ca.pem``, ``server.pem`` and ``server.key`` for a SuperLink at these addresses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = _name("equifed trial authority")
+    ca = (
+        _builder(issuer, issuer, ca_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    names = x509.SubjectAlternativeName([_general_name(a) for a in addresses])
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    server = (
+        _builder(_name(addresses[0]), issuer, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(names, critical=False)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issued_by, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "ca.pem").write_bytes(ca.public_bytes(pem))
+    (folder / "server.pem").write_bytes(server.public_bytes(pem))
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write_private(folder / "server.key", private)
+
+
+def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a SuperNode's key pair, ``name.key`` and ``name.pub``, in OpenSSH format."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP384R1())
+    secret, public = folder / f"{name}.key", folder / f"{name}.pub"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    _write_private(secret, private)
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return secret, public
+
+
+def certificate_problems(path: Path, address: str | None, ca: Path | None = None) -> Iterator[str]:
+    """Say what is wrong with a server certificate: unreadable, expired, for another address."""
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        yield f"{path} is no PEM certificate ({type(error).__name__})"
+        return
+    now = datetime.datetime.now(datetime.UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        yield f"{path} is valid from {certificate.not_valid_before_utc} to " + (
+            f"{certificate.not_valid_after_utc}, not now"
+        )
+    if address is not None and address not in _addresses(certificate):
+        yield (
+            f"{path} is for {', '.join(_addresses(certificate)) or 'no address'}, not for "
+            f"{address}: add it as a subject alternative name"
+        )
+    if ca is not None:
+        yield from _issuer_problems(path, certificate, ca)
+
+
+def key_problems(path: Path) -> Iterator[str]:
+    """Say what is wrong with a SuperNode's private key: format, kind, or who may read it."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        yield f"{path} cannot be read ({type(error).__name__})"
+        return
+    if b"OPENSSH PRIVATE KEY" not in content:
+        yield (
+            f"{path} is not in OpenSSH format, the only one that Flower takes; make one with: "
+            "ssh-keygen -t ecdsa -b 384 -N '' -f node"
+        )
+        return
+    try:
+        key = serialization.load_ssh_private_key(content, password=None)
+    except (ValueError, TypeError) as error:
+        yield f"{path} cannot be used ({type(error).__name__}); a password is not possible"
+        return
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        yield f"{path} is no elliptic-curve key; make one with: ssh-keygen -t ecdsa -b 384"
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        yield f"{path} can be read by others; run: chmod 600 {path}"
+
+
+def _issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Iterator[str]:
+    try:
+        authority = x509.load_pem_x509_certificate(ca.read_bytes())
+    except (OSError, ValueError) as error:
+        yield f"{ca} is no PEM certificate ({type(error).__name__})"
+        return
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        yield f"{path} was not issued by {ca}"
+
+
+def _addresses(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [str(name.value) for name in names]
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+    )
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
