@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +37,8 @@ Set = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
+Processes = Annotated[int, typer.Option(min=1, help="How many runs at a time.")]
+Baseline = Annotated[str | None, typer.Option(help="What to compare with; the first by default.")]
 
 
 def main() -> None:
@@ -99,6 +101,89 @@ def resume(
         with ProgressBar(console(quiet), folder.name) as bar:
             history = runs.resume(folder, callbacks=[bar])
         show_end(history, folder, quiet)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or comparison folders.")],
+    out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="Also write a page for each participant.")
+    ] = False,
+    baseline: Baseline = None,
+) -> None:
+    """Write one HTML page about runs: who is served how well, and what fairness cost."""
+    with clear_errors():
+        from equifed.report import build, read_methods, write_report
+
+        made = build(read_methods(folders), baseline=baseline)
+        typer.echo(f"report: {write_report(made, out, per_client=per_client)}")
+
+
+@app.command()
+def compare(
+    configs: Annotated[
+        list[Path], typer.Argument(help="Configuration files, or one with [variants.NAME] tables.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("comparison"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each.")] = 5,
+    processes: Processes = 1,
+    settings: Set = None,
+    baseline: Baseline = None,
+    target: Annotated[
+        float | None, typer.Option(help="Worst client's value for rounds and bytes to a target.")
+    ] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods on the same data and seeds; only what is missing in the folder is run."""
+    with clear_errors():
+        from equifed import compare as comparing
+        from equifed.report import Target
+
+        made = comparing.compare(
+            comparing.read_variants(configs, settings or []),
+            out,
+            seeds=seeds,
+            processes=processes,
+            overwrite=overwrite,
+            baseline=baseline,
+            target=None if target is None else Target(target),
+            console=console(quiet),
+        )
+        console(quiet, stdout=True).print(comparing.comparison_table(made))
+        show_written(out / "report.html", made.problems)
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="Configuration file (TOML).")],
+    over: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=V,V,...", help="Setting and its values; once or twice."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for runs and figures.")] = Path("sweep"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each.")] = 1,
+    processes: Processes = 1,
+    settings: Set = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Try values of one or two settings and draw average against worst client."""
+    with clear_errors():
+        from equifed import sweep as sweeping
+
+        made = sweeping.sweep(
+            config,
+            [sweeping.Over.parse(text) for text in over],
+            out,
+            overrides=settings or [],
+            seeds=seeds,
+            processes=processes,
+            overwrite=overwrite,
+            console=console(quiet),
+        )
+        show_written(out / "frontier.html", made.problems)
 
 
 @app.command(name="list")
@@ -175,6 +260,15 @@ def show_end(history: History, folder: Path, quiet: bool) -> None:
     for line in event_lines(history):
         out.print(line, style="yellow", markup=False, soft_wrap=True)
     out.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_written(path: Path, problems: Sequence[str]) -> None:
+    """Say where the result is, and fail if some runs did."""
+    from equifed.training import TrainingError
+
+    typer.echo(f"report: {path}")
+    if problems:
+        raise TrainingError("\n".join(["Some runs failed:", *problems]))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from equifed import runs
 from equifed.config import RunConfig
 from equifed.history import History
 from equifed.progress import ProgressBar, clients_table
+from equifed.report import build, read_methods, write_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,10 +57,13 @@ def run_demo(
             histories[method] = runs.run(
                 configuration(method, rounds), out / method, overwrite=overwrite, callbacks=[bar]
             )
+    seconds = time.perf_counter() - started
+    report = write_report(build(read_methods(out / m for m in METHODS)), out / "report.html")
     if json_only:
         print(json.dumps(numbers(histories)))
     else:
-        _print(histories, out, time.perf_counter() - started)
+        _print(histories, out, seconds)
+        print(f"report: {report}")
     return histories
 
 

@@ -147,11 +147,22 @@ class History:
             "bytes_up": sum(r.bytes_up for r in self.rounds),
             "bytes_down": sum(r.bytes_down for r in self.rounds),
             "quarantines": sum(e["event"] == "quarantine" for e in self.events),
+            "certificate": self.certificate(),
             "metrics": {},
         }
         for split, metric in dict.fromkeys((r.split, r.metric) for r in self.metrics):
             out["metrics"].setdefault(split, {})[metric] = self._spread(metric, split)
         return out
+
+    def certificate(self) -> dict[str, float] | str | None:
+        """Return the smallest certified gap with its round, or why there is none, if known."""
+        proved = [r for r in self.rounds if "gap" in r.numbers]
+        if proved:
+            best = min(proved, key=lambda r: r.numbers["gap"])
+            held = {k: v for k, v in best.numbers.items() if k in ("gap", "distance")}
+            return {"round": best.round, **held}
+        notes = (e["reason"] for e in self.events if e["event"] == "note")
+        return next((note for note in notes if note.startswith("no certificate")), None)
 
     def _spread(self, metric: str, split: str) -> dict[str, Any]:
         record = self.last(metric, split)
@@ -172,6 +183,18 @@ class History:
         from equifed.run_folder import write_history
 
         return write_history(self, Path(folder))
+
+    def report(self, path: str | Path) -> Path:
+        """Write a report of the run as one HTML file, with its numbers beside it as JSON."""
+        from equifed.report import as_methods, build, write_report
+
+        return write_report(build(as_methods(self)), path)
+
+    def _repr_html_(self) -> str:
+        """Show the clients in a notebook."""
+        from equifed.report.notebook import history_table
+
+        return history_table(self)
 
     @classmethod
     def load(cls, folder: str | Path, *, model: bool = True) -> History:

@@ -29,17 +29,24 @@ def non_dominated(average: Losses, worst: Losses, *, higher_is_better: bool) -> 
     return [not lost and bool(np.isfinite(p).all()) for lost, p in zip(beaten, points, strict=True)]
 
 
+def on_frontier(found: Sequence[dict[str, Estimate]], scale: Scale) -> list[bool]:
+    """Return which methods are not dominated in average and worst client."""
+    average = np.array([_mean(e, "average_by_client") for e in found])
+    worst = np.array([_mean(e, "worst") for e in found])
+    return non_dominated(average, worst, higher_is_better=scale.higher_is_better)
+
+
 def scatter(
     names: Sequence[str],
     found: Sequence[dict[str, Estimate]],
     scale: Scale,
-    *,
-    key: str = "scatter",
+    colours: Sequence[int] | None = None,
 ) -> Figure:
     """Average against worst client, with the seeds and the non-dominated methods marked."""
+    colours = range(len(names)) if colours is None else colours
     average = np.array([_mean(e, "average_by_client") for e in found]) * scale.factor
     worst = np.array([_mean(e, "worst") for e in found]) * scale.factor
-    best = non_dominated(average, worst, higher_is_better=scale.higher_is_better)
+    best = on_frontier(found, scale)
     seeds = [_seeds(e, scale) for e in found]
     xs, ys = [s[:, 0] for s in seeds], [s[:, 1] for s in seeds]
     plot = svg.frame(
@@ -55,11 +62,11 @@ def scatter(
         if not (math.isfinite(average[m]) and math.isfinite(worst[m])):
             continue
         for x, y in seeds[m] if len(seeds[m]) > 1 else ():
-            plot.dot(x, y, 1.8, class_=f"dot faint {colour(m)}")
+            plot.dot(x, y, 1.8, class_=f"dot faint {colour(colours[m])}")
         values = [float(v) / scale.factor for v in (average[m], worst[m])]
         said = f"{name}: average {scale.text(values[0])}, worst {scale.text(values[1])}"
         mark = "dot big" if best[m] else "dot big hollow"
-        plot.dot(average[m], worst[m], 5.0, class_=f"{mark} {colour(m)}", data_tip=said)
+        plot.dot(average[m], worst[m], 5.0, class_=f"{mark} {colour(colours[m])}", data_tip=said)
         rows.append([name, *values, int(best[m])])
         words.append(f"{said}{' (not dominated)' if best[m] else ''}.")
     _labels(plot, names, average, worst)
@@ -70,7 +77,7 @@ def scatter(
         + (" Small dots: seeds." if any(len(s) > 1 for s in seeds) else "")
     )
     table = csv_text(["method", "average", "worst", "non_dominated"], rows)
-    return Figure(key, "Average against worst", caption, alt, plot.svg(alt), table)
+    return Figure("scatter", "Average against worst", caption, alt, plot.svg(alt), table)
 
 
 def _labels(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) -> None:

@@ -148,11 +148,12 @@ def read_run(folder: Path) -> RunData:
     )
 
 
-def read_comparison(folder: Path) -> list[Method]:
-    """Read the runs that a comparison made."""
-    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> list[Method]:
+    """Read the complete runs of a comparison, by its plan or by that in the folder."""
+    if plan is None:
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))["methods"]
     methods = []
-    for entry in plan["methods"]:
+    for entry in plan:
         paths = [folder / run["folder"] for run in entry["runs"]]
         runs = tuple(read_run(path) for path in paths if (path / "summary.json").exists())
         if runs:

@@ -153,7 +153,9 @@ def cards(report: Report) -> list[dict[str, str]]:
 
 def _whose(method: Method, worst: int) -> str:
     """Say whose the worst value is: with several seeds not always the same client's."""
-    return method.clients[worst] if len(method.runs) == 1 else "whoever it is in a seed"
+    return (
+        method.clients[worst] if len(method.runs) == 1 else "whichever client that is in each seed"
+    )
 
 
 def slug(name: str) -> str:

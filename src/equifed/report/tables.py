@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ def cell(
     found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
 ) -> dict[str, str]:
     """Return a cell: the mean, half the interval's width or its ends, the difference."""
+    if found is not None and any(math.isinf(value) for value in found.values):
+        return {"value": "∞", "note": "", "change": "", "tone": ""}
     if found is None or found.reached == 0:
         return {"value": "not reached" if "target" in measure.key else "–", "note": "",
                 "change": "", "tone": ""}  # fmt: skip
