@@ -9,6 +9,8 @@ an MLP 784-50-10 and for logistic regression. Every engine must end at the same 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -39,7 +41,7 @@ def federation(clients: int, samples: int = SAMPLES, features: int = FEATURES) -
     return Federation("random", names, Split(inputs, targets, offsets), classes=CLASSES)
 
 
-def bare_products(data: Tensor, clients: int, module: nn.Module, chunk: int) -> object:
+def bare_products(data: Tensor, clients: int, module: nn.Module, chunk: int) -> Callable[[], None]:
     """Gather the same minibatches, and multiply matrices of the shapes a round multiplies."""
     layers = [m for m in module.modules() if isinstance(m, nn.Linear)]
     order = torch.argsort(torch.rand(clients, SAMPLES), dim=1)
@@ -63,19 +65,11 @@ def bare_products(data: Tensor, clients: int, module: nn.Module, chunk: int) -> 
     return once
 
 
-def rounds(clients: InProcessClients, x: Tensor, work: LocalSGD) -> tuple[object, list[float]]:
-    """Return a function that does one FedAvg round from x, and where it writes the new loss."""
-    algorithm, ends = FedAvg(work), [0.0]
-    stream = Stream(0).at("round", 0)
-
-    def once() -> None:
-        state, _ = algorithm.round(algorithm.init(clients, x), clients, stream)
-        once.x = state.x
-
-    def loss() -> float:
-        return float(clients.losses(once.x, stream).mean())
-
-    return once, loss
+def fedavg_round(clients: InProcessClients, x: Tensor, work: LocalSGD) -> Tensor:
+    """Return the model after one round of FedAvg from x."""
+    algorithm = FedAvg(work)
+    state, _ = algorithm.round(algorithm.init(clients, x), clients, Stream(0).at("round", 0))
+    return state.x
 
 
 def compare(name: str, module: nn.Module, clients: int, quick: bool) -> None:
@@ -83,16 +77,17 @@ def compare(name: str, module: nn.Module, clients: int, quick: bool) -> None:
     work = LocalSGD(lr=0.05, steps=STEPS, batch=BATCH)
     engines = {
         "loop": LoopClients(data, module, cross_entropy),
-        "stacked, torch.func": StackedClients(data, module, cross_entropy),
+        "stacked, torch.func": StackedClients(data, module, cross_entropy, fast=False),
         "stacked": StackedClients(data, module, cross_entropy),
     }
     x = engines["loop"].initial(Stream(0))
-    made = {key: rounds(engine, x, work) for key, engine in engines.items()}
     floor = "bare products and gather"
-    candidates = {key: once for key, (once, _) in made.items()}
+    candidates = {k: partial(fedavg_round, engine, x, work) for k, engine in engines.items()}
     candidates[floor] = bare_products(engines["loop"]._inputs, clients, module, 10)
     times = best_times(candidates, turns=3 if quick else 9)
-    losses = {key: loss() for key, (_, loss) in made.items()}
+    losses = {
+        key: float(engines["loop"].losses(candidates[key](), Stream(0)).mean()) for key in engines
+    }
     spread = max(losses.values()) - min(losses.values())
     if spread > 1e-4 * losses["loop"]:
         raise SystemExit(f"The engines disagree: {losses}")

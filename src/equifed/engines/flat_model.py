@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -41,11 +41,15 @@ class AddressedDropout(nn.Module):
         if not self.training or self.p == 0:
             return inputs
         shape = inputs.shape[1:2] if self.channels else inputs.shape[1:]
-        units = torch.arange(math.prod(shape), device=inputs.device)
-        drawn = mix(mix(self.keys, self.layer).unsqueeze(1), units) & ((1 << 24) - 1)
-        keep = (drawn >= int(self.p * (1 << 24))).to(inputs.dtype) / (1 - self.p)
-        keep = keep.reshape(keep.shape[0], *shape)
-        return inputs * (keep.reshape(*keep.shape, *[1] * (inputs.dim() - keep.dim())))
+        factors = self.factors(self.keys, shape, inputs.dtype)
+        return inputs * factors.reshape(*factors.shape, *[1] * (inputs.dim() - factors.dim()))
+
+    def factors(self, keys: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return 0 or 1/(1-p) for every unit of every sample, shape (samples, *shape)."""
+        units = torch.arange(math.prod(shape), device=keys.device)
+        drawn = mix(mix(keys, self.layer).unsqueeze(1), units) & ((1 << 24) - 1)
+        keep = (drawn >= int(self.p * (1 << 24))).to(dtype) / (1 - self.p)
+        return keep.reshape(keep.shape[0], *shape)
 
 
 class FlatModel:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.streams import Stream
+from equifed.arrays import Index
 
 _LAST = (1 << 63) - 1
+
+
+class Keys(Protocol):
+    """Anything that draws keys by address, such as :class:`equifed.streams.Stream`."""
+
+    def at(self, *more: int | str) -> Keys:
+        """Return the keys at a longer address."""
+        ...
+
+    def keys(self, clients: Tensor, *words: Tensor | int) -> Tensor:
+        """Return one key for each combination of client and further words."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,13 @@ class Batch:
     weights: Tensor
     keys: Tensor | None
 
+    def first(self, clients: int) -> Batch:
+        """Return the part of the first few clients."""
+        if clients == len(self.positions):
+            return self
+        keys = None if self.keys is None else self.keys[:clients]
+        return Batch(self.positions[:clients], self.weights[:clients], keys)
+
 
 class Minibatches:
     """The minibatches of c clients, step by step.
@@ -43,8 +64,10 @@ class Minibatches:
     ----------
     stream : Stream
         Address of this piece of work (round and purpose).
-    clients, sizes : int64 (c,)
-        Positions of the clients in the federation, and their numbers of samples.
+    clients : int64 (c,)
+        Positions of the clients in the federation.
+    sizes : array of int or int64 tensor, shape (c,)
+        Their numbers of samples.
     batch : int, optional
         Samples per step.
     dtype : torch.dtype
@@ -54,55 +77,64 @@ class Minibatches:
 
     Examples
     --------
-    >>> pair = Minibatches(Stream(0), torch.tensor([3, 8]), torch.tensor([4, 2]), 2, torch.float64)
+    >>> from equifed.streams import Stream
+    >>> pair = Minibatches(Stream(0), torch.tensor([3, 8]), np.array([4, 2]), 2, torch.float64)
     >>> sorted(pair.at(0).positions[0].tolist() + pair.at(1).positions[0].tolist())
     [0, 1, 2, 3]
     """
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Keys,
         clients: Tensor,
-        sizes: Tensor,
+        sizes: Index | Tensor,
         batch: int | None,
         dtype: torch.dtype,
         dropout: bool = False,
     ) -> None:
-        self.stream, self.clients, self.sizes, self.dtype = stream, clients, sizes, dtype
-        self.dropout = dropout
-        self.longest = int(sizes.max())
-        self.batch = self.longest if batch is None else min(batch, self.longest)
+        # Passes are counted on the host: a device would have to be waited for in every step.
+        counts: Index = sizes.cpu().numpy() if isinstance(sizes, Tensor) else sizes
+        self._stream, self._clients, self._dtype, self._dropout = stream, clients, dtype, dropout
+        self._sizes = torch.as_tensor(sizes, device=clients.device)
+        self._longest = int(counts.max())
+        self._batch = self._longest if batch is None else min(batch, self._longest)
         self.shuffled = batch is not None
-        self.per_pass = -(-sizes // self.batch)
-        self._pass = torch.full_like(sizes, -1)
-        self._order = torch.arange(self.longest, device=sizes.device).expand(len(sizes), -1)
+        self._per_pass: Index = -(-counts // self._batch) if self.shuffled else np.ones_like(counts)
+        self._passes: Index = np.full_like(counts, -1)
+        self._order = torch.arange(self._longest, device=clients.device).expand(len(counts), -1)
+        self._slots = self._order[0, : self._batch]
+        self._turns = torch.as_tensor(self._per_pass, device=clients.device)
 
     def at(self, step: int) -> Batch:
         """Return the samples of one step (counted from zero)."""
-        slots = torch.arange(self.batch, device=self.sizes.device)
         if self.shuffled:
-            self._shuffle(step // self.per_pass)
-        start = (
-            (step % self.per_pass) * self.batch if self.shuffled else torch.zeros_like(self.sizes)
-        )
-        count = torch.clamp(self.sizes - start, max=self.batch)
-        used = slots < count.unsqueeze(1)
-        places = start.unsqueeze(1) + torch.where(used, slots, 0)
-        weights = used.to(self.dtype) / count.unsqueeze(1).to(self.dtype)
+            self._shuffle(step // self._per_pass)
+        start = (step % self._turns) * self._batch
+        count = torch.clamp(self._sizes - start, max=self._batch).unsqueeze(1)
+        used = self._slots < count
+        places = start.unsqueeze(1) + torch.where(used, self._slots, 0)
+        weights = used.to(self._dtype) / count.to(self._dtype)
         keys = None
-        if self.dropout:
-            keys = self.stream.at("dropout").keys(self.clients.unsqueeze(1), step, slots)
+        if self._dropout:
+            keys = self._stream.at("dropout").keys(self._clients.unsqueeze(1), step, self._slots)
         return Batch(self._order.gather(1, places), weights, keys)
 
-    def _shuffle(self, passes: Tensor) -> None:
+    def _shuffle(self, passes: Index) -> None:
         """Draw the order of the samples for the clients that begin another pass."""
-        rows = (passes != self._pass).nonzero().squeeze(1)
-        if len(rows) == 0:
-            return
-        slots = torch.arange(self.longest, device=self.sizes.device)
-        clients = self.clients[rows].unsqueeze(1)
-        keys = self.stream.at("shuffle").keys(clients, passes[rows].unsqueeze(1), slots)
-        keys = torch.where(slots < self.sizes[rows].unsqueeze(1), keys, _LAST)
-        order = keys.argsort(dim=1, stable=True)
-        self._order = order if len(rows) == len(passes) else self._order.index_copy(0, rows, order)
-        self._pass = passes
+        fresh = np.flatnonzero(passes != self._passes)
+        if len(fresh) == len(passes):
+            self._order = self._drawn(self._clients, self._sizes, passes)
+        elif len(fresh):
+            rows = torch.as_tensor(fresh, device=self._order.device)
+            order = self._drawn(self._clients[rows], self._sizes[rows], passes[fresh])
+            self._order = self._order.index_copy(0, rows, order)
+        self._passes = passes
+
+    def _drawn(self, clients: Tensor, sizes: Tensor, passes: Index) -> Tensor:
+        slots = torch.arange(self._longest, device=clients.device)
+        # A number that all share stays on the host: copying it would wait for the device.
+        number: int | Tensor = int(passes[0])
+        if (passes != number).any():
+            number = torch.as_tensor(passes, device=clients.device).unsqueeze(1)
+        keys = self._stream.at("shuffle").keys(clients.unsqueeze(1), number, slots)
+        return torch.where(slots < sizes.unsqueeze(1), keys, _LAST).argsort(dim=1, stable=True)

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from equifed.arrays import Index
 from equifed.local import LocalSGD
 
 
+class AddGradient(Protocol):
+    """Sets ``out`` to beta * out + alpha * (gradients at u), and returns the losses at u."""
+
+    def __call__(self, u: Tensor, out: Tensor, *, beta: float, alpha: float) -> Tensor:
+        """``out`` may be ``u``."""
+        ...
+
+
 class Walk:
-    """The iterates of c clients, from a shared model x.
+    r"""The iterates of c clients, from a shared model x.
+
+    .. math::
+       u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) +
+                             \text{correction}_i)\bigr)
 
     Parameters
     ----------
-    x : Tensor (d,)
-        The server's model.
+    x : Tensor (d,) or (c, d)
+        The server's model (in coordinates that each client may have of its own).
     work : LocalSGD
         What to do.
-    steps : int64 (c,)
-        Steps of each client; those with fewer rest while the others go on.
+    steps : array of int, shape (c,)
+        Steps of each client, not increasing: those who still walk are always the first rows.
     correction : Tensor (c, d), optional
         target - control, added to every gradient.
     slope : Tensor (c,), optional
@@ -29,70 +45,78 @@ class Walk:
         self,
         x: Tensor,
         work: LocalSGD,
-        steps: Tensor,
+        steps: Index,
         correction: Tensor | None,
         slope: Tensor | None,
     ) -> None:
-        self._x, self._work, self._steps = x, work, steps
-        self._correction, self._slope = correction, slope
-        self._shortest = int(steps.min())
+        assert (np.diff(steps) <= 0).all()
+        self._x, self._work, self._steps, self._slope = x, work, steps, slope
         self.u = x.expand(len(steps), -1).clone()
-        self.snapshot: Tensor | None = None
+        self._correction = correction
+        self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
+        if work.proximal:
+            self._pull = work.lr * work.proximal * x.expand(len(steps), -1)
+        if correction is not None:
+            own = -work.lr * correction
+            self._pull = own if self._pull is None else self._pull + own
+        self._snapshot = torch.zeros_like(self.u) if work.snapshot is not None else None
         self._iterates = torch.zeros_like(self.u) if work.average else None
         self._gradients = torch.zeros_like(self.u) if work.mean_gradient else None
         self.threshold: Tensor | None = None
         if work.hinge is not None:
             self.threshold = x.new_full((len(steps),), work.hinge.threshold)
 
-    def advance(self, step: int, gradient: Tensor, value: Tensor) -> None:
-        """Take one step (counted from zero) with the clients' gradients and losses."""
-        work, live = self._work, None if step < self._shortest else step < self._steps
-        if work.hinge is not None and self.threshold is not None and self._slope is not None:
-            s = self._slope * torch.sigmoid((value - self.threshold) / work.hinge.smoothing)
-            gradient = s.unsqueeze(1) * gradient
-            self.threshold = _where(live, self.threshold - work.lr * (1 - s), self.threshold)
-        direction = gradient
-        if work.proximal:
-            direction = direction + work.proximal * (self.u - self._x)
-        if self._correction is not None:
-            direction = direction + self._correction
-        u = self.u - work.lr * direction
+    def live(self, step: int) -> int:
+        """Return how many clients take this step (counted from zero): the first rows."""
+        return int(np.count_nonzero(self._steps > step))
+
+    def advance(self, step: int, add_gradient: AddGradient) -> None:
+        """Take one step with the clients that still walk."""
+        work, live = self._work, self.live(step)
+        u = self.u[:live]
+        shrink = 1 - work.lr * work.proximal
+        if work.hinge is None and self._gradients is None:
+            add_gradient(u, u, beta=shrink, alpha=-work.lr)
+        else:
+            gradient = torch.empty_like(u)
+            value = add_gradient(u, gradient, beta=0.0, alpha=1.0)
+            self._transform(gradient, value)
+            u.mul_(shrink).sub_(gradient, alpha=work.lr)
+        if self._pull is not None:
+            u.add_(self._pull[:live])
         if work.radius is not None:
             norm = torch.linalg.vector_norm(u, dim=1, keepdim=True)
-            u = u * torch.clamp(work.radius / norm, max=1.0)
-        self.u = _where(live, u, self.u)
-        self._note(step, live, gradient)
-
-    def _note(self, step: int, live: Tensor | None, gradient: Tensor) -> None:
+            u.mul_(torch.clamp(work.radius / norm, max=1.0))
         if self._iterates is not None:
-            self._iterates += _where(live, self.u, torch.zeros_like(self.u))
+            self._iterates[:live] += u
+        self._note_snapshot(step, u)
+
+    def _transform(self, gradient: Tensor, value: Tensor) -> None:
+        """Apply the hinge to the gradients, move the thresholds, and keep the gradients' sum."""
+        live, hinge = len(gradient), self._work.hinge
+        if hinge is not None and self.threshold is not None and self._slope is not None:
+            threshold = self.threshold[:live]
+            s = self._slope[:live] * torch.sigmoid((value - threshold) / hinge.smoothing)
+            gradient.mul_(s.unsqueeze(1))
+            threshold.sub_(1 - s, alpha=self._work.lr)
         if self._gradients is not None:
-            self._gradients += _where(live, gradient, torch.zeros_like(gradient))
-        if self._work.snapshot is not None:
-            due = self._steps.clamp(max=self._work.snapshot) == step + 1
-            before = self.u if self.snapshot is None else self.snapshot
-            self.snapshot = torch.where(due.unsqueeze(1), self.u, before)
+            self._gradients[:live] += gradient
 
-    @property
-    def displacement(self) -> Tensor:
-        """Return x - u for every client."""
-        return self._x - self.u
+    def _note_snapshot(self, step: int, u: Tensor) -> None:
+        """Copy the iterates of those who are at the snapshot, or stop before it."""
+        if self._snapshot is None or self._work.snapshot is None or step >= self._work.snapshot:
+            return
+        first = 0 if step + 1 == self._work.snapshot else self.live(step + 1)
+        self._snapshot[first : len(u)] = u[first:]
 
-    @property
-    def average(self) -> Tensor:
-        """Return the mean of each client's iterates."""
-        assert self._iterates is not None
-        return self._iterates / self._steps.unsqueeze(1)
-
-    @property
-    def mean_gradient(self) -> Tensor:
-        """Return the mean of each client's plain gradients."""
-        assert self._gradients is not None
-        return self._gradients / self._steps.unsqueeze(1)
-
-
-def _where(live: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
-    """Return ``new`` for the rows that are live (None: all), ``old`` for the others."""
-    if live is None:
-        return new
-    return torch.where(live.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+    def result(self, kind: str) -> Tensor:
+        """Return displacement, snapshot, average or mean_gradient of every client, (c, d)."""
+        if kind == "displacement":
+            return self._x - self.u
+        if kind == "snapshot":
+            assert self._snapshot is not None
+            return self._snapshot
+        total = self._iterates if kind == "average" else self._gradients
+        assert total is not None
+        steps = torch.as_tensor(self._steps, dtype=total.dtype, device=total.device)
+        return total / steps.unsqueeze(1)

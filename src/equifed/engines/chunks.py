@@ -1,0 +1,151 @@
+"""Clients that are computed together, and how their samples are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.arrays import Index
+from equifed.engines.gradient_rules import Samples
+from equifed.engines.minibatches import Batch, Minibatches
+
+CPU_CHUNK = 1 << 22
+"""Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
+
+BLOCK = 1 << 23
+"""Samples of one client that go through the model at once, in bytes; activations come on top."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A few clients, those with more samples first.
+
+    Parameters
+    ----------
+    places : slice or array of int
+        Where they stand among the clients that take part.
+    clients, starts : int64 (c,)
+        Their positions in the federation and the rows at which their samples begin.
+    sizes : array of int, shape (c,)
+        Their numbers of samples.
+    run : slice, optional
+        All their rows, if they lie one after the other and are equally many for every client.
+    """
+
+    places: slice | Index
+    clients: Tensor
+    starts: Tensor
+    sizes: Index
+    run: slice | None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def chunks(
+    index: Index, offsets: Index, length_for: Callable[[int], int], device: torch.device
+) -> Iterator[Chunk]:
+    """Yield the clients of ``index`` by decreasing number of samples.
+
+    ``length_for`` says how many clients may share a chunk with one of so many samples.
+    """
+    sizes = offsets[index + 1] - offsets[index]
+    order = np.argsort(-sizes, kind="stable")
+    start = 0
+    while start < len(order):
+        largest = int(sizes[order[start]])
+        places = order[start : start + length_for(largest)]
+        clients, counts = index[places], sizes[places]
+        begin = int(offsets[clients[0]])
+        together = isinstance(as_slice(clients), slice) and counts[-1] == largest
+        yield Chunk(
+            as_slice(places),
+            torch.as_tensor(clients, device=device),
+            torch.as_tensor(offsets[clients], device=device),
+            counts,
+            slice(begin, begin + largest * len(places)) if together else None,
+        )
+        start += len(places)
+
+
+def as_slice(places: Index) -> slice | Index:
+    """Return consecutive places as a slice, others as they are.
+
+    >>> as_slice(np.array([3, 4, 5]))
+    slice(3, 6, None)
+    """
+    first = int(places[0])
+    if np.array_equal(places, np.arange(first, first + len(places))):
+        return slice(first, first + len(places))
+    return places
+
+
+def rows_of(values: Tensor, places: slice | Index) -> Tensor:
+    """Return the rows of a matrix at a chunk's places; a view where they are consecutive."""
+    if isinstance(places, slice):
+        return values[places]
+    return values.index_select(0, torch.as_tensor(places, device=values.device))
+
+
+def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:
+    """Write the rows of a matrix at a chunk's places."""
+    if isinstance(places, slice):
+        values[places] = rows
+    else:
+        values.index_copy_(0, torch.as_tensor(places, device=values.device), rows)
+
+
+class SampleStore:
+    """The samples of all clients, one flat tensor, fetched chunk by chunk and batch by batch.
+
+    Parameters
+    ----------
+    inputs, targets : Tensor (M, ...)
+        All samples, client after client.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self._inputs, self._targets = inputs, targets
+        self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
+
+    def fetch(self, chunk: Chunk, batch: Batch) -> Samples:
+        """Return one batch of the first clients of a chunk."""
+        rows = chunk.starts[: len(batch.positions)].unsqueeze(1) + batch.positions
+        inputs, targets = (self._select(v, rows) for v in (self._inputs, self._targets))
+        return Samples(inputs, targets, batch.weights, batch.keys)
+
+    def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
+        """Return all samples of a chunk's clients, without copying them where that is possible."""
+        if chunk.run is None:
+            return self.fetch(chunk, batch)
+        shape = (len(chunk), int(chunk.sizes[0]))
+        inputs, targets = (
+            v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
+        )
+        return Samples(inputs, targets, batch.weights, batch.keys)
+
+    def _select(self, values: Tensor, rows: Tensor) -> Tensor:
+        # index_select copies whole rows, several times as fast as plain indexing.
+        return values.index_select(0, rows.reshape(-1)).view(*rows.shape, *values.shape[1:])
+
+
+class Supply:
+    """The samples of a chunk's clients, step by step; full batches are fetched once."""
+
+    def __init__(self, store: SampleStore, chunk: Chunk, batches: Minibatches) -> None:
+        self._store, self._chunk, self._batches = store, chunk, batches
+        self._whole = None if batches.shuffled else store.fetch_all(chunk, batches.at(0))
+
+    def at(self, step: int, live: int | None = None) -> list[Samples]:
+        """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
+        live = len(self._chunk) if live is None else live
+        if self._whole is None:
+            return [self._store.fetch(self._chunk, self._batches.at(step).first(live))]
+        whole = self._whole
+        if whole.keys is not None and step > 0:  # the same samples, other units dropped
+            whole = replace(whole, keys=self._batches.at(step).keys)
+        return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))

@@ -1,0 +1,123 @@
+"""One call of ``local_steps`` of the stacked engine, carried out chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.arrays import Losses, Weights
+from equifed.engines.chunks import Chunk, put_rows, rows_of
+from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
+from equifed.engines.shared_gradients import SharedGradients
+from equifed.engines.walk import Walk
+from equifed.local import LocalSGD
+from equifed.streams import Stream
+
+if TYPE_CHECKING:
+    from equifed.engines.stacked import StackedClients
+
+
+class LocalRun:
+    """One call of ``local_steps`` that can be carried out as often as needed."""
+
+    def __init__(
+        self,
+        clients: StackedClients,
+        x: Tensor,
+        work: LocalSGD,
+        stream: Stream,
+        control: DenseVectors | SharedGradients | None,
+        target: Tensor | None,
+        slopes: Weights | None,
+    ) -> None:
+        self._clients, self._x, self._work, self._stream = clients, x, work, stream
+        self._control, self._target, self._slopes = control, target, slopes
+        self._sums: tuple[bytes, dict[str, Tensor]] | None = None
+        optional = {"snapshot": work.snapshot is not None, "average": work.average}
+        optional["mean_gradient"] = work.mean_gradient
+        self.kinds = ["displacement", *(kind for kind, wanted in optional.items() if wanted)]
+
+    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
+        """Return the vectors of all clients (unless not to be kept) and their thresholds."""
+        n = len(self._clients.index)
+        matrices = {kind: self._clients._zeros(n) for kind in self.kinds} if keep else {}
+        thresholds = np.zeros(n)
+        for chunk, walk in self._walks():
+            for kind, matrix in matrices.items():
+                put_rows(matrix, chunk.places, walk.result(kind))
+            if walk.threshold is not None:
+                thresholds[chunk.places] = to_numpy(walk.threshold)
+        return matrices, thresholds if self._work.hinge is not None else None
+
+    def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
+        """Return one kind's weighted sum; all kinds are summed in the same run and remembered."""
+        key = np.asarray(weights, dtype=np.float64).tobytes()
+        if self._sums is None or self._sums[0] != key:
+            sums = {k: torch.zeros_like(self._x) for k in self.kinds}
+            for chunk, walk in self._walks():
+                share = to_tensor(np.asarray(weights)[chunk.places], self._x)
+                for k in self.kinds:
+                    sums[k] += share @ walk.result(k)
+            self._sums = (key, sums)
+        return self._sums[1][kind]
+
+    def squared_norms(self, kind: str) -> Losses:
+        """Return the squared norms of one kind of vector."""
+        out = np.zeros(len(self._clients.index))
+        for chunk, walk in self._walks():
+            out[chunk.places] = to_numpy(walk.result(kind).square().sum(dim=1))
+        return out
+
+    def _walks(self) -> Iterator[tuple[Chunk, Walk]]:
+        """Carry out the local steps, chunk by chunk; raise at the end for those that diverged."""
+        lengths = self._x.new_zeros(len(self._clients.index))
+        for chunk in self._clients.chunks(self._work.batch):
+            walk = self._walk(chunk)
+            put_rows(lengths, chunk.places, walk.result("displacement").square().sum(dim=1))
+            yield chunk, walk
+        self._clients._refuse_non_finite(to_numpy(lengths), "squared length of the local update")
+
+    def _walk(self, chunk: Chunk) -> Walk:
+        clients, work = self._clients, self._work
+        slope = None
+        if self._slopes is not None:
+            slope = to_tensor(self._slopes[chunk.places], self._x)
+        steps = work.steps_for(chunk.sizes)
+        walk = Walk(self._x, work, steps, self._correction(chunk), slope)
+        supply = clients.supply(chunk, self._stream, work.batch)
+        for step in range(int(steps[0])):
+            samples = supply.at(step, walk.live(step))
+            walk.advance(step, partial(clients.rule.add_gradient, samples))
+        return walk
+
+    def _correction(self, chunk: Chunk) -> Tensor | None:
+        """Return target - control of a chunk's clients."""
+        if self._target is None or self._control is None:
+            return None
+        if isinstance(self._control, SharedGradients):
+            return self._target - self._control.rows(chunk)[0]
+        return self._target - rows_of(self._control.matrix, chunk.places)
+
+
+class ReplayedVectors:
+    """One kind of vector of a local run that is carried out when it is asked for."""
+
+    def __init__(self, run: LocalRun, kind: str) -> None:
+        self._run, self._kind = run, kind
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        """Return sum_i weights_i v_i."""
+        return self._run.weighted_sum(self._kind, weights)
+
+    def squared_norms(self) -> Losses:
+        """Return |v_i|^2 for every client."""
+        return self._run.squared_norms(self._kind)
+
+    def dense(self) -> Tensor:
+        """Return all vectors side by side, whatever the memory bound says."""
+        return self._run.everything()[0][self._kind]

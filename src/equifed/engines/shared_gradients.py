@@ -1,0 +1,64 @@
+"""The clients' gradients at one shared model, kept or made again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.arrays import Losses, Weights
+from equifed.engines.chunks import Chunk, put_rows
+from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
+from equifed.streams import Stream
+
+if TYPE_CHECKING:
+    from equifed.engines.stacked import StackedClients
+
+
+class SharedGradients:
+    """Gradients at one shared model, not kept: a weighted sum is one pass over the samples."""
+
+    def __init__(
+        self, clients: StackedClients, x: Tensor, stream: Stream, batch: int | None
+    ) -> None:
+        self._clients, self._x, self._stream, self._batch = clients, x, stream, batch
+
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        """Return sum_i weights_i grad f_i(x): each sample counts its client's weight."""
+        clients, x = self._clients, self._x.unsqueeze(0)
+        total = clients.model.l2 * float(weights.sum()) * x
+        for chunk in clients.chunks(self._batch):
+            shares = to_tensor(weights[chunk.places], x)
+            for samples in clients.supply(chunk, self._stream, self._batch).at(0):
+                everyone = samples.as_one(shares)
+                clients.rule.data.add_gradient(x, everyone, total, beta=1.0, alpha=1.0)
+        if not torch.isfinite(total).all():
+            clients._refuse_non_finite(self.squared_norms(), "squared gradient norm")
+        return total.squeeze(0)
+
+    def squared_norms(self) -> Losses:
+        """Return |grad f_i(x)|^2, chunk by chunk."""
+        out = np.zeros(len(self._clients.index))
+        for chunk in self._clients.chunks(self._batch):
+            out[chunk.places] = to_numpy(self.rows(chunk)[0].square().sum(dim=1))
+        return out
+
+    def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return gradients (c, d) and losses (c,) of a chunk's clients."""
+        u = self._x.expand(len(chunk), -1)
+        samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
+        out = torch.empty_like(u, memory_format=torch.contiguous_format)
+        value = self._clients.rule.add_gradient(samples, u, out, beta=0.0, alpha=1.0)
+        return out, value
+
+    def everything(self) -> tuple[Losses, DenseVectors]:
+        """Return the losses and all gradients, side by side."""
+        matrix = self._clients._zeros(len(self._clients.index))
+        values = self._x.new_zeros(len(matrix))
+        for chunk in self._clients.chunks(self._batch):
+            gradient, value = self.rows(chunk)
+            put_rows(matrix, chunk.places, gradient)
+            put_rows(values, chunk.places, value)
+        return to_numpy(values), DenseVectors(matrix)
