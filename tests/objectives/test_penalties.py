@@ -18,7 +18,7 @@ from equifed.objectives import (
 )
 from equifed.objectives.projections import project_capped_simplex
 
-some = settings(deadline=None, max_examples=50)
+some = settings(deadline=None, max_examples=25)
 numbers = st.lists(st.floats(-2, 2) | st.sampled_from([0.0, 1.0]), min_size=4, max_size=4).map(
     np.array
 )
@@ -69,11 +69,13 @@ def test_the_transport_cost_on_a_line_is_the_distance_of_the_distribution_functi
 def test_the_transport_prox_meets_the_conditions_of_optimality(n):
     """Prices w - point: no client's mass sits where it would cost more than elsewhere."""
     rng = np.random.default_rng(n)
-    for _ in range(5):
+    for trial in range(6):
         cost = rng.uniform(0, 1, (n, n)) * (1 - np.eye(n))
         prior = rng.dirichlet(np.ones(n))
+        if trial % 2:  # ties everywhere
+            cost, prior = np.round(3 * cost), np.full(n, 1 / n)
         objective = Transport(0.3, cost, tuple(prior))
-        point = rng.normal(1 / n, 0.3, n)
+        point = np.round(rng.normal(1 / n, 0.3, n), 1 + 8 * (trial % 3))
         weights = objective.prox(point, 1.0)
         prices = weights - point
         # Duality: step psi(w) + <prices, w> = sum_i p_i min_j (step tau C_ij + prices_j).

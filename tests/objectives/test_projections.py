@@ -24,7 +24,7 @@ def vectors(least: int = 1, most: int = 12) -> st.SearchStrategy[np.ndarray]:
     return st.lists(entries, min_size=least, max_size=most).map(np.array)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(point=vectors(), tail=st.floats(0.01, 1.0))
 def test_two_projections_and_bisection_agree_on_the_capped_simplex(point, tail):
     n = point.size
@@ -34,7 +34,7 @@ def test_two_projections_and_bisection_agree_on_the_capped_simplex(point, tail):
     assert np.allclose(sorted_way, capped_simplex_by_bisection(point, caps), rtol=0, atol=1e-11)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(point=vectors(), data=st.data())
 def test_unequal_caps_agree_with_bisection(point, data):
     caps = np.array([data.draw(st.floats(0.001, 2.0)) for _ in point])
@@ -45,7 +45,7 @@ def test_unequal_caps_agree_with_bisection(point, data):
     assert np.allclose(weights, capped_simplex_by_bisection(point, caps), rtol=0, atol=1e-11)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(point=vectors(), data=st.data())
 def test_projection_onto_any_permutahedron_satisfies_the_variational_inequality(point, data):
     corner = np.sort([data.draw(entries) for _ in point])[::-1]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from equifed.arrays import Losses, Weights
 from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size, strength_of
+from equifed.objectives.forests import transport_prox
 
 Matrix = NDArray[np.float64]
 
@@ -26,8 +27,8 @@ class Transport:
 
     ``value`` and ``weights`` are closed forms in O(n^2). ``penalty`` is the transport linear
     programme, solved by the simplex method of HiGHS in n^2 variables. ``prox`` is a quadratic
-    programme solved by Wolfe's active-set method: finite, at most n + 1 plans at a time, O(n^2 +
-    n^3) a step and in practice a small multiple of n steps. Meant for up to a few hundred clients.
+    programme solved by an active-set method on forests of routes (``forests.py``): finite, O(n^2) a
+    pivot, and in practice a small multiple of n pivots. Meant for up to a few hundred clients.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class Transport:
 
     References
     ----------
-    DRFA Section 5 ("optimal transport"), with g = -psi in (5); Wolfe 1976 for the method.
+    DRFA Section 5 ("optimal transport"), with g = -psi in (5).
     """
 
     strength: float
@@ -95,10 +96,10 @@ class Transport:
         return self.strength * float(plan.fun)
 
     def prox(self, point: Weights, step: float) -> Weights:
-        """Solve the quadratic programme exactly by Wolfe's method."""
+        """Solve the quadratic programme exactly by pivots on a forest of routes."""
         point = finite(point, "point")
         cost = step_size(step) * self.strength * self._cost(point.size)
-        return _wolfe(point, cost, self.start(point.size))
+        return transport_prox(point, cost, self.start(point.size))
 
     def start(self, n: int) -> Weights:
         """Return the prior."""
@@ -116,65 +117,3 @@ class Transport:
         if len(self.cost) != n:
             raise ValueError(f"Transport cost is for {len(self.cost)} clients, not {n}.")
         return np.asarray(self.cost)
-
-
-def _wolfe(point: Weights, cost: Matrix, prior: Weights) -> Weights:
-    """Minimise toll + |w - point|^2 / 2 over all plans that carry the prior to some w.
-
-    A *pure* plan sends each client's mass to one place; every plan is a mixture of pure ones. The
-    method keeps a few pure plans, moves to the best mixture of them, and adds the pure plan that
-    is cheapest at the current prices w - point, until none is cheaper. At the best mixture all
-    plans in it are equally cheap, so the final check holds place by place.
-    """
-    n = point.size
-    # Places this far below the best never hold mass; so a point of any scale is as good.
-    z = np.maximum(point - point.max(), -(cost.max() + 3.0))
-    places, tolls, shares = prior[:, None], np.zeros(1), np.ones(1)
-    scale = 1.0 + float(cost.max()) - float(z.min())
-    while True:
-        weights = places @ shares
-        prices = weights - z
-        send = (cost + prices).argmin(axis=1)
-        place = np.bincount(send, weights=prior, minlength=n)
-        toll = float(prior @ cost[np.arange(n), send])
-        gain = float(tolls @ shares + prices @ weights) - (toll + float(prices @ place))
-        if gain <= 1e-14 * scale:
-            return np.maximum(weights, 0.0)
-        places, tolls = np.column_stack([places, place]), np.append(tolls, toll)
-        places, tolls, shares = _best_mixture(places, tolls, np.append(shares, 0.0), z)
-
-
-def _best_mixture(
-    places: Matrix, tolls: Weights, shares: Weights, z: Weights
-) -> tuple[Matrix, Weights, Weights]:
-    """Move ``shares`` to the best mixture, dropping plans whose share falls to zero."""
-    while True:
-        direction, bounded = _direction(places, tolls, shares, z)
-        falling = direction < 0
-        limits = np.full(shares.size, np.inf)
-        limits[falling] = shares[falling] / -direction[falling]
-        length = float(limits.min())
-        if bounded and length >= 1.0:
-            shares = np.maximum(shares + direction, 0.0)
-            return places, tolls, shares / shares.sum()
-        keep = limits > length
-        shares = np.maximum(shares + length * direction, 0.0)[keep]
-        places, tolls, shares = places[:, keep], tolls[keep], shares / shares.sum()
-
-
-def _direction(places: Matrix, tolls: Weights, shares: Weights, z: Weights) -> tuple[Weights, bool]:
-    """Return the step to the best affine mixture, or a direction of endless descent and False."""
-    # Mixtures are shares + E t with E = (-1, I): the first plan pays for the others.
-    spread = places[:, 1:] - places[:, :1]
-    extra = tolls[1:] - tolls[0]
-    left, singular, right = np.linalg.svd(spread, full_matrices=True)
-    rank = int((singular > 1e-12 * max(1.0, float(singular.max(initial=0.0)))).sum())
-    flat = right[rank:] @ extra  # toll along directions that leave the weights as they are
-    if np.abs(flat).max(initial=0.0) > 1e-12 * max(1.0, float(np.abs(extra).max(initial=0.0))):
-        t, bounded = -(flat @ right[rank:]), False
-    else:
-        residual = z - places @ shares
-        s = singular[:rank]
-        t = ((left[:, :rank].T @ residual - right[:rank] @ extra / s) / s) @ right[:rank]
-        bounded = True
-    return np.concatenate([[-t.sum()], t]), bounded
