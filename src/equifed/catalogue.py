@@ -137,6 +137,7 @@ OBJECTIVES = {
 }
 
 SCHEDULES = {
+    "auto": Entry("equifed.auto_steps:AutoSteps", "measured, adapted and safeguarded; no tuning"),
     "constant": Entry("equifed.steps:ConstantSteps", "the same step sizes in every round"),
     "given": Entry("equifed.steps:GivenSteps", "step sizes listed round by round"),
     "theory-accelerated": Entry(
@@ -148,6 +149,11 @@ SCHEDULES = {
         "equifed.steps:LinearSteps",
         "strongly convex losses, strongly convex penalty",
         "Yu et al. 2023, Condition 5.2",
+    ),
+    "theory-integrated": Entry(
+        "equifed.steps:IntegratedSteps",
+        "strongly convex losses, weights that may be negative",
+        "Assumption 8 of SCAFF-PD-IA",
     ),
 }
 

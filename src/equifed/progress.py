@@ -66,6 +66,8 @@ class ProgressBar(Callback):
     def round(self, record: RoundRecord, info: Info) -> None:
         """Move the bar, or write a line if the last one is some time ago."""
         parts = [] if record.objective is None else [f"objective {record.objective:.4g}"]
+        if "gap" in record.numbers:
+            parts.append(f"certified gap {record.numbers['gap']:.2g}")
         details = "  ".join([*parts, self._worst])
         if self._bar is not None:
             assert self._task is not None
@@ -91,6 +93,8 @@ class ProgressBar(Callback):
         """Say that a client was quarantined or that a run goes on."""
         if event["event"] == "resume":
             self._print(f"{self._title}: going on after round {event['round']}")
+        elif event["event"] == "note":
+            self._print(f"{self._title}: {event['reason']}")
 
     def end(self, history: History) -> None:
         """Put the bar away."""

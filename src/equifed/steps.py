@@ -1,63 +1,25 @@
-"""Step sizes of SCAFF-PD: constant, given, or from the paper's conditions.
+"""Step sizes of SCAFF-PD: constant, given, or from the papers' conditions.
 
-A schedule yields the step sizes of the first round and turns those of one round into those of the
-next, so that the current ones are part of the algorithm's state and a run can be resumed anywhere.
+The automatic ones are in :mod:`equifed.auto_steps`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+import warnings
+from dataclasses import dataclass, replace
 
+from equifed.schedule import Problem, Schedule, Seen, StepSizes
 
-@dataclass(frozen=True)
-class StepSizes:
-    """Step sizes of one round.
-
-    Parameters
-    ----------
-    primal : float
-        tau, of the model.
-    dual : float
-        sigma, of the weights.
-    extrapolation : float
-        theta, of the losses.
-    local : float, optional
-        eta, of the local steps; None leaves it to the local work.
-    gamma : float, optional
-        Memory of the accelerated schedule: sigma / tau.
-    round : int
-        Rounds before this one.
-    """
-
-    primal: float
-    dual: float
-    extrapolation: float
-    local: float | None = None
-    gamma: float | None = None
-    round: int = 0
-
-    def numbers(self) -> dict[str, float]:
-        """Return what the run records."""
-        out = {
-            "primal_step": self.primal,
-            "dual_step": self.dual,
-            "extrapolation": self.extrapolation,
-        }
-        return out if self.local is None else {**out, "local_step": self.local}
-
-
-class Schedule(Protocol):
-    """Step sizes, round after round."""
-
-    def start(self) -> StepSizes:
-        """Return the step sizes of the first round."""
-        ...
-
-    def next(self, sizes: StepSizes) -> StepSizes:
-        """Return the step sizes of the round after the one that used ``sizes``."""
-        ...
+__all__ = [
+    "AcceleratedSteps",
+    "ConstantSteps",
+    "GivenSteps",
+    "IntegratedSteps",
+    "LinearSteps",
+    "Schedule",
+    "StepSizes",
+]
 
 
 @dataclass(frozen=True)
@@ -80,11 +42,11 @@ class ConstantSteps:
         if not 0 <= self.extrapolation <= 1:
             raise ValueError(f"extrapolation must lie in [0, 1], got {self.extrapolation}.")
 
-    def start(self) -> StepSizes:
+    def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         return StepSizes(self.primal, self.dual, self.extrapolation, self.local)
 
-    def next(self, sizes: StepSizes) -> StepSizes:
+    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
         """Return the same step sizes."""
         return sizes
 
@@ -110,11 +72,11 @@ class GivenSteps:
                     f"The list of {name} step sizes is empty; give one number at least."
                 )
 
-    def start(self) -> StepSizes:
+    def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         return self._at(0)
 
-    def next(self, sizes: StepSizes) -> StepSizes:
+    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
         """Return the step sizes of the next round."""
         return self._at(sizes.round + 1)
 
@@ -173,18 +135,16 @@ class AcceleratedSteps:
     balance: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("smoothness", "strong_convexity", "coupling", "local_steps", "balance"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        _refuse_non_positive(self)
 
-    def start(self) -> StepSizes:
+    def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         # (1/2)/tau = 12 L + 4 Llx^2 gamma tau  <=>  4 Llx^2 gamma tau^2 + 12 L tau - 1/2 = 0
         a, b = 4 * self.coupling**2 * self.balance, 12 * self.smoothness
         tau = 1 / (b + math.sqrt(b * b + 2 * a))
         return StepSizes(tau, self.balance * tau, 1.0, tau / self.local_steps, self.balance)
 
-    def next(self, sizes: StepSizes) -> StepSizes:
+    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
         """Return the step sizes of the next round."""
         assert sizes.gamma is not None
         gamma = sizes.gamma * (1 + self.strong_convexity / 4 * sizes.primal)
@@ -220,13 +180,9 @@ class LinearSteps:
     dual_strong_convexity: float
 
     def __post_init__(self) -> None:
-        for name in (
-            "smoothness", "strong_convexity", "coupling", "local_steps", "dual_strong_convexity"
-        ):  # fmt: skip
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        _refuse_non_positive(self)
 
-    def start(self) -> StepSizes:
+    def start(self, problem: Problem | None = None) -> StepSizes:
         """Return the step sizes of the first round."""
         mu, mu_dual = self.strong_convexity, self.dual_strong_convexity
         half = 0.5 + 24 * self.smoothness / mu
@@ -235,6 +191,79 @@ class LinearSteps:
         tau = 4 * ratio / mu
         return StepSizes(tau, ratio / mu_dual, 1 - 1 / omega, tau / self.local_steps)
 
-    def next(self, sizes: StepSizes) -> StepSizes:
+    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
         """Return the same step sizes."""
         return sizes
+
+
+@dataclass(frozen=True)
+class IntegratedSteps:
+    r"""SCAFF-PD-IA's schedule for weights that may be negative: rate 1/R^2 (Assumption 8).
+
+    .. math:: \gamma_{r+1} = \gamma_r \Bigl(1 + \bigl(\tfrac m4
+              - \tfrac M2 (|\Lambda|_1 - 1)\bigr) \tau_r\Bigr), \quad
+              \tau_{r+1} = \tau_r \sqrt{\gamma_r / \gamma_{r+1}}, \quad
+              \sigma_r = \gamma_r \tau_r, \quad \theta_{r+1} = \sigma_r / \sigma_{r+1}, \quad
+              \eta_r = \frac{\tau_r}{J \beta}
+
+    with :math:`\beta = \max(1, 2 \tau_0 M)` and the largest :math:`\tau_0` that satisfies
+    :math:`\tau_0 \le 1 / (1200 M |\Lambda|_1)`,
+    :math:`\tau_0 \le 18 (1 + \sqrt 3) / (m - 2 M (|\Lambda|_1 - 1))` and
+    :math:`4 L_{\lambda x}^2 \tau_0^2 \gamma_0 / c_\alpha + 27 M \tau_0 \le 1`,
+    :math:`c_\alpha = 1/2`. Convergence is proved for :math:`|\Lambda|_1 < 1 + m / (2 M)`
+    (Theorem 3 prints 1 + 2 m / M; the stricter one is used). Beyond it there is a warning and
+    gamma stays constant. Constants of a proof: safe and very slow.
+
+    Parameters
+    ----------
+    smoothness, strong_convexity
+        M and m, of every client's loss.
+    coupling, local_steps, balance
+        As for :class:`AcceleratedSteps`.
+    """
+
+    smoothness: float
+    strong_convexity: float
+    coupling: float
+    local_steps: int
+    balance: float = 1.0
+
+    def __post_init__(self) -> None:
+        _refuse_non_positive(self)
+
+    def start(self, problem: Problem) -> StepSizes:
+        """Return the step sizes of the first round; warn if the set is too large."""
+        size = problem.objective.l1_norm(len(problem.clients.names))
+        m, big = self.strong_convexity, self.smoothness
+        if not size < 1 + m / (2 * big):
+            warnings.warn(
+                f"|Lambda|_1 is {size:.4g}; convergence is proved only below 1 + m/(2M) = "
+                f"{1 + m / (2 * big):.4g}. A smaller phi, or larger sets A and B, would be below.",
+                UserWarning,
+                stacklevel=2,
+            )
+        a, b = 8 * self.coupling**2 * self.balance, 27 * big  # a tau^2 + b tau = 1
+        bounds = [1 / (1200 * big * size), 2 / (b + math.sqrt(b * b + 4 * a))]
+        spare = m - 2 * big * (size - 1)
+        if spare > 0:
+            bounds.append(18 * (1 + math.sqrt(3)) / spare)
+        tau = min(bounds)
+        sizes = StepSizes(tau, self.balance * tau, 1.0, gamma=self.balance)
+        local = tau / (self.local_steps * max(1.0, 2 * tau * big))
+        return replace(sizes, local=local, rate=max(0.0, m / 4 - big * (size - 1) / 2))
+
+    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
+        """Return the step sizes of the next round."""
+        assert sizes.gamma is not None and sizes.local is not None and sizes.rate is not None
+        gamma = sizes.gamma * (1 + sizes.rate * sizes.primal)
+        tau = sizes.primal * math.sqrt(sizes.gamma / gamma)
+        local = sizes.local * tau / sizes.primal
+        return StepSizes(
+            tau, gamma * tau, sizes.dual / (gamma * tau), local, gamma, rate=sizes.rate
+        )
+
+
+def _refuse_non_positive(schedule: AcceleratedSteps | LinearSteps | IntegratedSteps) -> None:
+    for name, value in vars(schedule).items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}.")

@@ -37,6 +37,26 @@ class TimeLimit:
 
 
 @dataclass(frozen=True)
+class StopAtGap:
+    """Stop when the round's certificate proves the objective this close to its minimum.
+
+    >>> from equifed.history import RoundRecord
+    >>> record = RoundRecord(7, 0.5, 1, 0, 0, seconds=2.0, numbers={"gap": 1e-7})
+    >>> StopAtGap(1e-6)(History(("a",), rounds=[record]))
+    'the objective is certified to be within 1e-07 of its minimum'
+    """
+
+    gap: float
+
+    def __call__(self, history: History) -> str | None:
+        """Return why to stop, or None."""
+        gap = history.rounds[-1].numbers.get("gap")
+        if gap is None or gap > self.gap:
+            return None
+        return f"the objective is certified to be within {gap:.3g} of its minimum"
+
+
+@dataclass(frozen=True)
 class Reached:
     """Stop when the worst client, or the average over clients, is as good as wanted."""
 
@@ -83,6 +103,8 @@ class Stop:
     ----------
     seconds : float, optional
         After this much training time.
+    at_gap : float, optional
+        When a certificate proves the training objective to be this close to its minimum.
     target : float, optional
         When the metric is this good.
     patience : int, optional
@@ -98,10 +120,13 @@ class Stop:
     metric: Metric = "accuracy"
     split: SplitName = "validation"
     of: Of = "worst"
+    at_gap: float | None = None
 
     def __post_init__(self) -> None:
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds must be positive, got {self.seconds}.")
+        if self.at_gap is not None and not self.at_gap > 0:
+            raise ValueError(f"at_gap must be positive, got {self.at_gap}.")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
@@ -116,6 +141,8 @@ class Stop:
         rules: list[StopRule] = []
         if self.seconds is not None:
             rules.append(TimeLimit(self.seconds))
+        if self.at_gap is not None:
+            rules.append(StopAtGap(self.at_gap))
         if self.target is not None:
             rules.append(Reached(self.target, *watched))
         if self.patience is not None:

@@ -135,7 +135,6 @@ class _Training:
         self.evaluator, self.every, self.stop = evaluator, every, stop
         self.callbacks, self.missing, self.folder = callbacks, missing, folder
         self.history = History(tuple(clients.names))
-        self._saved_at = time.monotonic()
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
@@ -155,7 +154,7 @@ class _Training:
             if last or r % self.every == 0:
                 self._weights(r, info)
                 self._evaluate(r, state)
-            if last or time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
+            if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
                 self._save(r, state)
             if reason is not None:
                 break
@@ -179,7 +178,15 @@ class _Training:
             self.folder.round(record)
         for callback in self.callbacks:
             callback.round(record, info)
+        self._notes(r, info)
         return new, info
+
+    def _notes(self, r: int, info: Info) -> None:
+        """Record what the algorithm has to say, each thing once in a run."""
+        said = {event["reason"] for event in self.history.events if event["event"] == "note"}
+        for note in info.notes:
+            if note not in said:
+                self._event({"event": "note", "round": r, "reason": note})
 
     def _with_those_left(self, r: int, state: Any) -> tuple[Any, Info]:
         """Repeat the round without those who give no usable answer, until the others all do."""
@@ -247,7 +254,6 @@ class _Training:
     def _save(self, r: int, state: Any) -> None:
         if self.folder is not None:
             self.folder.save(r, state)
-            self._saved_at = time.monotonic()
 
     def _resume(self, template: Any) -> tuple[Any, int]:
         if self.folder is None:

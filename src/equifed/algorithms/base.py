@@ -35,6 +35,8 @@ class Info:
         Clients that took part; None means all.
     numbers : dict of float
         Anything else worth a column (step sizes, a certificate).
+    notes : tuple of str
+        What a reader of the run should know; each is recorded once, as an event.
     """
 
     weights: Weights
@@ -42,6 +44,7 @@ class Info:
     objective: float | None = None
     index: Index | None = None
     numbers: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Algorithm(Protocol[S]):

@@ -6,21 +6,32 @@ from dataclasses import dataclass, replace
 
 from equifed.algorithms.base import Info, check_participation, sampled
 from equifed.arrays import Losses, Vector, Weights
-from equifed.clients import Clients, merged, shares
+from equifed.auto_steps import AutoSizes, AutoSteps
+from equifed.certificate import Certificate, Certify, Place
+from equifed.clients import Clients, ClientVectors, MissingClients, merged, shares
+from equifed.curvature import Curvature
 from equifed.local import LocalSGD
 from equifed.objectives.base import SaddleObjective
-from equifed.steps import Schedule, StepSizes
+from equifed.schedule import Point, Problem, Schedule, Seen, StepSizes
 from equifed.streams import Stream
+
+__all__ = ["AutoSizes", "Curvature", "Point", "ScaffPD", "State", "StepSizes"]  # a state holds them
 
 
 @dataclass(frozen=True)
 class State:
-    """The model, the client weights, the step sizes in force, the last losses (None at first)."""
+    """The model, the client weights, the last losses, the step sizes in force, what is known.
+
+    Before the first round there are no losses, no step sizes, and nothing is known of the losses'
+    curvature; if nothing can be known it is the reason.
+    """
 
     x: Vector
     weights: Weights
-    sizes: StepSizes
     losses: Losses | None = None
+    sizes: StepSizes | None = None
+    curvature: Curvature | str | None = None
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,56 +60,110 @@ class ScaffPD:
     and the weights of those present are scaled up to the total of all. With everybody present this
     is the paper's algorithm; with fewer its convergence guarantees no longer apply.
 
+    With full gradients, everybody present and strongly convex losses every round proves how far it
+    is from the optimum (:mod:`equifed.certificate`), at no further exchange.
+
     Parameters
     ----------
     objective : SaddleObjective
         Set and penalty of the weights.
     local : LocalSGD
-        J steps of size eta; the schedule may set the size.
+        J steps of size eta, which the schedule may set (the automatic one does).
     steps : Schedule
-        tau, sigma and theta of every round.
+        tau, sigma and theta of every round; automatic unless given.
     gradient_batch : int, optional
         Samples for the losses and the control variates; None means all of them.
     participation : float
         Fraction of clients in a round.
+    certify : Certify
+        What to state about the losses for the certificate, where it cannot be found out.
     """
 
     objective: SaddleObjective
-    local: LocalSGD
-    steps: Schedule
+    local: LocalSGD = LocalSGD(lr=1.0, steps=8)  # noqa: RUF009 - a frozen value
+    steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
     gradient_batch: int | None = None
     participation: float = 1.0
+    certify: Certify = Certify()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
-        return State(x, self.objective.start(len(clients.names)), self.steps.start())
+        return State(x, self.objective.start(len(clients.names)))
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        """Return the state after one round: one line of code for one line of the paper."""
-        clients, size = sampled(clients, self.participation, stream), state.sizes
-        local = self.local if size.local is None else replace(self.local, lr=size.local)
-        seen, gradients = clients.value_and_gradient(
-            state.x, stream.at("gradient"), self.gradient_batch
-        )
-        losses = merged(state.losses, clients.index, seen, len(clients.names))
+        """Return the state after one round, or after stepping back if nobody could answer."""
+        try:
+            return self._round(state, sampled(clients, self.participation, stream), stream)
+        except MissingClients as lost:
+            sizes = None if state.sizes is None else state.sizes.retreat()
+            if sizes is None or len(lost.reasons) < len(clients.index):
+                raise
+            return self._back(state, sizes)
+
+    def _round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """One line of code for one line of the paper."""
+        x, n = state.x, len(clients.names)
+        seen, gradients = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch)
+        state = self._prepared(state, clients, gradients, stream)
+        size, local = self._sizes(state)
+        losses = merged(state.losses, clients.index, seen, n)
         before = losses if state.losses is None else state.losses
         ahead = losses + size.extrapolation * (losses - before)  # s
         weights = self.objective.prox(state.weights + size.dual * ahead, size.dual)  # (4.1)
         present = shares(weights, clients.index)
         target = gradients.weighted_sum(present)  # c
-        moved = clients.local_steps(
-            state.x, local, stream.at("local"), control=gradients, target=target
-        )
-        update = moved.displacement.weighted_sum(
-            present / (local.lr * moved.steps)
-        )  # sum of lambda_i d_i
-        x = state.x - size.primal * update  # (4.2)
-        info = Info(weights, losses, self.objective.value(losses), clients.index, size.numbers())
-        return State(x, weights, self.steps.next(size), losses), info
+        moved = clients.local_steps(x, local, stream.at("local"), control=gradients, target=target)
+        update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
+        point = Point(x - size.primal * update, weights, losses)  # (4.2)
+
+        value = self.objective.value(losses)
+        place = Place(x, losses, weights, target, self.gradient_batch is None, state.round)
+        proof = self.certify(self.objective, state.curvature, clients, place, stream)
+        gap = proof.gap if isinstance(proof, Certificate) else None
+        turn = present - shares(state.weights, clients.index)
+        after = self.steps.next(size, Seen(Point(x, weights, losses), value, gap, turn, gradients))
+        numbers = size.numbers() | (proof.numbers() if isinstance(proof, Certificate) else {})
+        notes = (f"no certificate: {proof}",) if isinstance(proof, str) else ()
+        info = Info(weights, losses, value, clients.index, numbers, notes)
+        return _moved(state, after.back or point, after), info
+
+    def _prepared(
+        self, state: State, clients: Clients, gradients: ClientVectors, stream: Stream
+    ) -> State:
+        """Return the state with step sizes, which the first round has to choose."""
+        if state.sizes is not None:
+            return state
+        curvature = self.certify.curvature(clients)
+        problem = Problem(
+            clients, state.x, self.objective, self.local, self.gradient_batch, curvature,
+            gradients, stream.at("steps"),
+        )  # fmt: skip
+        return replace(state, sizes=self.steps.start(problem), curvature=curvature)
+
+    def _sizes(self, state: State) -> tuple[StepSizes, LocalSGD]:
+        assert state.sizes is not None
+        own = state.sizes.local
+        return state.sizes, self.local if own is None else replace(self.local, lr=own)
+
+    def _back(self, state: State, sizes: StepSizes) -> tuple[State, Info]:
+        """Go back to the best point after a round in which nobody could answer."""
+        best = sizes.back
+        assert best is not None and best.losses is not None
+        value = self.objective.value(best.losses)
+        note = "local steps overflowed: back to the best model with half the step size"
+        info = Info(best.weights, best.losses, value, None, sizes.numbers(), (note,))
+        return _moved(state, best, sizes), info
 
     def answer(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+
+def _moved(state: State, point: Point, sizes: StepSizes) -> State:
+    return State(
+        point.x, point.weights, point.losses, replace(sizes, back=None), state.curvature,
+        state.round + 1,
+    )  # fmt: skip

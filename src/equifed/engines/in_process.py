@@ -97,6 +97,10 @@ class InProcessClients:
         """Training samples of the clients that take part."""
         return self._offsets[self.index + 1] - self._offsets[self.index]
 
+    def inputs_of(self, client: int) -> Tensor:
+        """Return the training inputs of a client of the federation."""
+        return self._inputs[self._offsets[client] : self._offsets[client + 1]]
+
     def initial(self, stream: Stream) -> Tensor:
         """Return a freshly initialised model."""
         fresh = copy.deepcopy(self._template)

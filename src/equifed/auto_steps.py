@@ -1,0 +1,174 @@
+"""Step sizes that choose themselves, and step back when they were too bold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equifed.curvature import Curvature, measured_smoothness
+from equifed.schedule import Point, Problem, Seen, StepSizes
+
+LARGEST, TINY = 1e300, 1e-300
+
+
+@dataclass(frozen=True)
+class AutoSizes(StepSizes):
+    """Step sizes with what the automatic rule remembers.
+
+    Parameters
+    ----------
+    smoothness : float
+        L, measured or known.
+    best : Point, optional
+        The best point so far.
+    first : float
+        What the first point was worth.
+    stale : int
+        Rounds since the best point.
+    halvings : int
+        How often the safeguard halved the step sizes.
+    """
+
+    smoothness: float = 0.0
+    best: Point | None = None
+    first: float = math.inf
+    stale: int = 0
+    halvings: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """Return the step sizes and the measured smoothness for the round's record."""
+        return {**super().numbers(), "smoothness": self.smoothness, "halvings": self.halvings}
+
+    def retreat(self) -> AutoSizes | None:
+        """Return half the step sizes, from the best point; None if there is none."""
+        return None if self.best is None else replace(self.halved(), back=self.best)
+
+    def halved(self) -> AutoSizes:
+        """Return half the step sizes."""
+        local = None if self.local is None else self.local / 2
+        return replace(
+            self, primal=self.primal / 2, local=local, stale=0, halvings=self.halvings + 1
+        )
+
+
+@dataclass(frozen=True)
+class AutoSteps:
+    r"""Step sizes for SCAFF-PD and SCAFF-PD-IA that need no tuning.
+
+    .. math::
+
+       T &= \min(4, J) / L, \qquad \tau = T, \quad \eta = T / J, \quad \theta = 1 \\
+       \sigma &\leftarrow 0.7\, /\, \Bigl(T\, \frac{|\sum_i \Delta\lambda_i \nabla f_i(x)|^2}
+                     {|\Delta\lambda|^2}\Bigr), \quad \text{changing at most twofold a round},
+              \qquad \sigma_0 = \frac{0.7}{T \sum_i |\nabla f_i(x)|^2}
+
+    L is the largest smoothness of any client: the largest eigenvalue from the data for linear
+    models in one process where the Hessian's bound is tight (squared and logistic loss), else
+    measured (:func:`equifed.curvature.measured_smoothness`, about 12 exchanges before the first
+    round). The dual step follows the coupling of weights and model in the direction in which the
+    weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of primal-dual methods with
+    the norm taken where it matters, as in the line search of Malitsky and Pock (2018), at the cost
+    of a second weighted sum in an exchange that is made anyway.
+
+    Safeguard: where a round is much worse than the best one (its certified gap 100 times the best;
+    or, without a certificate, its objective more than doubled *and* more than half of what was
+    gained lost again), training goes back to the best point and T is halved. Where nothing improved
+    for ``patience`` rounds, T is halved. The same happens when local steps overflow.
+
+    For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
+    **neural networks** the same rule holds with L at the first model; curvature grows in training,
+    which the safeguard catches. Neither has a guarantee.
+
+    Parameters
+    ----------
+    smoothness : float, optional
+        L, if it is known; saves the measurement.
+    horizon : float
+        T L for full gradients; 4 is the paper-free default, 8 can diverge.
+    coupling : float
+        The product of step sizes and squared coupling; must stay below 1.
+    patience : int
+        Rounds without improvement after which T is halved.
+    probe : int
+        Clients to ask at most when the smoothness is measured.
+    """
+
+    smoothness: float | None = None
+    horizon: float = 4.0
+    coupling: float = 0.7
+    patience: int = 60
+    probe: int = 32
+
+    def __post_init__(self) -> None:
+        if self.smoothness is not None and not self.smoothness > 0:
+            raise ValueError(f"smoothness must be positive, got {self.smoothness}.")
+        if not self.horizon > 0:
+            raise ValueError(f"horizon must be positive, got {self.horizon}.")
+        if not 0 < self.coupling < 1:
+            raise ValueError(f"coupling must lie in (0, 1), got {self.coupling}.")
+        for name in ("patience", "probe"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    def start(self, problem: Problem) -> AutoSizes:
+        """Return the step sizes of the first round; may measure."""
+        smoothness = self._smoothness(problem)
+        steps = int(problem.local.steps_for(problem.clients.sizes).max())
+        time = min(self.horizon, steps) / smoothness
+        if problem.local.batch is not None or problem.gradient_batch is not None:
+            time /= 2
+        dual = self.coupling / max(time * float(problem.gradients.squared_norms().sum()), TINY)
+        return AutoSizes(time, min(dual, LARGEST), 1.0, time / steps, smoothness=smoothness)
+
+    def next(self, sizes: StepSizes, seen: Seen) -> AutoSizes:
+        """Return the step sizes of the next round, and where to go back to if need be."""
+        assert isinstance(sizes, AutoSizes)
+        sizes = replace(sizes, dual=self._dual(sizes, seen.coupling()), back=None)
+        here = replace(
+            seen.point,
+            merit=seen.value if seen.gap is None else seen.gap,
+            certified=seen.gap is not None,
+        )
+        best = sizes.best
+        if best is None or here.certified > best.certified:
+            return replace(sizes, best=here, first=here.merit, stale=0)
+        if here.certified < best.certified:  # nothing to compare it with
+            return sizes
+        if here.merit < best.merit:
+            return replace(sizes, best=here, stale=0)
+        if here.certified and best.merit <= 1e-12 * abs(seen.value):
+            return sizes  # converged to rounding
+        if here.merit > _limit(sizes.first, best):
+            return replace(sizes.halved(), back=best)
+        if sizes.stale + 1 >= self.patience:
+            return sizes.halved()
+        return replace(sizes, stale=sizes.stale + 1)
+
+    def _smoothness(self, problem: Problem) -> float:
+        if self.smoothness is not None:
+            return self.smoothness
+        known, bound = problem.curvature, math.inf
+        if isinstance(known, Curvature):
+            bound = float(known.smoothness.max())
+            if known.tight and math.isfinite(bound):
+                return bound
+        measured = measured_smoothness(
+            problem.clients, problem.x, problem.stream.at("smoothness"), self.probe
+        )
+        found = min(measured, bound)
+        return found if found > 0 else 1.0  # flat: any step will do
+
+    def _dual(self, sizes: AutoSizes, coupling: float | None) -> float:
+        if coupling is None:
+            return sizes.dual
+        wanted = self.coupling / max(sizes.primal * coupling, TINY)
+        return float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
+
+
+def _limit(first: float, best: Point) -> float:
+    """Return what is much worse than the best point."""
+    if best.certified:
+        return 100 * best.merit
+    return max(best.merit + abs(best.merit), (first + best.merit) / 2)
