@@ -32,8 +32,7 @@ class Average:
 
     References
     ----------
-    FedAvg and SCAFFOLD; the first row of the table in MATH.md Section 1. The averages that the
-    SCAFF-PD and SCAFF-PD-IA papers report are uniform.
+    FedAvg and SCAFFOLD. The averages that the SCAFF-PD and SCAFF-PD-IA papers report are uniform.
     """
 
     prior: tuple[float, ...] | None = None

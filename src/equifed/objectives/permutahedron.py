@@ -1,8 +1,8 @@
 """Symmetric sets of weights: translated permutahedra.
 
 The permutahedron of a vector c is the convex hull of all permutations of c. The simplex, the
-capped simplex of CVaR and the integrated set of relative fairness are permutahedra (MATH.md
-Section 2); a single point (the average) is one with c = 0, translated.
+capped simplex of CVaR and the integrated set of relative fairness are permutahedra,
+and a single point (the average) is one with c = 0, translated.
 """
 
 from __future__ import annotations

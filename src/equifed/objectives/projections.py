@@ -1,4 +1,4 @@
-"""Exact projections as plain functions of arrays (MATH.md Section 2).
+"""Exact projections as plain functions of arrays (docs/mathematics.md).
 
 Every function works on differences of the point's entries near the answer, so that a point at
 scale 1e300, or one with exact ties there, is projected as exactly as a point at scale 1. Nothing

@@ -38,7 +38,7 @@ class QFair:
 
     References
     ----------
-    Li et al. 2019 (q-FFL), equation (2); SCAFF-PD Section 3; MATH.md Section 1.
+    Li et al. 2019 (q-FFL), equation (2); SCAFF-PD Section 3.
     """
 
     q: float

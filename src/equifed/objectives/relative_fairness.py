@@ -98,7 +98,7 @@ class RelativeFairness:
     References
     ----------
     SCAFF-PD-IA Definition 2, (4), (5), (6). Its projection by an inner solver over (a, b) is
-    replaced by the exact one of MATH.md Section 2.
+    replaced by an exact one: the set is a permutahedron (``permutahedron.py``).
     """
 
     phi: float
