@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engines.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.fedavg import FedAvg, fedprox
@@ -20,7 +21,6 @@ from equifed.metrics.evaluator import FederationEvaluator
 from equifed.objectives import ChiSquare, CVaR
 from equifed.steps import ConstantSteps
 from equifed.training import train
-from tests.engines.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
 LOCAL = LocalSGD(lr=0.1, steps=4, batch=5)
 ALGORITHMS: dict[str, Any] = {
@@ -52,9 +52,7 @@ def test_ten_rounds_equal_the_loop_engine(name: str, privacy: str, tmp_path: Pat
     clients = flower_clients(
         memory_grid(federation, the_task, tmp_path), the_task, hidden=HIDDEN[privacy]()
     )
-    found = train(
-        ALGORITHMS[name], clients, rounds=10, seed=3, evaluator=FlowerEvaluator(clients)
-    )
+    found = train(ALGORITHMS[name], clients, rounds=10, seed=3, evaluator=FlowerEvaluator(clients))
     assert found.parameters is not None and expected.parameters is not None
     for key, value in expected.parameters.items():
         torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-10)

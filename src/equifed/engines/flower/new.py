@@ -14,7 +14,7 @@ class NewAppError(ValueError):
     """The app cannot be written there, and what to do."""
 
 
-def write_app(folder: Path, *, data: str = "fashion-three", publisher: str = "local") -> Path:
+def write_app(folder: Path, *, data: str = "heart-disease", publisher: str = "local") -> Path:
     """Write a Flower app into a new folder and return the path of its package.
 
     Parameters

@@ -7,12 +7,12 @@ polled for here: Flower's own ``send_and_receive`` sleeps three seconds between 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
@@ -114,19 +114,17 @@ class _Exchange:
         self.repeated: set[int] = set()
 
     def run(self) -> None:
-        patience, started = self.post.patience, time.monotonic()
-        unsent = self._send(self.requests)
-        quorum_at: float | None = None
+        patience, unsent = self.post.patience, self._send(self.requests)
+        started, quorum_at = time.monotonic(), float("inf")
         while self.waiting or unsent:
-            self._collect()
             now = time.monotonic()
-            if quorum_at is None and self._quorum():
-                quorum_at = now
-            graceless = quorum_at is not None and now - quorum_at >= patience.grace
-            if now - started >= patience.timeout or graceless:
+            over = now - started >= patience.timeout or now - quorum_at >= patience.grace
+            self._collect()  # once more when the time is over: it may be there by now
+            if over or not (self.waiting or unsent):
                 break
-            if self.waiting or unsent:
-                time.sleep(patience.poll)
+            if self._quorum():
+                quorum_at = min(quorum_at, now)
+            time.sleep(patience.poll)
             if unsent:
                 unsent = self._send({i: self.requests[i] for i in unsent})
         waited = time.monotonic() - started
@@ -226,9 +224,13 @@ def finite(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise WireError(f"{name} is no number")
-    if not np.isfinite(value):
-        raise WireError(f"{name} is {float(value)}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise WireError(f"{name} is {number}")
+    return number
 
 
 def positions(index: Iterable[int]) -> list[int]:

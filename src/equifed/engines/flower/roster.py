@@ -51,7 +51,7 @@ class Hello:
                 str(n["model"]),
                 bytes.fromhex(n["key"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise WireError("the hello is incomplete") from None
         if sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
             raise WireError("the hello names no samples, or no client")

@@ -257,7 +257,8 @@ class FlowerClients:
         """Refuse a vector of another kind, or one that is not finite."""
         vector = expect(reply.arrays, name, self.model.size, str(self.model.dtype)[6:])
         # Where a square overflows the vector is as unusable as one that holds an infinity.
-        finite(what, float(np.square(vector.astype(np.float64)).sum()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            finite(what, float(np.square(vector.astype(np.float64)).sum()))
 
     def rows(self, replies: dict[int, Reply], name: str) -> Tensor:
         """Return one array of every reply, in the order of the clients."""
