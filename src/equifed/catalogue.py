@@ -165,6 +165,9 @@ DUAL_STEPS = {
 ENGINES = {
     "loop": Entry("equifed.engines.loop:LoopClients", "one client at a time; the reference"),
     "stacked": Entry("equifed.engines.stacked:stacked", "many clients at once with torch.func"),
+    "distributed": Entry(
+        "equifed.engines.distributed:DistributedClients", "stacked on every process of a group"
+    ),
 }
 
 

@@ -38,12 +38,20 @@ Set = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no table.")]
 Processes = Annotated[int, typer.Option(min=1, help="How many runs at a time.")]
+Workers = Annotated[int, typer.Option(min=1, help="Spread the clients over processes.")]
 Baseline = Annotated[str | None, typer.Option(help="What to compare with; the first by default.")]
 
 
 def main() -> None:
     """Run the command line."""
     app()
+
+
+def _in_processes(processes: int, *more: str) -> None:
+    """Run this very command in several processes instead, and leave with their status."""
+    from equifed.processes import launch, without
+
+    raise typer.Exit(launch([*without(sys.argv[1:], "--processes"), *more], processes))
 
 
 @app.command()
@@ -68,10 +76,13 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
     engine: Annotated[str | None, typer.Option(help="Same as --set engine.name=NAME.")] = None,
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
+    processes: Workers = 1,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Train what a configuration file describes."""
+    if processes > 1:
+        _in_processes(processes, "--engine", "distributed")
     shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device}
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     with clear_errors(out) as place:
@@ -88,9 +99,13 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Run folder.")], quiet: Quiet = False
+    folder: Annotated[Path, typer.Argument(help="Run folder.")],
+    processes: Workers = 1,
+    quiet: Quiet = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same end that it would have had."""
+    if processes > 1:
+        _in_processes(processes)
     with clear_errors(folder):
         from equifed import runs
         from equifed.progress import ProgressBar

@@ -11,6 +11,7 @@ import datetime
 import io
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path, names: Sequence[str]) -> None:
         self.path, self.names = Path(path), tuple(names)
+        self._saved_at = time.monotonic()
 
     @property
     def checkpoints(self) -> Path:
@@ -96,6 +98,10 @@ class RunFolder:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write(EVENTS, json.dumps({**event, "time": now}) + "\n")
 
+    def due(self, seconds: float) -> bool:
+        """Tell whether the last checkpoint is at least that old."""
+        return time.monotonic() - self._saved_at >= seconds
+
     def save(self, round: int, state: Any) -> None:
         """Flush the tables and write a checkpoint."""
         from equifed import checkpoints
@@ -106,6 +112,7 @@ class RunFolder:
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
         checkpoints.save(self.checkpoints, round, state, {"lengths": lengths})
+        self._saved_at = time.monotonic()
 
     def restore(self, template: Any, owner: object) -> tuple[int, Any]:
         """Return round and state of the newest checkpoint, and cut the tables back to it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from equifed.algorithms.base import AnyAlgorithm
 from equifed.catalogue import SECTIONS
@@ -17,23 +18,19 @@ from equifed.clients import Clients
 from equifed.config import CHOSEN, Holdout, ModelSettings, RunConfig
 from equifed.data.federation import Federation
 from equifed.history import History
-from equifed.metrics.evaluator import FederationEvaluator
+from equifed.metrics.evaluator import Evaluator
 from equifed.run_folder import RunFolder, RunFolderError
 from equifed.settings import ConfigError, Table, choose, construct
-from equifed.training import Callback, train
-
-if TYPE_CHECKING:
-    from equifed.engines.flat_model import FlatModel
+from equifed.training import Callback, StopRule, train
 
 CONFIG, RUN = "config.toml", "run.json"
 
 
 class LocalClients(Clients, Protocol):
-    """Clients of an engine that evaluates their model in this process."""
+    """Clients of an engine that can evaluate the model on them."""
 
-    @property
-    def model(self) -> FlatModel:
-        """The model as a flat vector."""
+    def evaluator(self, *splits: str) -> Evaluator:
+        """Return what measures the model on these splits."""
         ...
 
 
@@ -45,7 +42,7 @@ class Run:
     federation: Federation
     clients: LocalClients
     algorithm: AnyAlgorithm
-    evaluator: FederationEvaluator
+    evaluator: Evaluator
 
     def train(
         self,
@@ -62,7 +59,7 @@ class Run:
                 seed=self.config.seed,
                 evaluator=self.evaluator,
                 every=self.config.evaluate.every,
-                stop=self.config.stop.rules(),
+                stop=_agreed(self.config.stop.rules(), self.clients),
                 callbacks=callbacks,
                 missing=self.config.missing,
                 folder=folder,
@@ -125,7 +122,7 @@ def build(config: RunConfig) -> Run:
     clients = _engine(config, federation)
     sizes = federation.train.sizes.tolist()
     algorithm = choose(SECTIONS["algorithms"], config.algorithm, "algorithm", sizes)
-    evaluator = FederationEvaluator(federation, clients.model, config.evaluate.splits)
+    evaluator = clients.evaluator(*config.evaluate.splits)
     _check_stop(config, federation)
     return Run(config, federation, clients, algorithm, evaluator)
 
@@ -205,6 +202,8 @@ def run(
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
     """Refuse a folder that holds a run or cannot be one."""
+    if not _writes():
+        return
     if out.exists() and not out.is_dir():
         raise RunFolderError(f"{out} is a file; choose a folder.")
     if not overwrite and any((out / name).exists() for name in (CONFIG, "rounds.csv")):
@@ -223,14 +222,41 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
     """
     from equifed.checkpoints import write_file
 
-    folder = RunFolder(out, built.federation.names)
-    out.mkdir(parents=True, exist_ok=True)
-    for old in (out / CONFIG, out / "summary.json", *folder.checkpoints.glob("*.json")):
-        old.unlink(missing_ok=True)
-    write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
-    write_file(out / CONFIG, built.config.to_toml().encode())
+    folder = _folder(built, out)
+    if _writes():
+        out.mkdir(parents=True, exist_ok=True)
+        for old in (out / CONFIG, out / "summary.json", *folder.checkpoints.glob("*.json")):
+            old.unlink(missing_ok=True)
+        write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
+        write_file(out / CONFIG, built.config.to_toml().encode())
     folder.create(overwrite=True)
     return built.train(callbacks, folder)
+
+
+def _writes() -> bool:
+    """Tell whether this process writes: in a group, the first one alone does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _folder(built: Run, out: Path) -> RunFolder:
+    group = getattr(built.clients, "group", None)
+    if group is None:
+        return RunFolder(out, built.federation.names)
+    from equifed.engines.distributed import SharedFolder
+
+    return SharedFolder(out, built.federation.names, group)
+
+
+def _agreed(rules: Sequence[StopRule], clients: Clients) -> list[StopRule]:
+    """Return rules that stop all processes of a group together, when the first one's does."""
+    group = getattr(clients, "group", None)
+    if group is None:
+        return list(rules)
+
+    def together(rule: StopRule) -> StopRule:
+        return lambda history: group.from_first(rule(history) or "") or None
+
+    return [together(rule) for rule in rules]
 
 
 def provenance(built: Run) -> dict[str, Any]:
@@ -256,7 +282,7 @@ def resume(out: str | Path, callbacks: Sequence[Callback] = ()) -> History:
     if RunFolder(out, ()).complete:
         return History.load(out)
     built = build(RunConfig.read(out / CONFIG))
-    folder = RunFolder(out, built.federation.names)
+    folder = _folder(built, out)
     if not any(folder.checkpoints.glob("*.json")):
         return start(built, out, callbacks)
     recorded = json.loads((out / RUN).read_text(encoding="utf-8"))["data"]["sha256"]

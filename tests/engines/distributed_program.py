@@ -1,0 +1,80 @@
+"""Runs algorithms on one process of a group; started by the tests with RANK and WORLD_SIZE set."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.rfedfair import RFedFair
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaffold import Scaffold
+from equifed.data.federation import Federation
+from equifed.engines.distributed import DistributedClients, SharedFolder
+from equifed.engines.loop import LoopClients
+from equifed.history import History
+from equifed.local import LocalSGD
+from equifed.objectives import ChiSquare
+from equifed.steps import ConstantSteps
+from equifed.training import Callback, train
+
+WORK = LocalSGD(lr=0.1, steps=4, batch=5)
+ALGORITHMS = {
+    "scaff-pd": ScaffPD(ChiSquare(0.1), WORK, ConstantSteps(0.4, 0.1)),
+    "scaffold": Scaffold(WORK, participation=0.6),
+    "drfa": DRFA(WORK, participants=3, output="average"),
+    "rfedfair": RFedFair(WORK, participants=3),
+}
+SIZES = [6, 11, 3, 8, 15, 9, 2]
+
+
+def federation() -> Federation:
+    rng = np.random.default_rng(1)
+    data = {f"c{i}": (rng.normal(size=(m, 4)), rng.integers(0, 3, m)) for i, m in enumerate(SIZES)}
+    return Federation.from_clients(data, classes=3).split(test=0.2, seed=0)
+
+
+def loop(name: str) -> History:
+    clients = LoopClients(federation(), "mlp", dtype=torch.float64)
+    return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluator=clients.evaluator())
+
+
+class Die(Callback):
+    """Kills this process in a round, as a crash would."""
+
+    def round(self, record: object, info: object) -> None:
+        if record.round == 3:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(names: list[str], folder: Path, mode: str) -> None:
+    torch.set_num_threads(1)
+    for name in names:
+        run(name, folder / name, mode)
+
+
+def run(name: str, folder: Path, mode: str) -> None:
+    clients = DistributedClients(federation(), "mlp", dtype=torch.float64)
+    store = SharedFolder(folder, clients.names, clients.group)
+    if mode != "resume":
+        store.create()
+    dies = mode == "die" and clients.group.rank == clients.group.size - 1
+    train(
+        ALGORITHMS[name],
+        clients,
+        rounds=6,
+        seed=2,
+        evaluator=clients.evaluator(),
+        folder=store,
+        callbacks=[Die()] if dies else [],
+        resume=mode == "resume",
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,125 @@
+"""Several processes: the same results as the loop, whatever their number; a crash loses nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.engines import distributed_program as program
+
+from equifed.data.federation import Federation
+from equifed.engines.distributed import holders, shard
+from equifed.history import History
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(processes: int, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
+    port = free_port()
+    running = []
+    for rank in range(processes):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, "-m", "tests.engines.distributed_program", *arguments]
+        running.append(
+            subprocess.Popen(
+                command, env=environment, text=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=-1
+            )
+        )
+    done = []
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
+def assert_same(history: History, other: History) -> None:
+    assert history.parameters is not None and other.parameters is not None
+    for name, value in history.parameters.items():
+        assert torch.allclose(value, other.parameters[name], rtol=0, atol=1e-10)
+    for r, weights in history.weights.items():
+        assert other.weights[r] == pytest.approx(weights, abs=1e-10)
+    for a, b in zip(history.metrics, other.metrics, strict=True):
+        assert (a.split, a.metric, a.round) == (b.split, b.metric, b.round)
+        assert b.values == pytest.approx(a.values, abs=1e-10, nan_ok=True)
+    assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in other.rounds]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_agree_with_the_loop(processes: int, tmp_path: Path) -> None:
+    names = list(program.ALGORITHMS)
+    for process in start(processes, ",".join(names), str(tmp_path), "run"):
+        assert process.returncode == 0, process.stderr
+    for name in names:
+        assert_same(program.loop(name), History.load(tmp_path / name))
+
+
+def test_a_killed_process_ends_the_run_and_another_number_resumes_it(tmp_path: Path) -> None:
+    survivor, killed = start(2, "scaffold", str(tmp_path), "die")
+    assert killed.returncode == -9
+    assert survivor.returncode != 0
+    assert "A process of the group ended or does not answer" in survivor.stderr
+    for process in start(3, "scaffold", str(tmp_path), "resume"):
+        assert process.returncode == 0, process.stderr
+    assert_same(program.loop("scaffold"), History.load(tmp_path / "scaffold"))
+
+
+def test_every_client_is_held_once_and_the_load_is_shared() -> None:
+    sizes = np.random.default_rng(0).integers(1, 100, 1000)
+    held = holders(sizes, 4)
+    assert (np.diff(held) >= 0).all()
+    load = np.bincount(held, weights=sizes)
+    assert load.max() < 1.1 * load.min()
+
+
+def test_a_shard_keeps_the_clients_and_only_its_samples() -> None:
+    whole = program.federation()
+    part = shard(whole, np.arange(7) < 3)
+    assert part.names == whole.names
+    assert part.train.sizes.tolist() == [*whole.train.sizes[:3], 0, 0, 0, 0]
+    assert np.array_equal(part.train.client(2)[0], whole.train.client(2)[0])
+    assert isinstance(part, Federation)
+
+
+def test_more_processes_than_clients_are_refused() -> None:
+    assert len(np.unique(holders(np.array([3, 4]), 3))) < 3
+
+
+def test_a_config_runs_in_processes(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'rounds = 3\ndata = "heart-disease"\nmodel = "logistic"\n'
+        'algorithm = {name = "fedavg", local = {lr = 0.1, steps = 2}}\n'
+    )
+    equifed = [sys.executable, "-m", "equifed"]
+    out = str(tmp_path / "run")
+    command = [*equifed, "run", str(config), "--out", out, "--processes", "2", "--quiet"]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert first.returncode == 0, first.stderr
+    one = subprocess.run(
+        [*equifed, "run", str(config), "--out", out + "1", "--quiet"], timeout=120, check=True
+    )
+    assert one.returncode == 0
+    several, alone = History.load(out), History.load(out + "1")
+    assert several.per_client("loss") == pytest.approx(alone.per_client("loss"), rel=1e-5)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
