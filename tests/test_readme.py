@@ -1,0 +1,44 @@
+"""The README: its example runs, its tables are complete, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from equifed.catalogue import ALGORITHMS, OBJECTIVES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs_and_serves_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    accuracy = {name: float(value.rstrip("%")) for name, value in map(str.split, lines)}
+    assert len(accuracy) == 3
+    assert min(accuracy.values()) > 65  # guessing gives a third
+    assert (tmp_path / "runs" / "first" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *OBJECTIVES])
+def test_the_tables_are_complete(name: str) -> None:
+    assert f"| `{name}` |" in README
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert targets
+    missing = [t for t in targets if not t.startswith("http") and not (ROOT / t).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "install"])
+def test_commands_are_targets_of_the_makefile(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
