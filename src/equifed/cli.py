@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from equifed.flower_cli import app as flower_app
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,6 +31,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 Out = Annotated[Path | None, typer.Option(help="Run folder; by default runs/CONFIG-SEED.")]
 Set = Annotated[
