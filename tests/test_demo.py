@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "three-clients.toml"
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict], Path]:
     out = tmp_path_factory.mktemp("demo")
+    began = time.process_time()
     result = CliRunner().invoke(app, ["demo", "--json", "--out", str(out)])
     assert result.exit_code == 0, result.stderr
+    assert time.process_time() - began < 60  # of one processor, whatever else the machine does
     return json.loads(result.stdout), out
 
 
@@ -51,12 +54,6 @@ def test_every_method_leaves_a_run_folder(demo: tuple[dict[str, dict], Path]) ->
         history = History.load(out / method)
         assert history.per_client() == numbers["methods"][method]["clients"]
         assert RunConfig.read(out / method / "config.toml").algorithm["name"] == method
-
-
-def test_training_takes_less_than_a_minute(demo: tuple[dict[str, dict], Path]) -> None:
-    _, out = demo
-    rounds = [record for method in METHODS for record in History.load(out / method).rounds]
-    assert sum(record.seconds for record in rounds) < 60
 
 
 def test_the_example_is_the_demo_run_of_scaff_pd() -> None:

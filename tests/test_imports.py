@@ -41,7 +41,11 @@ def test_algorithms_see_the_contract_and_objectives_only() -> None:
 
 
 def test_engines_never_see_algorithms() -> None:
+    # The apps of the Flower engine put an algorithm and clients together, as equifed.runs does.
+    apps = ("app.py", "app_config.py")
     for file, found in parts("engines").items():
+        if file.parent.name == "flower" and file.name in apps:
+            continue
         assert not found & {"algorithms", "cli"}, f"{file} imports {found}"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ROUNDS = 200
-LOCAL = {"lr": 0.04, "epochs": 1, "batch": 200}
+LOCAL = {"lr": 0.03, "steps": 5}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local": LOCAL},
     "scaffold": {"name": "scaffold", "local": LOCAL},
@@ -25,10 +25,16 @@ METHODS: dict[str, dict[str, Any]] = {
         "name": "scaff-pd",
         "objective": {"name": "chi-square", "rho": 0.1},
         "local": LOCAL,
-        "steps": {"name": "constant", "primal": 0.2, "dual": 0.1},
+        "steps": {"name": "constant", "primal": 0.15, "dual": 0.05},
     },
 }
-"""The methods and their settings, chosen on training images held out from training."""
+"""The methods and their settings.
+
+All do the same local work: five full gradient steps a round. Step size and rho are the best of
+lr = 0.01, 0.02, 0.03, 0.04 and rho = 0.1, 0.2, 0.3 on a fifth of the training images, held out
+(``data.holdout.validation = 0.2``): by average accuracy for the first two methods, by the worst
+client's for SCAFF-PD.
+"""
 
 
 def configuration(method: str, rounds: int | None = None) -> RunConfig:
@@ -82,14 +88,15 @@ def _print(histories: dict[str, History], out: Path, seconds: float) -> None:
 
     console, found = Console(), numbers(histories)["methods"]
     console.print(clients_table(histories, "test accuracy per client"))
-    plain, fair = found["fedavg"], found["scaff-pd"]
-    worst = min(plain["clients"], key=lambda name: plain["clients"][name])
-    lines = [
-        f"FedAvg serves {worst} worst: {plain['worst']:.1%}.",
-        f"With SCAFF-PD the worst client has {fair['worst']:.1%} "
-        f"({100 * (fair['worst'] - plain['worst']):+.1f} points),",
-        f"and the average over clients is {fair['average']:.1%} "
-        f"({100 * (fair['average'] - plain['average']):+.1f} points).",
-        f"One seed, {seconds:.0f} s of training; run folders in {out}.",
-    ]
+    fair = found["scaff-pd"]
+    lines = []
+    for name, title in (("fedavg", "FedAvg"), ("scaffold", "SCAFFOLD")):
+        plain = found[name]
+        gain, cost = (100 * (fair[key] - plain[key]) for key in ("worst", "average"))
+        lines.append(
+            f"SCAFF-PD against {title}: worst client {plain['worst']:.1%} -> {fair['worst']:.1%} "
+            f"({gain:+.1f} points), average {plain['average']:.1%} -> {fair['average']:.1%} "
+            f"({cost:+.1f} points)."
+        )
+    lines.append(f"One seed, {seconds:.0f} s of training; run folders in {out}.")
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
