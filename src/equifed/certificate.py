@@ -88,7 +88,8 @@ def certificate(
     >>> from equifed.objectives import Average
     >>> bounds = Curvature(np.ones(2), np.ones(2))
     >>> losses, weights = np.array([0.405, 0.605]), np.array([0.5, 0.5])
-    >>> proof = certificate(Average(), bounds, losses, weights, torch.tensor([0.1], dtype=torch.float64))
+    >>> gradient = torch.tensor([0.1], dtype=torch.float64)
+    >>> proof = certificate(Average(), bounds, losses, weights, gradient)
     >>> round(proof.gap, 9), round(proof.distance, 9)
     (0.005, 0.1)
     """

@@ -1,0 +1,205 @@
+"""SCAFF-PD with automatic steps on random convex problems: rounds to 1e-6, and the certificate.
+
+Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``); prints a table for every part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.convex_problems import (
+    ConvexProblem,
+    convex_problem,
+    drawn_objective,
+    interior_point,
+)
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.certificate import Certify
+from equifed.data.synthetic import synthetic_regression
+from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
+from equifed.streams import Stream
+
+TOLERANCE, ROUNDS = 1e-6, 400
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Parameters
+    ----------
+    rounds, certified : int
+        Rounds until the model was, and was proved to be, within the tolerance of the optimum.
+    slack : float
+        Smallest ratio of certificate to true gap.
+    halvings : int
+        How often the safeguard stepped in.
+    """
+
+    rounds: int
+    certified: int
+    slack: float
+    halvings: int
+
+
+def solve(
+    problem: ConvexProblem, objective: SaddleObjective, best: float, rounds: int = ROUNDS
+) -> Outcome:
+    """Run SCAFF-PD with every default until the certificate says that it is done."""
+    clients, algorithm = problem.clients(), ScaffPD(objective)
+    state, wanted = algorithm.init(clients, problem.start()), TOLERANCE * abs(best)
+    reached = certified = rounds + 1
+    values, gaps = [], []
+    for r in range(rounds + 1):
+        state, info = algorithm.round(state, clients, Stream(0).at("round", r))
+        assert info.objective is not None
+        values.append(info.objective)
+        gaps.append(info.numbers["gap"])
+        if info.objective - best <= wanted:
+            reached = min(reached, r)
+        if gaps[-1] <= wanted:
+            certified = r
+            break
+    least = min(best, *values)
+    true = np.array(values) - least
+    rounding = 1e-9 * abs(best)  # of the oracle
+    slack = float(np.min(np.array(gaps)[true > rounding] / true[true > rounding], initial=np.inf))
+    return Outcome(reached, certified, slack, int(info.numbers["halvings"]))
+
+
+def fifty_problems(count: int) -> dict[str, list[Outcome]]:
+    """Return the outcomes by objective, one line printed for each problem."""
+    out: dict[str, list[Outcome]] = defaultdict(list)
+    for seed in range(count):
+        problem = convex_problem(seed)
+        name, objective = drawn_objective(seed, problem.n)
+        try:
+            best, _ = interior_point(problem, objective)
+        except RuntimeError:
+            print(f"{seed:3d} {problem.loss:9} {name:25} the interior-point solver failed")
+            continue
+        outcome = solve(problem, objective, best)
+        out[name].append(outcome)
+        size = f"N={problem.n:<3d}d={problem.d:<3d}"
+        print(f"{seed:3d} {problem.loss:9} {name:25} {size} {outcome}", flush=True)
+    return out
+
+
+def table(outcomes: dict[str, list[Outcome]]) -> None:
+    print(f"\n{'objective':25} problems  median  worst  certified (median, worst)  least slack")
+    rows = {**outcomes, "all": [o for group in outcomes.values() for o in group]}
+    for name, group in rows.items():
+        rounds = np.array([o.rounds for o in group])
+        proved = np.array([o.certified for o in group])
+        print(
+            f"{name:25} {len(group):8d} {np.median(rounds):7.1f} {rounds.max():6d} "
+            f"{np.median(proved):16.1f} {proved.max():8d} {min(o.slack for o in group):12.3f}"
+        )
+
+
+def signed_weights(problems: int = 10) -> None:
+    """SCAFF-PD-IA: how near to a saddle point, for growing phi."""
+    print("\nSCAFF-PD-IA after 400 rounds: |sum w grad f| over its first, Phi - F over Phi, R_AB")
+    for seed in range(problems):
+        problem = convex_problem(seed)
+        tail = CVaR(max(0.4, 1 / problem.n))
+        cells = []
+        for phi in (0.0, 0.1, 0.2, 0.3, 0.4):
+            objective = RelativeFairness(phi, tail, tail)
+            residual, dual, ratio = saddle_residual(problem, objective)
+            cells.append(f"{residual:.0e} {dual:.0e} {ratio:.3f}")
+        print(f"{seed:3d} N={problem.n:<3d}", " | ".join(cells), flush=True)
+
+
+def saddle_residual(
+    problem: ConvexProblem, objective: RelativeFairness, rounds: int = ROUNDS
+) -> tuple[float, float, float]:
+    """Return primal and dual residual of the last round, relative, and the relative unfairness."""
+    clients, algorithm = problem.clients(), ScaffPD(objective)
+    state = algorithm.init(clients, problem.start())
+    first = None
+    for r in range(rounds):
+        x = state.x
+        state, info = algorithm.round(state, clients, Stream(0).at("round", r))
+        assert info.losses is not None and info.objective is not None
+        if first is None or r == rounds - 1:
+            _, gradients = clients.value_and_gradient(x, Stream(0))
+            size = float(torch.linalg.vector_norm(gradients.weighted_sum(info.weights)))
+            first = first or size
+    attained = float(info.weights @ info.losses) - objective.penalty(info.weights)
+    a, b = objective.extremes(info.losses)
+    return (
+        size / first,
+        (info.objective - attained) / abs(info.objective),
+        float(a @ info.losses) / float(b @ info.losses),
+    )
+
+
+def papers_regression() -> None:
+    """SCAFF-PD's Section 6.1, automatic: rounds to a squared distance of 1e-10."""
+    print("\nsynthetic regression of SCAFF-PD, mu = 0.1: squared distance after 60 and 150 rounds")
+    train = synthetic_regression().train
+    pairs = [train.client(i) for i in range(5)]
+    problem = ConvexProblem("squared", tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
+    for rho in (0.01, 0.05, 0.1):
+        _, best = interior_point(problem, ChiSquare(rho))
+        distances = squared_distances(problem, ChiSquare(rho), best, 150)
+        below = np.flatnonzero(distances <= 1e-10)
+        first = int(below[0]) if len(below) else None
+        print(f"rho={rho:<5} {distances[60]:.1e} {distances[150]:.1e}  1e-10 in round {first}")
+
+
+def squared_distances(
+    problem: ConvexProblem, objective: SaddleObjective, best: np.ndarray, rounds: int
+) -> np.ndarray:
+    """Return |x_r - x*|^2 for every round."""
+    clients, algorithm = problem.clients(), ScaffPD(objective, certify=Certify())
+    state, out = algorithm.init(clients, problem.start()), []
+    for r in range(rounds + 1):
+        out.append(float(np.sum((state.x.numpy() - best) ** 2)))
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    return np.array(out)
+
+
+def worst_case_rate() -> None:
+    """Slope of log(suboptimality) over log(rounds) for the worst-case objective."""
+    print("\nworst case: slope of log gap over log rounds between round 5 and 1e-8 (1/R^2 is -2)")
+    for seed in (2, 26, 50, 27, 51, 75):
+        slope, last = observed_rate(convex_problem(seed), 300)
+        print(f"{seed:3d} slope {slope:.1f} (to round {last})", flush=True)
+
+
+def observed_rate(problem: ConvexProblem, rounds: int) -> tuple[float, int]:
+    """Return the slope of the least-squares line through (log r, log of the best gap so far)."""
+    objective = WorstCase()
+    best, _ = interior_point(problem, objective)
+    clients, algorithm = problem.clients(), ScaffPD(objective)
+    state, values = algorithm.init(clients, problem.start()), []
+    for r in range(rounds):
+        state, info = algorithm.round(state, clients, Stream(0).at("round", r))
+        values.append(info.objective)
+    gaps = np.minimum.accumulate(np.array(values) - min(best, *values)) / abs(best)
+    index = np.flatnonzero((gaps > 1e-8) & (np.arange(rounds) >= 5))
+    return float(np.polyfit(np.log(index + 1), np.log(gaps[index]), 1)[0]), int(index[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--problems", type=int, default=50)
+    torch.set_num_threads(1)
+    started, count = time.perf_counter(), parser.parse_args().problems
+    table(fifty_problems(count))
+    signed_weights()
+    papers_regression()
+    worst_case_rate()
+    print(f"\n{time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
