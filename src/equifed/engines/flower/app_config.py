@@ -45,7 +45,7 @@ class AppConfig:
     ...     }
     ... )
     >>> config.client_data(1).names
-    ('Chinstrap',)
+    ('Gentoo',)
     """
 
     rounds: int

@@ -59,7 +59,7 @@ class Deployment:
         self.port = free_port()
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._sessions: list[int] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.env = {**os.environ, **flower_environment(self.folder), **(env or {})}
 
     def __enter__(self) -> Deployment:
@@ -166,17 +166,17 @@ class Deployment:
 
     def stop(self) -> None:
         """End every process: nodes first, then the SuperLink; politely, then not."""
+        sessions = [process.pid for process in self.processes]
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for session in reversed(self._sessions):
+            for session in reversed(sessions):
                 for pid in session_members(session):
                     _signal(pid, number)
             until = time.monotonic() + 5
-            while time.monotonic() < until and any(map(session_members, self._sessions)):
-                for process in (*self.supernodes.values(), self.superlink):
-                    if process is not None:
-                        process.poll()  # collect it, or it stays a zombie of its session
+            while time.monotonic() < until and any(map(session_members, sessions)):
                 time.sleep(0.1)
-        self._sessions.clear()
+        for process in self.processes:
+            process.wait(timeout=10)
+        self.processes.clear()
 
     def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
@@ -189,7 +189,7 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._sessions.append(process.pid)
+        self.processes.append(process)
         return process
 
     def _wait_for_port(self, name: str, process: subprocess.Popen[bytes]) -> None:
