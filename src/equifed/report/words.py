@@ -23,6 +23,8 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
     if i is None:
         return f"No client was evaluated under {method.name}."
     value = float(rows.value[i])
+    if math.isinf(value):
+        return f"{method.clients[i]} is served worst: its {scale.label} is infinite."
     limits = ""
     if math.isfinite(rows.lower[i]):
         limits = f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
