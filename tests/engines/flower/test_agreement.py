@@ -10,10 +10,17 @@ import pytest
 import torch
 from tests.engines.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
+from equifed import catalogue
 from equifed.algorithms.afl import AFL
+from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.delta_fl import DeltaFL
+from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, fedprox
+from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.tilted import TiltedERM
 from equifed.engines.flower.evaluate import FlowerEvaluator
 from equifed.engines.flower.sums import PairSums, SecureSums
 from equifed.local import LocalSGD
@@ -23,27 +30,43 @@ from equifed.steps import ConstantSteps
 from equifed.training import train
 
 LOCAL = LocalSGD(lr=0.1, steps=4, batch=5)
-ALGORITHMS: dict[str, Any] = {
+CASES: dict[str, Any] = {
     "fedavg": FedAvg(LocalSGD(lr=0.1, epochs=2, batch=7)),
-    "fedavg-partial": FedAvg(LOCAL, participation=0.5),
+    "fedavg/partial": FedAvg(LOCAL, participation=0.5),
     "fedprox": fedprox(0.1, LOCAL),
-    "scaffold-stored": Scaffold(LOCAL),
-    "scaffold-partial": Scaffold(LOCAL, participation=0.5),
-    "scaffold-fresh": Scaffold(LOCAL, variates="fresh"),
+    "scaffold": Scaffold(LOCAL),
+    "scaffold/partial": Scaffold(LOCAL, participation=0.5),
+    "scaffold/fresh": Scaffold(LOCAL, variates="fresh"),
     "afl": AFL(LOCAL, 0.1, ChiSquare(0.5)),
+    "drfa": DRFA(LOCAL, 0.1, ChiSquare(0.5), output="average"),
+    "drfa/drawn": DRFA(LOCAL, 0.1, CVaR(0.5), participants=3),
+    "rfedfair": RFedFair(LOCAL, 0.5),
+    "q-fedavg": QFedAvg(LOCAL, 1.0),
+    "q-fedsgd": qfedsgd(0.1, 1.0, batch=6),
+    "delta-fl": DeltaFL(LOCAL, 0.5),
+    "agnostic-fedavg": AgnosticFedAvg(LOCAL, 0.1),
+    "tilted-erm": TiltedERM(LOCAL, 1.0),
     "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
-    "scaff-pd-cvar": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
+    "scaff-pd/partial": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
+BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")
+"""Algorithms to run with hidden sums too: stored, averaged, fused, counted and plain vectors."""
 
 
-@pytest.mark.parametrize("privacy", HIDDEN)
-@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_of_the_catalogue_has_a_case() -> None:
+    assert {name.partition("/")[0] for name in CASES} == set(catalogue.ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "privacy"),
+    [(name, "none") for name in CASES] + [(n, p) for n in BOTH for p in ("sums", "secure")],
+)
 def test_ten_rounds_equal_the_loop_engine(name: str, privacy: str, tmp_path: Path) -> None:
     federation, the_task = convex(), task()
     loop = loop_clients(federation, the_task)
     expected = train(
-        ALGORITHMS[name],
+        CASES[name],
         loop,
         rounds=10,
         seed=3,
@@ -52,7 +75,7 @@ def test_ten_rounds_equal_the_loop_engine(name: str, privacy: str, tmp_path: Pat
     clients = flower_clients(
         memory_grid(federation, the_task, tmp_path), the_task, hidden=HIDDEN[privacy]()
     )
-    found = train(ALGORITHMS[name], clients, rounds=10, seed=3, evaluator=FlowerEvaluator(clients))
+    found = train(CASES[name], clients, rounds=10, seed=3, evaluator=FlowerEvaluator(clients))
     assert found.parameters is not None and expected.parameters is not None
     for key, value in expected.parameters.items():
         torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-10)
