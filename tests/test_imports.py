@@ -34,8 +34,9 @@ def parts(folder: str) -> dict[Path, set[str]]:
 
 
 def test_algorithms_see_the_contract_and_objectives_only() -> None:
-    allowed = {"algorithms", "arrays", "certificate", "clients", "local", "objectives", "steps",
-               "streams"}  # fmt: skip
+    contract = {"algorithms", "arrays", "clients", "local", "objectives", "streams"}
+    steps = {"auto_steps", "certificate", "curvature", "schedule", "steps"}
+    allowed = contract | steps
     for file, found in parts("algorithms").items():
         assert found <= allowed, f"{file} imports {found - allowed}"
 
@@ -61,7 +62,7 @@ def test_the_report_reads_histories_only() -> None:
 
 def test_nothing_imports_the_command_line() -> None:
     for file, found in parts(".").items():
-        assert "cli" not in found, file
+        assert "cli" not in found or file == ROOT / "__main__.py", file
 
 
 def loaded_after(code: str) -> set[str]:

@@ -146,19 +146,27 @@ class _Training:
         if done == 0 and not resume:
             self._evaluate(0, state)
             self._save(0, state)
-        reason = None
+        reason = self._reason_to_stop() if done else None  # it may have been killed while stopping
         for r in range(done + 1, self.rounds + 1):
-            state, info = self._round(r, state)
-            reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
-            last = reason is not None or r == self.rounds
-            if last or r % self.every == 0:
-                self._weights(r, info)
-                self._evaluate(r, state)
-            if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
-                self._save(r, state)
             if reason is not None:
                 break
+            state, info = self._round(r, state)
+            if r % self.every == 0:
+                self._measure(r, state, info)
+            reason = self._reason_to_stop()
+            last = reason is not None or r == self.rounds
+            if last and r % self.every != 0:
+                self._measure(r, state, info)
+            if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
+                self._save(r, state)
         return self._end(state, reason)
+
+    def _reason_to_stop(self) -> str | None:
+        return next(filter(None, (rule(self.history) for rule in self.stop)), None)
+
+    def _measure(self, r: int, state: Any, info: Info) -> None:
+        self._weights(r, info)
+        self._evaluate(r, state)
 
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
         started, before = time.perf_counter(), self.clients.traffic.totals()
