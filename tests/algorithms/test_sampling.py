@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.problems import PROBLEMS, rounds, start
 
-from equifed.algorithms import AFL, DRFA, DeltaFL, RFedFair, ScaffPD
+from equifed.algorithms import AFL, DRFA, DeltaFL, ScaffPD
 from equifed.algorithms.base import drawn, running_mean
 from equifed.algorithms.delta_fl import upper_quantile
 from equifed.local import LocalSGD
-from equifed.objectives import CVaR, HeterogeneousCVaR, RelativeFairness
+from equifed.objectives import CVaR, RelativeFairness
 from equifed.steps import ConstantSteps
 from equifed.streams import Stream
 
@@ -69,18 +69,6 @@ def test_the_tail_of_delta_fl_carries_the_superquantile(level: float) -> None:
     assert set(info.index) == set(np.argsort(-losses)[: len(info.index)])
     if level != 0.5:
         assert info.objective == pytest.approx(CVaR(level).value(losses))
-
-
-@pytest.mark.parametrize("tails", [0.3, 0.5, 1.0])
-def test_the_first_threshold_of_rfedfair_minimises_its_objective(tails: float) -> None:
-    """Lemma 1: the best threshold turns the variational form into heterogeneous CVaR."""
-    x, p = start(PROBLEM), PROBLEM.sizes / PROBLEM.sizes.sum()
-    tiny = LocalSGD(lr=1e-12, steps=1)  # leaves the first threshold where it is
-    state, _ = rounds(RFedFair(tiny, tails), PROBLEM.clients(), x, 1)
-    losses = PROBLEM.losses(x)
-    above = np.maximum(losses - state.threshold, 0)
-    expected = HeterogeneousCVaR(tails, tuple(PROBLEM.sizes)).value(losses)
-    assert state.threshold + p / tails @ above == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(

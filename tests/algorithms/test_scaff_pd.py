@@ -60,8 +60,8 @@ def regression() -> LeastSquares:
     ("rho", "primal", "local", "bound"),
     [
         (0.1, 0.4, 0.003, 1e-10),
-        pytest.param(0.05, 0.5, 0.002, 1e-10, marks=pytest.mark.slow),
-        pytest.param(0.01, 0.3, 0.003, 1e-9, marks=pytest.mark.slow),
+        (0.05, 0.5, 0.002, 1e-10),
+        (0.01, 0.3, 0.003, 1e-9),
     ],
 )
 def test_the_papers_regression(rho: float, primal: float, local: float, bound: float) -> None:

@@ -106,7 +106,7 @@ def numbers(state: Any) -> dict[str, np.ndarray]:
             value = value.matrix
         if dataclasses.is_dataclass(value):
             out |= {f"{field.name}.{key}": v for key, v in numbers(value).items()}
-        elif value is not None:
+        elif value is not None and not isinstance(value, str):
             out[field.name] = np.asarray(value)
     return out
 

@@ -6,6 +6,7 @@ from equifed.algorithms.base import Algorithm, AnyAlgorithm, Info
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, fedprox
+from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -28,4 +29,5 @@ __all__ = [
     "TiltedERM",
     "fedprox",
     "qfedsgd",
+    "with_measured_step",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equifed.algorithms.base import Info, check_participation, sampled
+from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.arrays import Losses, Vector, Weights
 from equifed.clients import Clients, merged, shares
 from equifed.local import LocalSGD
@@ -41,7 +42,7 @@ class AFL:
     local : LocalSGD
         Local work; ``LocalSGD(lr=eta, steps=1)`` is the original.
     dual_step : float
-        gamma.
+        gamma. The default is what DRFA's experiments use for ten local steps, 10 times 0.008.
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
@@ -50,8 +51,8 @@ class AFL:
         Euclidean as in the formula, or entropic (multiplicative weights).
     """
 
-    local: LocalSGD
-    dual_step: float
+    local: LocalSGD = DEFAULT_WORK
+    dual_step: float = 0.08
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value

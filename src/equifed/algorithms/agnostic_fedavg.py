@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equifed.algorithms.base import Info, check_participation, sampled
+from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.arrays import Losses, Vector, Weights
 from equifed.clients import Clients, merged, shares
 from equifed.local import LocalSGD
@@ -49,10 +50,9 @@ class AgnosticFedAvg:
     Parameters
     ----------
     local : LocalSGD
-        Local work. No default: the paper tunes it for each data set.
+        Local work, which the paper tunes for each data set.
     dual_step : float
-        gamma. No default in the paper; ours is the value of DRFA's and AFL's experiments in DRFA's
-        Section 6.
+        gamma, in the inverse unit of the loss. The paper tunes it; the default is ours.
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
@@ -63,8 +63,8 @@ class AgnosticFedAvg:
         Entropic, as in the paper (exponentiated gradient), or Euclidean.
     """
 
-    local: LocalSGD
-    dual_step: float = 0.008
+    local: LocalSGD = DEFAULT_WORK
+    dual_step: float = 0.3
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
     server_lr: float = 1.0

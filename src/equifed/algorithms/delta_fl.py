@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.base import Info, check_participation, sampled, spread
-from equifed.algorithms.fedavg import Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
 from equifed.arrays import Losses, Vector, Weights
 from equifed.clients import Clients
 from equifed.local import LocalSGD
@@ -42,7 +42,7 @@ class DeltaFL:
     Parameters
     ----------
     local : LocalSGD
-        Local work. No default: the paper tunes it for each data set.
+        Local work, which the paper tunes for each data set.
     level : float
         Fraction of the weight that trains, in (0, 1]. The default is the middle one of the three
         that the paper tries (0.8, 0.5, 0.1).
@@ -54,7 +54,7 @@ class DeltaFL:
         Step from x towards the average.
     """
 
-    local: LocalSGD
+    local: LocalSGD = DEFAULT_WORK
     level: float = 0.5
     weighting: Weighting = "size"
     participation: float = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.base import Info, check_participation, sampled, spread
-from equifed.algorithms.fedavg import Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
 from equifed.arrays import Vector
 from equifed.clients import Clients
 from equifed.local import LocalSGD
@@ -45,8 +45,7 @@ class QFedAvg:
     Parameters
     ----------
     local : LocalSGD
-        Local work; its step size is the one that suits FedAvg (q = 0). No default: the paper tunes
-        it for each data set.
+        Local work; its step size is the one that suits FedAvg (q = 0), tuned in the paper.
     q : float
         How much fairness, at least 0. The default is that of the comparison in DRFA's Section 6.
     lipschitz : float, optional
@@ -57,7 +56,7 @@ class QFedAvg:
         Fraction of clients in a round.
     """
 
-    local: LocalSGD
+    local: LocalSGD = DEFAULT_WORK
     q: float = 0.2
     lipschitz: float | None = None
     weighting: Weighting = "uniform"
@@ -98,7 +97,7 @@ class QFedAvg:
 
 
 def qfedsgd(
-    lr: float,
+    lr: float = DEFAULT_WORK.lr,
     q: float = 0.2,
     batch: int | None = None,
     weighting: Weighting = "uniform",

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 from equifed.algorithms.base import Info, drawn, running_mean, spread
-from equifed.algorithms.delta_fl import upper_quantile
-from equifed.algorithms.fedavg import Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
 from equifed.arrays import Vector, Weights
 from equifed.clients import Clients
 from equifed.local import LocalSGD, SmoothedHinge
@@ -18,10 +17,10 @@ from equifed.streams import Stream
 
 @dataclass(frozen=True)
 class State:
-    """Model and threshold (None: to be found), rounds so far, and the mean model of all steps."""
+    """Model and threshold, rounds so far, and the mean model of all steps (if wanted)."""
 
     x: Vector
-    threshold: float | None
+    threshold: float
     rounds: int = 0
     mean_x: Vector | None = None
 
@@ -50,17 +49,17 @@ class RFedFair:
     Parameters
     ----------
     local : LocalSGD
-        kappa steps of size beta. The paper takes kappa = 5 and no step size; Theorem 1 wants beta
+        kappa steps of size beta. The paper takes kappa = 5 and tunes beta; Theorem 1 wants beta
         at most 1/(40 L) with :math:`L = (L_1 + (L_2^2 + 1)/\mu) \max_i 1/\alpha_i`.
     tails : float or tuple of float
-        alpha_i in [p_i, 1], one for all or one each. No default in the paper; ours lets a client
+        alpha_i in [p_i, 1], one for all or one each. The default is ours and lets a client
         count at most twice its share. A single number below the share of a client is raised to it.
     smoothing : float
         mu, in the unit of the loss. The smoothed objective is too large by at most
-        :math:`\mu \sum_i p_i/\alpha_i` (Lemma 2); no default in the paper.
-    threshold : float, optional
-        First eta, open in the paper. None takes the best one for the losses at the first model:
-        the largest that has :math:`\sum_i p_i/\alpha_i \ge 1` over the losses at or above it.
+        :math:`\mu \sum_i p_i/\alpha_i` (Lemma 2); the default is ours.
+    threshold : float
+        First eta, open in the paper. From below the losses it climbs while all clients train; from
+        above them it keeps everybody waiting until it has fallen.
     weighting : {"size", "uniform"}
         p_i.
     participants : int, optional
@@ -69,10 +68,10 @@ class RFedFair:
         Which model to give out.
     """
 
-    local: LocalSGD
+    local: LocalSGD = DEFAULT_WORK
     tails: float | tuple[float, ...] = 0.5
     smoothing: float = 0.1
-    threshold: float | None = None
+    threshold: float = 0.0
     weighting: Weighting = "size"
     participants: int | None = None
     output: Literal["average", "last"] = "average"
@@ -97,14 +96,10 @@ class RFedFair:
         """Return the state after one round."""
         chosen, p = clients, client_weights(self.weighting, clients.sizes)
         tails = self._tails(clients)
-        start = state.threshold
-        if start is None:
-            losses = clients.losses(state.x, stream.at("losses"), self.local.batch)
-            start = upper_quantile(losses, p / tails[clients.index], 1.0)
         if self.participants is not None:
             everyone = spread(p, clients.index, len(clients.names))
             chosen, p = drawn(clients, everyone, self.participants, stream)
-        hinge = SmoothedHinge(start, self.smoothing)
+        hinge = SmoothedHinge(state.threshold, self.smoothing)
         work = replace(self.local, hinge=hinge, average=self.output == "average")
         moved = chosen.local_steps(
             state.x, work, stream.at("local"), slopes=1 / tails[chosen.index]

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from equifed.algorithms.base import Info, check_participation, sampled, spread
-from equifed.algorithms.fedavg import Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
 from equifed.arrays import Vector
 from equifed.clients import Clients, ClientVectors
 from equifed.local import LocalSGD
@@ -43,7 +43,7 @@ class Scaffold:
     solution.
     """
 
-    local: LocalSGD
+    local: LocalSGD = DEFAULT_WORK
     variates: Literal["stored", "fresh"] = "stored"
     weighting: Weighting = "uniform"
     participation: float = 1.0

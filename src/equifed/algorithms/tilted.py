@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equifed.algorithms.base import Info, check_participation, sampled
+from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.arrays import Losses, Vector
 from equifed.clients import Clients, merged, shares
 from equifed.local import LocalSGD
@@ -41,10 +42,9 @@ class TiltedERM:
     Parameters
     ----------
     local : LocalSGD
-        Local work. No default: the paper tunes it.
+        Local work, which the paper tunes.
     tilt : float
-        t. The default is the value of the paper's first illustrations; losses are not scaled, so
-        it has their inverse unit.
+        t, in the inverse unit of the loss. The paper tunes it; the default is ours.
     prior : tuple of float, optional
         Positive numbers, one per client, normalised to the p_i; None is uniform.
     participation : float
@@ -53,7 +53,7 @@ class TiltedERM:
         Step of the server.
     """
 
-    local: LocalSGD
+    local: LocalSGD = DEFAULT_WORK
     tilt: float = 1.0
     prior: tuple[float, ...] | None = None
     participation: float = 1.0
