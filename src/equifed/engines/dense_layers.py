@@ -24,6 +24,10 @@ from equifed.engines.flat_model import AddressedDropout, FlatModel, SampleLoss
 from equifed.engines.gradient_rules import Samples
 from equifed.losses import cross_entropy
 
+FUSED = 1 << 14
+"""Entries of a weight matrix from which on the CPU adds products straight into it, one client after
+the other; smaller ones are multiplied in one call and added afterwards."""
+
 
 class Layer(Protocol):
     """One layer of c networks whose parameters are the rows of u."""
@@ -71,14 +75,23 @@ class Linear:
         self, out: Tensor, delta: Tensor, saved: Tensor, beta: float, alpha: float
     ) -> None:
         """Set this layer's part of ``out`` to beta times itself plus alpha times its gradient."""
-        self.weight(out).baddbmm_(delta.transpose(1, 2), saved, beta=beta, alpha=alpha)
+        weight = self.weight(out)
+        if out.is_cuda or self.fan_in * self.fan_out >= FUSED:
+            weight.baddbmm_(delta.transpose(1, 2), saved, beta=beta, alpha=alpha)
+        else:
+            scale_and_add(weight, torch.bmm(delta.transpose(1, 2), saved), beta, alpha)
         if self.bias:
-            total = delta.sum(dim=1)
-            offset = self.offset(out)
-            if beta == 0:
-                torch.mul(total, alpha, out=offset)
-            else:
-                offset.mul_(beta).add_(total, alpha=alpha)
+            scale_and_add(self.offset(out), delta.sum(dim=1), beta, alpha)
+
+
+def scale_and_add(out: Tensor, values: Tensor, beta: float, alpha: float) -> None:
+    """Set ``out`` to ``beta * out + alpha * values``; with beta = 0 it need not hold numbers."""
+    if beta == 0:
+        torch.mul(values, alpha, out=out)
+        return
+    if beta != 1:
+        out.mul_(beta)
+    out.add_(values, alpha=alpha)
 
 
 class ReLU:
@@ -129,9 +142,9 @@ class DenseLayersRule:
     """The gradient rule of fully connected networks; see :class:`GradientRule`."""
 
     def __init__(self, model: FlatModel, layers: list[Layer]) -> None:
-        self._layers = layers
+        self._layers, self._loss = layers, model.loss
         self._first = next(k for k, layer in enumerate(layers) if isinstance(layer, Linear))
-        self._output_gradient = output_gradient_of(model.loss)
+        self._slope = slope_of(model.loss)
 
     @staticmethod
     def layers_of(model: FlatModel, input_dimensions: int) -> list[Layer] | None:
@@ -161,55 +174,75 @@ class DenseLayersRule:
         # A layer used twice has its parameters once; then the sizes differ.
         return layers if flat and start == model.size else None
 
-    def add_gradient(
-        self, u: Tensor, samples: Samples, out: Tensor, *, beta: float, alpha: float
-    ) -> Tensor:
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """See :class:`GradientRule`."""
+        outputs, saved = self._forward(u, samples)
+        each = self._loss(outputs.flatten(0, 1), samples.targets.flatten(0, 1))
+        gradient = torch.empty_like(u, memory_format=torch.contiguous_format)
+        self._backward(u, samples, outputs, saved, gradient, 0.0, 1.0)
+        return gradient, (each.view(samples.weights.shape) * samples.weights).sum(dim=1)
+
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        """See :class:`GradientRule`."""
+        outputs, saved = self._forward(u, samples)
+        self._backward(u, samples, outputs, saved, u, keep, -lr)
+
+    def _forward(self, u: Tensor, samples: Samples) -> tuple[Tensor, list[Tensor]]:
+        """Return the outputs (c, b, out) and what each layer saved for the way back."""
         h, saved = samples.inputs.flatten(2), []
         for layer in self._layers:
             h, kept = layer.forward(u, h, samples.keys)
             saved.append(kept)
-        each, slope = self._output_gradient(h.flatten(0, 1), samples.targets.flatten(0, 1))
-        delta = slope.view(h.shape) * samples.weights.unsqueeze(2)
-        for k in reversed(range(self._first, len(self._layers))):
+        return h, saved
+
+    def _backward(
+        self,
+        u: Tensor,
+        samples: Samples,
+        outputs: Tensor,
+        saved: list[Tensor],
+        out: Tensor,
+        beta: float,
+        alpha: float,
+    ) -> None:
+        """Set ``out``, which may be u, to beta times itself plus alpha times the gradients."""
+        targets, weights = samples.targets.flatten(0, 1), samples.weights.reshape(-1, 1)
+        delta = self._slope(outputs.flatten(0, 1), targets, weights).view(outputs.shape)
+        for k in range(len(self._layers) - 1, self._first - 1, -1):
             layer, above = self._layers[k], delta
             if k > self._first:
                 delta = layer.backward(u, above, saved[k])
-            if isinstance(layer, Linear):  # last, since ``out`` may be ``u``
+            if isinstance(layer, Linear):  # only now: the way down needs the old weights
                 layer.add_gradient(out, above, saved[k], beta, alpha)
-        return (each.view(samples.weights.shape) * samples.weights).sum(dim=1)
 
 
-OutputGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps outputs (n, k) and targets to the losses (n,) and their derivatives (n, k)."""
+Slope = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps outputs (n, k), targets and weights (n, 1) to the weighted loss's derivative, (n, k)."""
 
 
-def output_gradient_of(loss: SampleLoss) -> OutputGradient:
+def slope_of(loss: SampleLoss) -> Slope:
     """Return how a per-sample loss is differentiated by the outputs: by hand or by autograd."""
     if loss is cross_entropy:
-        return cross_entropy_gradient
+        return cross_entropy_slope
 
-    def by_autograd(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def by_autograd(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
-            each = loss(leaf, targets)
-            (slope,) = torch.autograd.grad(each.sum(), leaf)
-        return each.detach(), slope
+            value = loss(leaf, targets) @ weights.squeeze(1)
+            (slope,) = torch.autograd.grad(value, leaf)
+        return slope
 
     return by_autograd
 
 
-def cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return :math:`\log\sum_k e^{o_k} - o_y` and its derivative, softmax(o) minus one at y.
+def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    r"""Return the weighted derivative of :math:`\log\sum_k e^{o_k} - o_y`: softmax minus one at y.
 
-    >>> cross_entropy_gradient(torch.zeros(1, 2), torch.tensor([1]))
-    (tensor([0.6931]), tensor([[ 0.5000, -0.5000]]))
+    >>> cross_entropy_slope(torch.zeros(1, 2), torch.tensor([1]), torch.ones(1, 1))
+    tensor([[ 0.5000, -0.5000]])
     """
-    logarithms = torch.log_softmax(outputs, dim=1)
-    chosen = targets.unsqueeze(1)
-    each = -logarithms.gather(1, chosen).squeeze(1)
-    slope = logarithms.exp_()
-    return each, slope.scatter_add_(1, chosen, slope.new_full((), -1.0).expand(chosen.shape))
+    slope = torch.softmax(outputs, dim=1).mul_(weights)
+    return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
@@ -62,14 +61,12 @@ def _columns(piece: slice, values: Tensor) -> Tensor:
 class GradientRule(Protocol):
     r"""Gradients of the weighted losses :math:`f_i(u_i) = \sum_k w_{ik}\, \ell(u_i; z_{ik})`."""
 
-    def add_gradient(
-        self, u: Tensor, samples: Samples, out: Tensor, *, beta: float, alpha: float
-    ) -> Tensor:
-        r"""Set ``out`` to ``beta * out + alpha * gradients`` and return the losses (c,).
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Return the gradients (c, d) at the rows of u, and the losses (c,)."""
+        ...
 
-        ``u`` and ``out`` have shape (c, d). They may be the same tensor: with ``beta=1`` and
-        ``alpha=-lr`` that is one gradient step, without a gradient ever being written down.
-        """
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        """Set u to ``keep * u - lr * gradients``, in place."""
         ...
 
 
@@ -81,19 +78,17 @@ class FunctionRule:
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
 
-    def add_gradient(
-        self, u: Tensor, samples: Samples, out: Tensor, *, beta: float, alpha: float
-    ) -> Tensor:
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """See :class:`GradientRule`."""
         gradient, value = self._batched(
             u, samples.inputs, samples.targets, samples.weights, samples.keys
         )
-        if beta == 0:  # whatever was in ``out`` need not be a number
-            torch.mul(gradient, alpha, out=out)
-        else:
-            out.mul_(beta).add_(gradient, alpha=alpha)
-        losses: Tensor = value
-        return losses
+        return gradient, value
+
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        """See :class:`GradientRule`."""
+        gradient, _ = self.gradient(u, samples)
+        u.mul_(keep).sub_(gradient, alpha=lr)
 
     def _weighted_loss(
         self, u: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, keys: Tensor | None
@@ -107,29 +102,24 @@ class PenalisedRule:
     def __init__(self, rule: GradientRule, l2: float) -> None:
         self.data, self._l2 = rule, l2
 
-    def add_gradient(
-        self, blocks: list[Samples], u: Tensor, out: Tensor, *, beta: float, alpha: float
-    ) -> Tensor:
-        """Set ``out`` to ``beta * out + alpha * gradients``; return the losses.
-
-        ``out`` may be ``u``; the losses then lack the penalty, since a step does not need them.
-        """
-        if out is u and len(blocks) == 1:
-            return self.data.add_gradient(
-                u, blocks[0], out, beta=beta + alpha * self._l2, alpha=alpha
-            )
-        if out is u:
-            gradient = torch.empty_like(u)
-            value = self.add_gradient(blocks, u, gradient, beta=0.0, alpha=1.0)
-            out.mul_(beta).add_(gradient, alpha=alpha)
-            return value
-        value = self.data.add_gradient(u, blocks[0], out, beta=beta, alpha=alpha)
+    def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
+        """Return gradients and losses."""
+        gradient, value = self.data.gradient(u, blocks[0])
         for samples in blocks[1:]:
-            value = value + self.data.add_gradient(u, samples, out, beta=1.0, alpha=alpha)
+            more, rest = self.data.gradient(u, samples)
+            gradient, value = gradient.add_(more), value + rest
         if self._l2:
-            out.add_(u, alpha=alpha * self._l2)
+            gradient = gradient.add_(u, alpha=self._l2)
             value = value + 0.5 * self._l2 * u.square().sum(dim=1)
-        return value
+        return gradient, value
+
+    def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
+        """Set u to ``keep * u - lr * gradients``, in place."""
+        if len(blocks) == 1:
+            self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
+        else:
+            gradient, _ = self.gradient(u, blocks)
+            u.mul_(keep).sub_(gradient, alpha=lr)
 
 
 def rule_for(model: FlatModel, input_dimensions: int, fast: bool = True) -> GradientRule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,9 +77,12 @@ class LocalRun:
         lengths = self._x.new_zeros(len(self._clients.index))
         for chunk in self._clients.chunks(self._work.batch):
             walk = self._walk(chunk)
-            put_rows(lengths, chunk.places, walk.result("displacement").square().sum(dim=1))
+            length = torch.linalg.vector_norm(walk.result("displacement"), dim=1)
+            put_rows(lengths, chunk.places, length)
             yield chunk, walk
-        self._clients._refuse_non_finite(to_numpy(lengths), "squared length of the local update")
+        self._clients._refuse_non_finite(
+            to_numpy(lengths.square()), "squared length of the local update"
+        )
 
     def _walk(self, chunk: Chunk) -> Walk:
         clients, work = self._clients, self._work
@@ -91,8 +93,7 @@ class LocalRun:
         walk = Walk(self._x, work, steps, self._correction(chunk), slope)
         supply = clients.supply(chunk, self._stream, work.batch)
         for step in range(int(steps[0])):
-            samples = supply.at(step, walk.live(step))
-            walk.advance(step, partial(clients.rule.add_gradient, samples))
+            walk.advance(step, clients.rule, supply.at(step, walk.live(step)))
         return walk
 
     def _correction(self, chunk: Chunk) -> Tensor | None:

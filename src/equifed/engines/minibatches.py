@@ -103,21 +103,35 @@ class Minibatches:
         self._passes: Index = np.full_like(counts, -1)
         self._order = torch.arange(self._longest, device=clients.device).expand(len(counts), -1)
         self._slots = self._order[0, : self._batch]
+        self._equal = bool((counts == self._longest).all())
+        self._ones = torch.ones_like(self._order[:, : self._batch], dtype=dtype)
         self._turns = torch.as_tensor(self._per_pass, device=clients.device)
 
     def at(self, step: int) -> Batch:
         """Return the samples of one step (counted from zero)."""
         if self.shuffled:
             self._shuffle(step // self._per_pass)
+        if self._equal:
+            return self._slice(step)
         start = (step % self._turns) * self._batch
         count = torch.clamp(self._sizes - start, max=self._batch).unsqueeze(1)
         used = self._slots < count
         places = start.unsqueeze(1) + torch.where(used, self._slots, 0)
         weights = used.to(self._dtype) / count.to(self._dtype)
-        keys = None
-        if self._dropout:
-            keys = self._stream.at("dropout").keys(self._clients.unsqueeze(1), step, self._slots)
-        return Batch(self._order.gather(1, places), weights, keys)
+        return Batch(self._order.gather(1, places), weights, self._keys(step, self._slots))
+
+    def _slice(self, step: int) -> Batch:
+        """Return the same as :meth:`at` for clients of one size, with less arithmetic."""
+        start = (step % int(self._per_pass[0])) * self._batch
+        positions = self._order[:, start : start + self._batch]
+        count = positions.shape[1]
+        weights = self._ones[:, :count] / count
+        return Batch(positions, weights, self._keys(step, self._slots[:count]))
+
+    def _keys(self, step: int, slots: Tensor) -> Tensor | None:
+        if not self._dropout:
+            return None
+        return self._stream.at("dropout").keys(self._clients.unsqueeze(1), step, slots)
 
     def _shuffle(self, passes: Index) -> None:
         """Draw the order of the samples for the clients that begin another pass."""

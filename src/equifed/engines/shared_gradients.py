@@ -28,15 +28,14 @@ class SharedGradients:
     def weighted_sum(self, weights: Weights) -> Tensor:
         """Return sum_i weights_i grad f_i(x): each sample counts its client's weight."""
         clients, x = self._clients, self._x.unsqueeze(0)
-        total = clients.model.l2 * float(weights.sum()) * x
+        total = clients.model.l2 * float(weights.sum()) * self._x
         for chunk in clients.chunks(self._batch):
             shares = to_tensor(weights[chunk.places], x)
             for samples in clients.supply(chunk, self._stream, self._batch).at(0):
-                everyone = samples.as_one(shares)
-                clients.rule.data.add_gradient(x, everyone, total, beta=1.0, alpha=1.0)
+                total += clients.rule.data.gradient(x, samples.as_one(shares))[0].squeeze(0)
         if not torch.isfinite(total).all():
             clients._refuse_non_finite(self.squared_norms(), "squared gradient norm")
-        return total.squeeze(0)
+        return total
 
     def squared_norms(self) -> Losses:
         """Return |grad f_i(x)|^2, chunk by chunk."""
@@ -47,11 +46,8 @@ class SharedGradients:
 
     def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Return gradients (c, d) and losses (c,) of a chunk's clients."""
-        u = self._x.expand(len(chunk), -1)
         samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
-        out = torch.empty_like(u, memory_format=torch.contiguous_format)
-        value = self._clients.rule.add_gradient(samples, u, out, beta=0.0, alpha=1.0)
-        return out, value
+        return self._clients.rule.gradient(self._x.expand(len(chunk), -1), samples)
 
     def everything(self) -> tuple[Losses, DenseVectors]:
         """Return the losses and all gradients, side by side."""

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed.arrays import Index
+from equifed.engines.gradient_rules import PenalisedRule, Samples
 from equifed.local import LocalSGD
-
-
-class AddGradient(Protocol):
-    """Sets ``out`` to beta * out + alpha * (gradients at u), and returns the losses at u."""
-
-    def __call__(self, u: Tensor, out: Tensor, *, beta: float, alpha: float) -> Tensor:
-        """``out`` may be ``u``."""
-        ...
 
 
 class Walk:
@@ -51,37 +42,37 @@ class Walk:
     ) -> None:
         assert (np.diff(steps) <= 0).all()
         self._x, self._work, self._steps, self._slope = x, work, steps, slope
-        self.u = x.expand(len(steps), -1).clone()
-        self._correction = correction
+        self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
+        self._u = x.expand(len(steps), -1).clone()
         self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
-        if work.proximal:
-            self._pull = work.lr * work.proximal * x.expand(len(steps), -1)
         if correction is not None:
-            own = -work.lr * correction
-            self._pull = own if self._pull is None else self._pull + own
-        self._snapshot = torch.zeros_like(self.u) if work.snapshot is not None else None
-        self._iterates = torch.zeros_like(self.u) if work.average else None
-        self._gradients = torch.zeros_like(self.u) if work.mean_gradient else None
+            self._pull = -work.lr * correction
+        if work.proximal:
+            anchor = work.lr * work.proximal * x
+            self._pull = anchor.expand_as(self._u) if self._pull is None else self._pull + anchor
+        self._snapshot = torch.zeros_like(self._u) if work.snapshot is not None else None
+        self._iterates = torch.zeros_like(self._u) if work.average else None
+        self._gradients = torch.zeros_like(self._u) if work.mean_gradient else None
+        self._displacement: Tensor | None = None
         self.threshold: Tensor | None = None
         if work.hinge is not None:
             self.threshold = x.new_full((len(steps),), work.hinge.threshold)
 
     def live(self, step: int) -> int:
         """Return how many clients take this step (counted from zero): the first rows."""
-        return int(np.count_nonzero(self._steps > step))
+        return int(self._live[step]) if step < len(self._live) else 0
 
-    def advance(self, step: int, add_gradient: AddGradient) -> None:
+    def advance(self, step: int, rule: PenalisedRule, samples: list[Samples]) -> None:
         """Take one step with the clients that still walk."""
         work, live = self._work, self.live(step)
-        u = self.u[:live]
-        shrink = 1 - work.lr * work.proximal
+        u = self._u if live == len(self._u) else self._u[:live]
+        keep = 1 - work.lr * work.proximal
         if work.hinge is None and self._gradients is None:
-            add_gradient(u, u, beta=shrink, alpha=-work.lr)
+            rule.step(u, samples, keep=keep, lr=work.lr)
         else:
-            gradient = torch.empty_like(u)
-            value = add_gradient(u, gradient, beta=0.0, alpha=1.0)
+            gradient, value = rule.gradient(u, samples)
             self._transform(gradient, value)
-            u.mul_(shrink).sub_(gradient, alpha=work.lr)
+            u.mul_(keep).sub_(gradient, alpha=work.lr)
         if self._pull is not None:
             u.add_(self._pull[:live])
         if work.radius is not None:
@@ -89,7 +80,8 @@ class Walk:
             u.mul_(torch.clamp(work.radius / norm, max=1.0))
         if self._iterates is not None:
             self._iterates[:live] += u
-        self._note_snapshot(step, u)
+        if self._snapshot is not None:
+            self._take_snapshot(step, u)
 
     def _transform(self, gradient: Tensor, value: Tensor) -> None:
         """Apply the hinge to the gradients, move the thresholds, and keep the gradients' sum."""
@@ -102,17 +94,19 @@ class Walk:
         if self._gradients is not None:
             self._gradients[:live] += gradient
 
-    def _note_snapshot(self, step: int, u: Tensor) -> None:
+    def _take_snapshot(self, step: int, u: Tensor) -> None:
         """Copy the iterates of those who are at the snapshot, or stop before it."""
-        if self._snapshot is None or self._work.snapshot is None or step >= self._work.snapshot:
-            return
-        first = 0 if step + 1 == self._work.snapshot else self.live(step + 1)
-        self._snapshot[first : len(u)] = u[first:]
+        assert self._snapshot is not None and self._work.snapshot is not None
+        if step < self._work.snapshot:
+            first = 0 if step + 1 == self._work.snapshot else self.live(step + 1)
+            self._snapshot[first : len(u)] = u[first:]
 
     def result(self, kind: str) -> Tensor:
         """Return displacement, snapshot, average or mean_gradient of every client, (c, d)."""
         if kind == "displacement":
-            return self._x - self.u
+            if self._displacement is None:
+                self._displacement = self._x - self._u
+            return self._displacement
         if kind == "snapshot":
             assert self._snapshot is not None
             return self._snapshot
