@@ -4,7 +4,7 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 RUN    := $(VENV)/bin/
 
-.PHONY: install demo test test-slow check clean
+.PHONY: install demo browser test test-slow check clean
 install: $(STAMP)
 
 # Editable install with every version pinned by constraints.txt.
@@ -25,7 +25,14 @@ check: $(VENV)/.installed-dev
 	$(RUN)ruff format --check .
 	$(RUN)mypy
 
-test: check
+# The report is tested in a real browser: Debian's, if it is not there and this is root.
+browser:
+	@if ! test -x /usr/bin/chromium -a -x /usr/bin/chromedriver \
+	    && test "$$(id -u)" = 0 && command -v apt-get > /dev/null; then \
+	  apt-get update --quiet && \
+	  apt-get install --yes --quiet --no-install-recommends chromium chromium-driver; fi
+
+test: check browser
 	$(RUN)pytest -n 2 -m "not slow"
 
 test-slow: $(VENV)/.installed-dev

@@ -228,7 +228,6 @@ def comparison_csv(report: Report) -> str:
 TERMINAL = {
     "average_by_client": "average",
     "worst": "worst",
-    "worst_20_percent": "worst 20 %",
     "spread": "spread",
     "gini": "Gini",
     "rounds_to_target": "to target",
@@ -238,13 +237,18 @@ TERMINAL = {
 
 def comparison_table(report: Report) -> RichTable:
     """Return the comparison for a terminal: a row per method, differences below."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
     seeds = max(len(method.runs) for method in report.methods)
     about = f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed"
     base = report.methods[report.baseline].name
-    table = Table(title=f"{report.title}, {about}; below: difference to {base} within seeds")
+    table = Table(
+        title=f"{report.title}, {about}; below: difference to {base} within seeds",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     rows = dict(zip((m.key for m in report.measures), comparison_rows(report), strict=True))
     table.add_column("")
     for label in TERMINAL.values():

@@ -248,3 +248,11 @@ def test_a_method_is_a_name_with_runs():
         from equifed.report.methods import checked
 
         checked([Method("a", (RunData(history()),))] * 2)
+
+
+def test_every_run_of_the_baseline_reaches_the_default_target():
+    methods = comparison(clients=9, methods=("a", "b"), seeds=4)
+    report = build(methods)
+    finals = [run.history.last().values.min() for run in methods[0].runs]
+    assert report.target == Target(min(finals))
+    assert report.estimates[0]["rounds_to_target"].reached == 4

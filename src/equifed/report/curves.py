@@ -90,7 +90,11 @@ def convergence(
 
 
 def _time_frame(
-    xs: Sequence[Losses], lines: Sequence[Losses], scale: Scale, against: Against
+    xs: Sequence[Losses],
+    lines: Sequence[Losses],
+    scale: Scale,
+    against: Against,
+    right: float = svg.RIGHT,
 ) -> svg.Plot:
     end = max((float(x[-1]) for x in xs if len(x)), default=1.0)
     write = bytes_text if against == "bytes" else "{:,.0f}".format
@@ -99,6 +103,7 @@ def _time_frame(
     top = 100.0 if scale.metric == "accuracy" else math.inf
     plot = svg.frame(
         (0, end or 1.0), (max(y[0], 0.0), min(y[1], top)), x_label=label, write_x=write,
+        right=right,
     )  # fmt: skip
     plot.clip = True
     return plot
@@ -120,23 +125,23 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
     worst = over_clients(values, scale, "worst")
     average = over_clients(values, scale, "average")
     x = s.x(against)
-    plot = _time_frame([x], [known.T], scale, against)
+    plot = _time_frame([x], [known.T], scale, against, right=64.0)
     if known.shape[1] > FEW_CLIENTS:
         low, high = _tails(known, scale)
-        plot.band(x, low, high, class_="band m0")
+        plot.band(x, low, high, class_="band grey")
     elif len(x):
         for i in range(values.shape[1]):
-            plot.line(x, values[:, i], class_="line thin m0", data_m=0, data_c=i)
-    plot.line(x, worst, class_="line m1", data_tip="worst client of each round")
+            plot.line(x, values[:, i], class_="line thin grey", data_m=0, data_c=i)
+    plot.line(x, worst, class_="line accent", data_tip="worst client of each round")
     plot.line(x, average, class_="line ink", data_tip="average over clients")
+    plot.label_ends({"average": average, "worst": worst})
     ends = "" if not len(x) else (
         f" It ends at an average of {scale.text(float(average[-1]) / scale.factor)} and a worst "
         f"client of {scale.text(float(worst[-1]) / scale.factor)}."
     )  # fmt: skip
-    thin = "shaded: from the worst-served to the best-served 20 %"
-    caption = f"{scale.axis.capitalize()}. Dark: average. Coloured: worst client. " + (
-        thin.capitalize() + "." if known.shape[1] > FEW_CLIENTS else "Thin: every client."
-    )
+    many = known.shape[1] > FEW_CLIENTS
+    rest = "Shaded: from the worst-served to the best-served 20 %" if many else "Thin: every client"
+    caption = f"{scale.axis.capitalize()}. {rest}."
     alt = f"{method.name}: average and worst {scale.label} against {against}.{ends}"
     rows = [
         [int(r), float(b), float(a) / scale.factor, float(w) / scale.factor]
@@ -206,16 +211,13 @@ def weights(method: Method, m: int) -> Figure | None:
     heaviest = [int(i) for i in np.argsort(-table[-1], kind="stable")[:3]]
     if n > 60:
         low, high = np.quantile(table, [0.1, 0.9], axis=1)
-        plot.band(rounds, low, high, class_="band m0")
+        plot.band(rounds, low, high, class_="band grey")
     shown = heaviest if n > 60 else [*(i for i in range(n) if i not in heaviest), *heaviest]
     for i in shown:
         style = "line accent" if i in heaviest else "line thin m0"
         plot.line(rounds, table[:, i], class_=style, data_m=m, data_c=i)
     plot.line([0, end], [1 / n, 1 / n], class_="line diagonal", data_tip="equal weights")
-    ends = svg.spaced([plot.y.at(float(table[-1, i])) + 4 for i in heaviest], 13.0)
-    for i, place in zip(heaviest, ends, strict=True):
-        name = method.clients[i]
-        plot.text(plot.x.end + 6, place, name if len(name) <= 14 else name[:13] + "…")
+    plot.label_ends({method.clients[i]: table[:, i] for i in heaviest})
     names = ", ".join(f"{method.clients[i]} {table[-1, i]:.3f}" for i in heaviest)
     alt = (
         f"Weights of the clients under {method.name}. Largest at the end: {names}; equal weights "

@@ -17,7 +17,7 @@ from equifed.report.document import Report, all_figures, as_json, headline
 from equifed.report.figures import colour
 from equifed.report.measures import written
 from equifed.report.methods import Method
-from equifed.report.scales import bytes_text, plural
+from equifed.report.scales import TIMES, bytes_text, plural
 from equifed.report.tables import (
     clients_csv,
     comparison_rows,
@@ -26,6 +26,7 @@ from equifed.report.tables import (
     run_facts,
     table_data,
 )
+from equifed.report.words import certificate_notes
 
 
 def write_report(report: Report, out: str | Path, *, per_client: bool = False) -> Path:
@@ -53,6 +54,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     env.filters["data_link"] = data_link
+    env.filters["bound"] = bound
     env.globals.update(style=_source("style.css"), colour=colour, plural=plural)
     return env
 
@@ -82,6 +84,13 @@ def data_link(text: str) -> str:
     return "data:text/csv;charset=utf-8," + quote(text, safe=",.-_~:;/()=")
 
 
+def bound(sentence: str) -> str:
+    """Keep numbers and their units on one line."""
+    for unit in ("%", TIMES, "points"):
+        sentence = sentence.replace(" " + unit, "\N{NO-BREAK SPACE}" + unit)
+    return sentence
+
+
 def render(report: Report) -> str:
     """Return the page."""
     page = environment().get_template("report.html")
@@ -94,6 +103,7 @@ def render(report: Report) -> str:
         comparison=comparison_rows(report),
         all_measures=measure_rows(report),
         figures=all_figures(report),
+        certificate_notes=certificate_notes(report.methods),
         table=table_data(report),
         clients_csv=clients_csv(report),
         runs=run_facts(report.methods),
@@ -108,10 +118,9 @@ def palette(count: int, baseline: int, lead: int) -> list[int]:
     >>> palette(4, baseline=0, lead=2)
     [0, 2, 1, 3]
     """
-    first = {baseline: 0, lead: 1} if count > 1 else {lead: 0}
+    first = {baseline: 0, lead: 1}
     rest = iter(range(2, 8))
-    shown = [first[m] if m in first else next(rest, 7) for m in range(min(count, 8))]
-    return shown if count > 1 else [0, 1]
+    return [first[m] if m in first else next(rest, 7) for m in range(min(count, 8))]
 
 
 def subtitle(report: Report) -> str:
@@ -153,9 +162,8 @@ def cards(report: Report) -> list[dict[str, str]]:
 
 def _whose(method: Method, worst: int) -> str:
     """Say whose the worst value is: with several seeds not always the same client's."""
-    return (
-        method.clients[worst] if len(method.runs) == 1 else "whichever client that is in each seed"
-    )
+    several = f"worst in each seed, mean of {len(method.runs)}"
+    return method.clients[worst] if len(method.runs) == 1 else several
 
 
 def slug(name: str) -> str:

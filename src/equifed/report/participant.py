@@ -122,7 +122,7 @@ def _course(client: str, found: Series, i: int, scale: Scale) -> Figure:
         (0, float(x[-1]) or 1.0), svg.limits(own, average), x_label="rounds",
         write_x="{:,.0f}".format,
     )  # fmt: skip
-    plot.line(x, average, class_="line m0", data_tip="average over clients")
+    plot.line(x, average, class_="line grey", data_tip="average over clients")
     plot.line(x, own, class_="line accent", data_tip=client)
     alt = f"{scale.label.capitalize()} of {client} and the average over clients against rounds."
     rows = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,6 +121,7 @@ class Plot:
     width: float = WIDTH
     height: float = HEIGHT
     parts: list[Markup] = field(default_factory=list)
+    outside: list[Markup] = field(default_factory=list)
     clip: bool = False
     """Whether what lies outside the axes is cut off."""
 
@@ -149,6 +150,15 @@ class Plot:
             place = {"cx": self.x.at(x), "cy": self.y.at(y), "r": radius}
             self.add(tag("circle", **{**place, "class_": "dot", **attributes}))
 
+    def label_ends(self, lines: Mapping[str, ArrayLike]) -> None:
+        """Write names in the right margin, each where its line ends, none on another."""
+        ends = [float(np.asarray(line)[-1]) for line in lines.values() if len(np.asarray(line))]
+        for name, place in zip(lines, spaced([self.y.at(v) + 4 for v in ends], 13.0), strict=False):
+            if math.isfinite(place):
+                short = name if len(name) <= 14 else name[:13] + "…"
+                where = {"x": self.x.end + 6, "y": place}
+                self.outside.append(tag("text", short, **where))
+
     def text(self, x: float, y: float, words: str, **attributes: object) -> None:
         """Write at a place in pixels."""
         self.add(tag("text", words, x=x, y=y, **attributes))
@@ -156,7 +166,8 @@ class Plot:
     def svg(self, alt: str) -> Markup:
         """Return the drawing; ``alt`` says in words what it shows."""
         drawn = Markup("").join(self.parts)
-        inside = Markup("").join([*self._grid(), self._clipped(drawn) if self.clip else drawn])
+        drawn = self._clipped(drawn) if self.clip else drawn
+        inside = Markup("").join([*self._grid(), drawn, *self.outside])
         box = f"0 0 {num(self.width)} {num(self.height)}"
         return tag("svg", inside, viewBox=box, role="img", aria_label=alt)
 

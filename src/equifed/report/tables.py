@@ -75,7 +75,8 @@ def _change(found: Estimate, measure: Measure, scale: Scale) -> tuple[str, str]:
     text = with_sign(difference.estimate, _bare(write(abs(difference.estimate))))
     if not finite(difference) or difference.lower == difference.upper == 0:
         return text, ""
-    text += " ± " + _bare(write(difference.upper - difference.estimate))
+    if difference.lower < difference.upper:
+        text += " ± " + _bare(write(difference.upper - difference.estimate))
     if difference.lower <= 0 <= difference.upper:
         return text, ""
     return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"

@@ -139,6 +139,17 @@ def seeds_words(count: int) -> str:
     return alone if count == 1 else f"over {count} seeds"
 
 
+def certificate_notes(methods: Sequence[Method]) -> list[str]:
+    """Return why methods have no certificate, where their runs say so."""
+    found = []
+    for method in methods:
+        notes = [e.get("reason", "") for e in method.events() if e["event"] == "note"]
+        said = [note for note in notes if note.startswith("no certificate")]
+        if said:
+            found.append(f"{method.name}: {said[0]}")
+    return found
+
+
 def quarantine_sentences(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused."""
     out = []
