@@ -21,6 +21,7 @@ from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.tilted import TiltedERM
+from equifed.auto_steps import AutoSteps
 from equifed.engines.flower.evaluate import FlowerEvaluator
 from equifed.engines.flower.sums import PairSums, SecureSums
 from equifed.local import LocalSGD
@@ -48,6 +49,7 @@ CASES: dict[str, Any] = {
     "tilted-erm": TiltedERM(LOCAL, 1.0),
     "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
     "scaff-pd/partial": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
+    "scaff-pd/auto": ScaffPD(ChiSquare(0.5), LOCAL, AutoSteps(smoothness=5.0)),
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
 BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")

@@ -84,6 +84,7 @@ class AppConfig:
         elif set(data) - {"classes"}:
             checker.problem("data", "has a name of a data set, or 'classes' alone")
         checker.raise_problems()
+        construct(Plain, out, "")
         out["data"] = data
         for key, record in (("evaluate", Evaluate), ("stop", Stop)):
             out[key] = construct(record, out[key], key)
