@@ -15,7 +15,7 @@ from equifed import training
 from equifed.cli import app
 from equifed.config import RunConfig
 from equifed.history import History, RoundRecord
-from equifed.progress import event_lines
+from equifed.progress import clients_table, event_lines
 from equifed.stopping import Patience, Reached, Stop, TimeLimit
 
 LOCAL = {"lr": 0.1, "steps": 2}
@@ -270,6 +270,25 @@ def test_time_limit_adds_up_the_rounds() -> None:
     assert TimeLimit(2.5)(scored([0, 0], [0, 0])) is None
     assert TimeLimit(2.0)(scored([0, 0], [0, 0])) is not None
     assert [type(r) for r in Stop(seconds=1, patience=3).rules()] == [TimeLimit, Patience]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_of_many_clients_the_worst_are_shown(metric: str) -> None:
+    from rich.console import Console
+
+    from equifed.history import MetricRecord
+
+    history = History(tuple(f"c{i:02d}" for i in range(50)))
+    values = np.linspace(0.1, 0.9, 50) if metric == "accuracy" else np.linspace(0.9, 0.1, 50)
+    history.metrics.append(MetricRecord(1, "test", metric, values, np.ones(50, dtype=np.int64)))
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(clients_table({"run": history}))
+    text = captured.get()
+    assert "c00" in text
+    assert "c39" in text
+    assert "c40" not in text
+    assert "and 10 better served" in text
 
 
 def test_events_are_told_by_client_and_shortened() -> None:

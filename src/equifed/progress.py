@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is no terminal."""
 
-SHOWN_EVENTS = 10
+SHOWN_EVENTS, SHOWN_CLIENTS = 10, 40
 
 
 class ProgressBar(Callback):
@@ -77,7 +77,7 @@ class ProgressBar(Callback):
             self._print(f"{self._title}: round {record.round}/{self._rounds}  {details}")
 
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        """Remember the worst client."""
+        """Remember the worst client, on test data only if nothing else is evaluated."""
         best = {"accuracy": 2, "loss": 0}
         split = {"test": 0, "validation": 1, "train": 0.5}
         found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
@@ -135,7 +135,8 @@ def _bar(console: Console) -> Progress:
 def clients_table(histories: dict[str, History], title: str = "") -> Table:
     """Return a table: a row per client, a column per run, the average and the worst below.
 
-    The metric is accuracy where there is one, else loss; the split is test where there is one.
+    The metric is accuracy where there is one, else loss; the split is test where there is one. Of
+    more than forty clients only the worst of the last run are shown.
     """
     from rich.table import Table
     from rich.text import Text
@@ -150,12 +151,18 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
         table.add_column(name, justify="right")
     columns = [history.per_client(metric, split) for history in histories.values()]
     worst = [_worst(column, metric) for column in columns]
-    for client in first.names:
+    rows = list(first.names)
+    if len(rows) > SHOWN_CLIENTS:
+        sign, last = (1.0 if metric == "accuracy" else -1.0), columns[-1]
+        rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
+    for client in rows[:SHOWN_CLIENTS]:
         cells = [
             Text(shown(c.get(client), metric), style="bold" if client == w else "")
             for c, w in zip(columns, worst, strict=True)
         ]
         table.add_row(Text(client), *cells)
+    if len(rows) > SHOWN_CLIENTS:
+        table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()
     averages = [float(np.mean(list(c.values()))) if c else None for c in columns]
     table.add_row("average", *(shown(a, metric) for a in averages))
