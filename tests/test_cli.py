@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tomli_w
 from typer.testing import CliRunner, Result
 
 from equifed import training
-from equifed.cli import app
+from equifed.cli import app, main
 from equifed.config import RunConfig
 from equifed.history import History, RoundRecord
 from equifed.progress import clients_table, event_lines
@@ -129,6 +130,33 @@ def test_resume_of_an_interrupted_run_shows_the_end(
     assert result.exit_code == 0, result.stderr
     assert "T-shirt" in result.stdout
     assert len(History.load(out).rounds) == 3
+
+
+def test_a_model_and_a_loss_of_ones_own(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_parts.py").write_text(
+        "from torch import nn\n"
+        "def narrow(input_shape, outputs, *, width: int = 3):\n"
+        "    first = nn.Linear(input_shape[-1] * input_shape[-2], width)\n"
+        "    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(width, outputs))\n"
+        "def doubled(outputs, targets):\n"
+        "    return 2 * nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr("sys.argv", ["equifed", "--help"])
+    with pytest.raises(SystemExit):
+        main()  # what makes modules of this folder known
+    model = {"name": "my_parts:narrow", "width": 2, "loss": "my_parts:doubled"}
+    result = equifed("run", config(model=model), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    parameters = History.load(tmp_path / "out").parameters
+    assert parameters is not None
+    assert {p.shape[0] for p in parameters.values()} == {2, 3}
+    wrong = equifed("run", config(model={**model, "depth": 1}), "--out", tmp_path / "other")
+    assert wrong.exit_code == 2
+    assert "model.depth: there is no setting 'depth'" in wrong.stderr
 
 
 # -- bad input --------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ Baseline = Annotated[str | None, typer.Option(help="What to compare with; the fi
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; models and losses of this folder's modules can be named too."""
+    sys.path.append(str(Path.cwd()))  # last, so that nothing installed is hidden by a file here
     app()
 
 
