@@ -168,6 +168,37 @@ def test_merging_leaves_its_arguments_alone():
     assert base == {"model": {"name": "logistic", "l2": 0.1}}
 
 
+def command(*words):
+    from typer.testing import CliRunner
+
+    from equifed.cli import app
+
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command_compares_and_reports(config, tmp_path):
+    out, page = tmp_path / "c", tmp_path / "page.html"
+    done = command("compare", config, "--seeds", 2, "--out", out, "--target", 0.2)
+    assert done.exit_code == 0 and "afl" in done.output
+    assert json.loads((out / "comparison.json").read_text())["target"]["value"] == 0.2
+    again = command("report", out, "--out", page, "--per-client", "--baseline", "afl")
+    assert again.exit_code == 0 and str(page) in again.output
+    assert json.loads(page.with_suffix(".json").read_text())["baseline"] == "afl"
+    assert len(list((tmp_path / "page-clients").iterdir())) == 3
+
+
+def test_the_command_fails_when_a_run_does(config, tmp_path):
+    config.write_text(BASE + VARIANTS.replace("lr = 0.05", "lr = 1e38", 1))
+    done = command("compare", config, "--seeds", 1, "--out", tmp_path / "c")
+    assert done.exit_code == 1 and "fedavg, seed 0" in done.output
+    assert (tmp_path / "c" / "report.html").exists()
+
+
+def test_the_command_refuses_what_is_no_run(tmp_path):
+    done = command("report", tmp_path)
+    assert done.exit_code == 2 and "holds no run" in done.output
+
+
 @pytest.mark.slow
 def test_a_killed_parallel_comparison_goes_on_to_the_same_end(config, tmp_path):
     """Kill the command and it leaves no process behind; run it again and nothing is lost."""

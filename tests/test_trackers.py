@@ -5,7 +5,8 @@ import pytest
 from tests.report.synthetic import history
 
 from equifed.algorithms.base import Info
-from equifed.trackers import MLflow, TensorBoard, Tracker
+from equifed.catalogue import UnknownName
+from equifed.trackers import MLflow, TensorBoard, Tracker, trackers
 
 
 def play(tracker, run):
@@ -93,3 +94,19 @@ def test_mlflow_reads_back_what_was_written(tmp_path, monkeypatch):
     assert {m.step: m.value for m in written} == pytest.approx(
         {int(r): float(row.mean()) for r, row in zip(rounds, values, strict=True) if r}
     )
+
+
+def test_a_tracking_server_that_refuses_is_one_clear_message(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(ValueError, match="MLflow: "):
+        MLflow("fair", "one", (tmp_path / "mlruns").as_uri())
+
+
+def test_trackers_by_name(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tracker,) = trackers(["tensorboard"], tmp_path, {})
+    tracker.end(history())
+    assert list((tmp_path / "tensorboard").iterdir())
+    with pytest.raises(UnknownName, match="tensorboard"):
+        trackers(["tensorbord"], tmp_path, {})

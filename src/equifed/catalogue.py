@@ -171,6 +171,14 @@ ENGINES = {
 }
 
 
+TRACKERS = {
+    "tensorboard": Entry("equifed.trackers:tensorboard", "event files in the run folder"),
+    "mlflow": Entry(
+        "equifed.trackers:mlflow", "a run on the tracking server that MLflow is set to"
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Section:
     """One kind of thing that a configuration names.
@@ -251,6 +259,7 @@ SECTIONS = {
         "engine", lambda: ENGINES, given=("federation", "module", "loss", "l2", "dtype")
     ),
     "models": Section("model", _models, given=("input_shape", "outputs"), importable=True),
+    "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config")),
 }
 
 KINDS = {

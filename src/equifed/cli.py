@@ -72,6 +72,9 @@ def run(
     engine: Annotated[str | None, typer.Option(help="Same as --set engine.name=NAME.")] = None,
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
     processes: Workers = 1,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Follow the run elsewhere; see: equifed list trackers.")
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -84,11 +87,14 @@ def run(
         from equifed import runs
         from equifed.config import RunConfig
         from equifed.progress import ProgressBar
+        from equifed.trackers import trackers
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
         folder = place[0] = out or Path("runs") / f"{config.stem}-{parsed.seed}"
+        runs.refuse_existing(folder, overwrite)
+        followers = trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(console(quiet), config.stem) as bar:
-            history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar])
+            history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
         show_end(history, folder, quiet)
 
 

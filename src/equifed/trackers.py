@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.catalogue import SECTIONS
 from equifed.history import History, MetricRecord, RoundRecord
 from equifed.training import Callback
 
@@ -22,7 +23,7 @@ MOST_CLIENTS = 50
 """Beyond this many clients only their summary is sent; a curve for each would drown the others."""
 
 
-class MissingExtra(ImportError):
+class MissingExtra(ImportError, ValueError):
     """An optional dependency that is not installed, and how to get it."""
 
 
@@ -136,10 +137,15 @@ class MLflow(Tracker):
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise _missing("mlflow") from error
-        self._client: Any = MlflowClient(uri)
-        found = self._client.get_experiment_by_name(experiment)
-        home = found.experiment_id if found else self._client.create_experiment(experiment)
-        self._run = self._client.create_run(home, run_name=run_name).info.run_id
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client: Any = MlflowClient(uri)
+            found = self._client.get_experiment_by_name(experiment)
+            home = found.experiment_id if found else self._client.create_experiment(experiment)
+            self._run = self._client.create_run(home, run_name=run_name).info.run_id
+        except MlflowException as error:
+            raise ValueError(f"MLflow: {error}") from error
         for key, value in _flat(parameters or {}).items():
             self._client.log_param(self._run, _allowed(key), str(value)[:500])
 
@@ -163,6 +169,21 @@ class MLflow(Tracker):
     def end(self, history: History) -> None:
         """Say that the run ended."""
         self._client.set_terminated(self._run)
+
+
+def tensorboard(folder: Path, config: Mapping[str, Any]) -> TensorBoard:
+    """Return event files in the run folder."""
+    return TensorBoard(folder / "tensorboard")
+
+
+def mlflow(folder: Path, config: Mapping[str, Any]) -> MLflow:
+    """Return a run named after its folder, on the server that MLflow is set to."""
+    return MLflow(run_name=folder.name, parameters=config)
+
+
+def trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
+    """Return the trackers of a run by their names in the catalogue."""
+    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
 
 
 def _missing(extra: str) -> MissingExtra:
