@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import equifed
+from equifed.catalogue import SECTIONS
 
 ROOT = Path(equifed.__file__).parent
 HEAVY = ("torch", "scipy", "pandas", "matplotlib", "flwr", "numpy", "pydantic")
@@ -96,6 +97,13 @@ def test_the_lazy_names_are_those_that_type_checkers_see() -> None:
     assert {**seen, "__version__": None}.keys() == set(equifed.__all__)
     for name, module in seen.items():
         assert getattr(sys.modules[str(module)], name) is getattr(equifed, name)
+
+
+@pytest.mark.parametrize("section", ["algorithms", "objectives", "schedules", "dual_steps"])
+def test_what_a_configuration_can_name_is_public(section: str) -> None:
+    for entry in SECTIONS[section].entries().values():
+        name = entry.address.partition(":")[2]
+        assert getattr(equifed, name) is entry.load()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
