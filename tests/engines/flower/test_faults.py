@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.engines.flower.grid import (
@@ -31,6 +31,7 @@ from equifed.clients import MissingClients
 from equifed.engines.flower.client import client_app
 from equifed.engines.flower.evaluate import FlowerEvaluator
 from equifed.engines.flower.patience import Patience
+from equifed.engines.flower.post import Answers, _Exchange
 from equifed.engines.flower.roster import Hello
 from equifed.engines.flower.sums import PairSums, SecureSums
 from equifed.engines.flower.wire import Reply, Request, WireError, pack
@@ -425,6 +426,74 @@ def test_any_reply_is_a_usable_answer_or_a_missing_client(
                 assert all(np.isfinite(values).all() for values in evaluation.metrics.values())
     except MissingClients as missing:
         assert list(missing.reasons) == [1]
+
+
+def test_ten_thousand_damaged_replies_are_judged_without_a_surprise(grid: MemoryGrid) -> None:
+    """Damage bytes and values of honest replies; judge each as if it had arrived."""
+    clients = flower_clients(grid, task())
+    x, sent = clients.initial(Stream(0)), len(grid.sent)
+    clients.value_and_gradient(x, STREAM)
+    message = grid.sent[sent]
+    i = {node: i for i, node in clients.post.nodes.items()}[message.metadata.dst_node_id]
+    request = Request.from_records(message.content)
+    honest = Reply.from_records(
+        grid.apps[clients.post.nodes[i]](message, grid.contexts[clients.post.nodes[i]]).content
+    )
+    header = json.loads(str(honest.to_records().config_records["equifed"]["header"]))
+    rng, usable = np.random.default_rng(0), 0
+    for _ in range(10_000):
+        content = honest.to_records()
+        text = bytearray(json.dumps(header).encode())
+        data = bytearray(content.array_records["arrays"]["gradient"].data)
+        damage = rng.integers(4)
+        if damage == 0:  # a byte of the header
+            text[rng.integers(len(text))] = rng.integers(256)
+        elif damage == 1:  # a piece of the header is gone
+            a, b = sorted(rng.integers(len(text), size=2))
+            del text[a:b]
+        elif damage == 2:  # bytes of the vector: other numbers, infinities, NaN
+            data[rng.integers(len(data) // 8) * 8 + 7] = rng.integers(256)
+            data[rng.integers(len(data))] = rng.integers(256)
+        else:  # the vector is cut or longer
+            data = data[: rng.integers(len(data))] if rng.integers(2) else data + b"x" * 8
+        arrays = {"gradient": Array("float64", (clients.model.size,), "equifed.raw", bytes(data))}
+        content = RecordDict(
+            {
+                "equifed": ConfigRecord({"header": text.decode(errors="replace")}),
+                "arrays": ArrayRecord(arrays),
+            }
+        )
+        answers = Answers()
+        exchange = _Exchange(clients.post, {i: request}, clients._check_gradient, answers)
+        exchange.repeated.add(i)
+        exchange._judge(i, Message(content, reply_to=message))
+        assert len(answers.replies) + len(answers.failures) == 1
+        if answers.replies:
+            usable += 1
+            reply = answers.replies[i]
+            assert np.isfinite(reply.numbers["loss"])
+            assert np.isfinite(reply.arrays["gradient"]).all()
+    assert 0 < usable < 5_000  # some damage is in the low digits of a number
+
+
+@pytest.mark.parametrize("broken", [1, 3, 5])
+def test_clients_that_send_nan_are_quarantined_and_the_model_stays_finite(
+    broken: int, tmp_path: Path
+) -> None:
+    grid = memory_grid(convex(10), task(), tmp_path)
+    clients = flower_clients(grid, task(), CONTINUE)
+    bad = set(range(0, 2 * broken, 2))
+    change = with_gradient(lambda g: g * np.nan)
+    grid.tamper = lambda partition, request, reply: (
+        change(request, reply)
+        if partition in bad and request.metadata.message_type == "train.gradient"
+        else [reply]
+    )
+    found = train(SCAFF_PD, clients, rounds=2, missing=CONTINUE.missing())
+    lost = {(e["round"], e["client"]) for e in found.events if e["event"] == "quarantine"}
+    assert lost == {(r, f"client-{i}") for r in (1, 2) for i in bad}
+    assert found.parameters is not None
+    assert all(torch.isfinite(value).all() for value in found.parameters.values())
 
 
 @settings(deadline=None, max_examples=200)

@@ -140,7 +140,8 @@ class FederationSettings:
     Parameters
     ----------
     clients : int
-        How many organisations take part; the run starts when all of them said hello.
+        How many organisations take part at least; the run starts when so many said hello, with
+        every node that is connected then.
     privacy : {"none", "sums", "secure"}
         What the server sees of the clients' vectors; see :mod:`equifed.engines.flower.sums`.
     on_missing, timeout, grace, quorum, wait
