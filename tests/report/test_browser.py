@@ -221,3 +221,38 @@ def test_print_shows_the_whole_table(six, browser):
     assert (
         browser.js("return getComputedStyle(document.querySelector('.controls')).display") == "none"
     )
+
+
+def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser, capsys):
+    from rich.console import Console
+
+    from equifed.demo import METHODS as SHOWN
+    from equifed.demo import run_demo
+
+    run_demo(tmp_path, rounds=2, overwrite=False, json_only=False, console=Console(quiet=True))
+    page = tmp_path / "report.html"
+    assert str(page) in capsys.readouterr().out
+    browser.phone()
+    browser.open(page)
+    text = browser.driver.find_element(By.TAG_NAME, "main").text
+    assert all(name in text for name in SHOWN) and "shirt" in text
+    assert browser.js("return document.documentElement.scrollWidth") <= 390
+    assert browser.console() == []
+    asked = browser.requests()
+    assert asked and all(url.startswith(("file:", "data:")) for url in asked)
+
+
+def test_the_page_of_a_sweep_opens(six, tmp_path, browser):
+    from equifed.report.sweep_page import frontier_page
+
+    page = tmp_path / "frontier.html"
+    page.write_text(frontier_page(six[0], [1, 1, 2, 2, 3, 3], "a,b\n1,2\n"), encoding="utf-8")
+    browser.phone()
+    browser.open(page)
+    assert len(browser.driver.find_elements(By.CSS_SELECTOR, "#points tbody tr")) == 6
+    dot = browser.driver.find_element(By.CSS_SELECTOR, "circle.big")
+    browser.js("arguments[0].scrollIntoView({block: 'center'})", dot)
+    ActionChains(browser.driver).move_to_element(dot).perform()
+    assert "average" in browser.driver.find_element(By.ID, "tip").text
+    assert browser.js("return document.documentElement.scrollWidth") <= 390
+    assert browser.console() == []
