@@ -25,7 +25,7 @@ from equifed.local import LocalSGD
 from equifed.objectives import ChiSquare, CVaR, WorstCase
 from equifed.steps import ConstantSteps
 
-ROUNDS = 6
+ROUNDS = 4
 WORK = LocalSGD(lr=0.05, steps=4)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 

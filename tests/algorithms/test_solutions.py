@@ -55,6 +55,6 @@ def test_qfedavg_minimises_the_q_fair_objective(q: float) -> None:
 )
 def test_primal_dual_descent_finds_the_saddle_point(algorithm: Any) -> None:
     solution, weights = saddle_point(PROBLEM, 0.3)
-    state, x = end(algorithm, 300)
+    state, x = end(algorithm, 200)
     np.testing.assert_allclose(x, solution, atol=1e-8)
     np.testing.assert_allclose(state.weights, weights, atol=1e-8)

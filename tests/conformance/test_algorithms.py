@@ -140,7 +140,9 @@ def reference(algorithm: AnyAlgorithm) -> Any:
 
 @every_algorithm
 @pytest.mark.parametrize(
-    "options", [{}, {"chunk": 1}, {"chunk": 2}, {"memory": 1}], ids=lambda o: str(o or "default")
+    "options",
+    [{}, {"chunk": 1}, {"chunk": 2, "memory": 1}],  # a byte: every handle makes its vectors again
+    ids=["default", "one by one", "in pairs without memory"],
 )
 def test_engines_agree(algorithm: AnyAlgorithm, options: dict[str, int]) -> None:
     state = play(algorithm, problem().clients("stacked", **options), 20)
