@@ -40,6 +40,8 @@ PROBLEMS = {
     ),
     "linear": (regression(), nn.Linear(3, 1, bias=False), losses.squared),
     "two targets": (regression(outputs=2), build("linear", (3,), 2), losses.squared),
+    "wide": (regression(features=20, outputs=2), build("linear", (20,), 2), losses.squared),
+    "one-hot": (classification(), build("linear", (3,), 3, bias=False), losses.squared),
     "binary": (classification(classes=2), build("linear", (3,), 1), losses.binary_logistic),
     "svm": (classification(classes=2), build("linear", (3,), 1), losses.hinge),
     "own loss": (
@@ -71,6 +73,14 @@ WORKS = {
     "average": LocalSGD(lr=0.1, epochs=2, batch=2, average=True),
     "mean gradient": LocalSGD(lr=0.1, epochs=2, batch=2, mean_gradient=True),
     "hinge": LocalSGD(lr=0.1, epochs=2, batch=2, hinge=SmoothedHinge(0.6, 0.2)),
+    "full, all but hinge and ball": LocalSGD(
+        lr=0.02,
+        steps=12,
+        proximal=0.4,
+        snapshot=5,
+        average=True,
+        mean_gradient=True,
+    ),
     "everything": LocalSGD(
         lr=0.1,
         epochs=2,
@@ -83,6 +93,8 @@ WORKS = {
         hinge=SmoothedHinge(0.6, 0.2),
     ),
 }
+
+LEAST_SQUARES = ["full batch", "full epochs", "full, all but hinge and ball"]
 
 
 def same(ours: ClientVectors | None, theirs: ClientVectors | None, n: int) -> None:
@@ -133,6 +145,8 @@ def test_losses_and_gradients_agree(problem: str, mode: str, batch: int | None) 
     [
         *product(["dropout"], WORKS, ["chunk 2", "lazy"], [True]),
         *product(["residual"], WORKS, ["chunk 2"], [True]),
+        *product(["wide"], LEAST_SQUARES, MODES, [False, True]),
+        *product(["two targets", "one-hot"], LEAST_SQUARES, ["chunk 2"], [True]),
         *product(PROBLEMS, ["full batch", "everything"], ["auto"], [False]),
         *product(PROBLEMS, ["epochs"], ["lazy"], [True]),
         *product(["mlp", "cnn"], ["minibatches"], MODES, [False, True]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,8 +29,10 @@ class Chunk:
     ----------
     places : slice or array of int
         Where they stand among the clients that take part.
-    clients, starts : int64 (c,)
-        Their positions in the federation and the rows at which their samples begin.
+    clients : array of int, shape (c,)
+        Their positions in the federation.
+    starts : int64 (c,)
+        The rows at which their samples begin.
     sizes : array of int, shape (c,)
         Their numbers of samples.
     run : slice, optional
@@ -37,7 +40,7 @@ class Chunk:
     """
 
     places: slice | Index
-    clients: Tensor
+    clients: Index
     starts: Tensor
     sizes: Index
     run: slice | None
@@ -64,7 +67,7 @@ def chunks(
         together = isinstance(as_slice(clients), slice) and counts[-1] == largest
         yield Chunk(
             as_slice(places),
-            torch.as_tensor(clients, device=device),
+            clients,
             torch.as_tensor(offsets[clients], device=device),
             counts,
             slice(begin, begin + largest * len(places)) if together else None,
@@ -138,14 +141,18 @@ class Supply:
 
     def __init__(self, store: SampleStore, chunk: Chunk, batches: Minibatches) -> None:
         self._store, self._chunk, self._batches = store, chunk, batches
-        self._whole = None if batches.shuffled else store.fetch_all(chunk, batches.at(0))
+
+    @cached_property
+    def whole(self) -> Samples:
+        """All samples of the chunk's clients."""
+        return self._store.fetch_all(self._chunk, self._batches.at(0))
 
     def at(self, step: int, live: int | None = None) -> list[Samples]:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
         live = len(self._chunk) if live is None else live
-        if self._whole is None:
+        if self._batches.shuffled:
             return [self._store.fetch(self._chunk, self._batches.at(step).first(live))]
-        whole = self._whole
+        whole = self.whole
         if whole.keys is not None and step > 0:  # the same samples, other units dropped
             whole = replace(whole, keys=self._batches.at(step).keys)
         return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))

@@ -142,7 +142,7 @@ class DenseLayersRule:
     """The gradient rule of fully connected networks; see :class:`GradientRule`."""
 
     def __init__(self, model: FlatModel, layers: list[Layer]) -> None:
-        self._layers, self._loss = layers, model.loss
+        self.layers, self._loss = layers, model.loss
         self._first = next(k for k, layer in enumerate(layers) if isinstance(layer, Linear))
         self._slope = slope_of(model.loss)
 
@@ -190,7 +190,7 @@ class DenseLayersRule:
     def _forward(self, u: Tensor, samples: Samples) -> tuple[Tensor, list[Tensor]]:
         """Return the outputs (c, b, out) and what each layer saved for the way back."""
         h, saved = samples.inputs.flatten(2), []
-        for layer in self._layers:
+        for layer in self.layers:
             h, kept = layer.forward(u, h, samples.keys)
             saved.append(kept)
         return h, saved
@@ -208,8 +208,8 @@ class DenseLayersRule:
         """Set ``out``, which may be u, to beta times itself plus alpha times the gradients."""
         targets, weights = samples.targets.flatten(0, 1), samples.weights.reshape(-1, 1)
         delta = self._slope(outputs.flatten(0, 1), targets, weights).view(outputs.shape)
-        for k in range(len(self._layers) - 1, self._first - 1, -1):
-            layer, above = self._layers[k], delta
+        for k in range(len(self.layers) - 1, self._first - 1, -1):
+            layer, above = self.layers[k], delta
             if k > self._first:
                 delta = layer.backward(u, above, saved[k])
             if isinstance(layer, Linear):  # only now: the way down needs the old weights

@@ -89,9 +89,13 @@ class LocalRun:
         slope = None
         if self._slopes is not None:
             slope = to_tensor(self._slopes[chunk.places], self._x)
-        steps = work.steps_for(chunk.sizes)
-        walk = Walk(self._x, work, steps, self._correction(chunk), slope)
+        steps, correction = work.steps_for(chunk.sizes), self._correction(chunk)
         supply = clients.supply(chunk, self._stream, work.batch)
+        quick = clients.least_squares
+        if quick is not None and quick.pays(work, int(steps[0]), int(chunk.sizes[0])):
+            key = chunk.clients.tobytes()
+            return quick.walk(self._x, work, steps, correction, supply.whole, key)
+        walk = Walk(self._x, work, steps, correction, slope)
         for step in range(int(steps[0])):
             walk.advance(step, clients.rule, supply.at(step, walk.live(step)))
         return walk

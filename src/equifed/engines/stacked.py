@@ -31,6 +31,7 @@ from equifed.engines.in_process import (
     named_model,
     to_numpy,
 )
+from equifed.engines.least_squares import LeastSquares
 from equifed.engines.local_run import LocalRun, ReplayedVectors
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
@@ -65,7 +66,10 @@ class StackedClients(InProcessClients):
         super().__init__(federation, module, loss, l2=l2, dtype=dtype, device=device)
         self._memory, self._chunk = memory, chunk
         self.store = SampleStore(self._inputs, self._targets)
-        self.rule = PenalisedRule(rule_for(self.model, self._inputs.dim() - 1, fast), l2)
+        rule = rule_for(self.model, self._inputs.dim() - 1, fast)
+        self.rule = PenalisedRule(rule, l2)
+        layer = LeastSquares.layer_of(rule, loss)
+        self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
 
     # The verbs.
 
@@ -140,7 +144,8 @@ class StackedClients(InProcessClients):
     def supply(self, chunk: Chunk, stream: Stream, batch: int | None) -> Supply:
         """Return the samples of a chunk's clients, step by step."""
         dropout, dtype = bool(self.model.dropouts), self.model.dtype
-        batches = Minibatches(stream, chunk.clients, chunk.sizes, batch, dtype, dropout)
+        ids = torch.as_tensor(chunk.clients, device=self.model.device)
+        batches = Minibatches(stream, ids, chunk.sizes, batch, dtype, dropout)
         return Supply(self.store, chunk, batches)
 
     def _fits(self, matrices: int) -> bool:

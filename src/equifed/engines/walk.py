@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -53,7 +55,8 @@ class Walk:
         self._snapshot = torch.zeros_like(self._u) if work.snapshot is not None else None
         self._iterates = torch.zeros_like(self._u) if work.average else None
         self._gradients = torch.zeros_like(self._u) if work.mean_gradient else None
-        self._displacement: Tensor | None = None
+        self.decode: Callable[[Tensor], Tensor] = lambda rows: rows  # from other coordinates
+        self._results: dict[str, Tensor] = {}
         self.threshold: Tensor | None = None
         if work.hinge is not None:
             self.threshold = x.new_full((len(steps),), work.hinge.threshold)
@@ -103,10 +106,13 @@ class Walk:
 
     def result(self, kind: str) -> Tensor:
         """Return displacement, snapshot, average or mean_gradient of every client, (c, d)."""
+        if kind not in self._results:
+            self._results[kind] = self.decode(self._result(kind))
+        return self._results[kind]
+
+    def _result(self, kind: str) -> Tensor:
         if kind == "displacement":
-            if self._displacement is None:
-                self._displacement = self._x - self._u
-            return self._displacement
+            return self._x - self._u
         if kind == "snapshot":
             assert self._snapshot is not None
             return self._snapshot
