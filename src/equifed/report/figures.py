@@ -67,7 +67,8 @@ def _percent_axis(scale: Scale) -> str:
 
 def distribution(methods: Sequence[Method], rows: Sequence[ClientRows], scale: Scale) -> Figure:
     """One row of dots per method, one dot per client."""
-    step, top = (62.0 if len(methods[0].clients) > 40 else 46.0), 10.0
+    many = len(methods[0].clients) > 40
+    step, top = (46.0 if not many else 150.0 if len(methods) == 1 else 62.0), 10.0
     height = top + step * len(methods) + svg.BOTTOM
     values = [row.value * scale.factor for row in rows]
     x = svg.Axis(

@@ -76,10 +76,22 @@ def _change(found: Estimate, measure: Measure, scale: Scale) -> tuple[str, str]:
     if not finite(difference) or difference.lower == difference.upper == 0:
         return text, ""
     if difference.lower < difference.upper:
-        text += " ± " + _bare(write(difference.upper - difference.estimate))
+        text = with_margin(text, _bare(write(difference.upper - difference.estimate)))
     if difference.lower <= 0 <= difference.upper:
         return text, ""
     return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"
+
+
+def with_margin(text: str, margin: str) -> str:
+    """Put a margin after a number, and their unit once if they share it.
+
+    >>> with_margin("−1.98 MB", "1.02 MB"), with_margin("−875 kB", "1 MB"), with_margin("+2", "1")
+    ('−1.98 ± 1.02 MB', '−875 kB ± 1 MB', '+2 ± 1')
+    """
+    value, _, unit = text.partition(" ")
+    if unit and margin.endswith(" " + unit):
+        return f"{value} ± {margin}"
+    return f"{text} ± {margin}"
 
 
 def measure_rows(report: Report) -> list[dict[str, Any]]:
