@@ -2,7 +2,8 @@
 
 Run: python benchmarks/flower/deployment.py SCENARIO
 
-Scenarios: rounds, kill-node-fail, kill-node-wait, kill-node-continue, kill-superlink, large.
+Scenarios: rounds, kill-node-fail, kill-node-wait, kill-node-continue, kill-superlink, large,
+simulation.
 Each starts its own SuperLink and SuperNodes with TLS and node keys, prints one JSON line and stops
 everything. The numbers depend on the machine and on what else runs on it.
 """
@@ -89,11 +90,12 @@ class Trial:
         config = AppConfig.read(self.toml)
         federation = load_data(config.data).subset(range(self.nodes))
         task = config.task()
-        module = task.model(federation.input_shape, outputs_for(federation, "cross_entropy"))
+        loss = "squared" if federation.classes is None else "cross_entropy"
+        module = task.model(federation.input_shape, outputs_for(federation, loss))
         engine = LoopClients(
             federation,
             module,
-            loss_by_name("cross_entropy"),
+            loss_by_name(loss),
             l2=task.l2,
             dtype=getattr(torch, task.dtype),
         )
@@ -207,6 +209,43 @@ def large(root: Path, width: int = 5000) -> dict[str, Any]:
     }
 
 
+def simulation(root: Path, nodes: int = 10) -> dict[str, Any]:
+    """Run the same app in Flower's simulation; needs Ray (pip install 'flwr[simulation]')."""
+
+    def edit(text: str) -> str:
+        return text.replace(
+            'name = "synthetic-regression"', f'name = "synthetic-regression"\nclients = {nodes}'
+        )
+
+    trial = Trial(root, nodes, 3, "synthetic-regression", edit)
+    deployment = trial.deployment = Deployment(root / "up", [], insecure=True)
+    for name in ("home", "logs", "memory"):
+        (deployment.folder / name).mkdir(parents=True, exist_ok=True)
+    where = f"127.0.0.1:{deployment.port}"
+    (deployment.folder / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "{where}"\n'
+        f"insecure = true\noptions.num-supernodes = {nodes}\n"
+    )
+    began = time.monotonic()
+    try:
+        place = ["--host", "127.0.0.1", "--port", str(deployment.port)]
+        trust = ["--insecure", "--simulation", "--disable-runtime-dependency-installation"]
+        deployment.superlink = deployment._spawn("superlink", ["flower-superlink", *trust, *place])
+        deployment._wait_for_port("superlink", deployment.superlink)
+        done = deployment.run(root / "trial-app", trial.settings())
+    finally:
+        deployment.stop()
+    rows = trial.rows()
+    return {
+        "nodes": nodes,
+        "rounds": len(rows),
+        "total_s": round(time.monotonic() - began, 1),
+        "seconds_of_rounds": [round(float(r["seconds"]), 1) for r in rows],
+        "error_to_simulator": trial.error(),
+        "said": "" if rows else done.stdout[-1500:],
+    }
+
+
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "rounds": lambda root: rounds(root, 4, 10),
     "rounds-1": lambda root: rounds(root, 1, 5),
@@ -216,6 +255,7 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "kill-node-continue": lambda root: kill_node(root, "continue"),
     "kill-superlink": kill_superlink,
     "large": large,
+    "simulation": simulation,
 }
 
 
