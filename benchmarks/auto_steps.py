@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
 from benchmarks.convex_problems import (
     ConvexProblem,
     convex_problem,
     drawn_objective,
     interior_point,
 )
+
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.certificate import Certify
 from equifed.data.synthetic import synthetic_regression

@@ -1,7 +1,8 @@
-"""Random convex federations, every saddle objective, and their optima by an interior-point solver."""
+"""Random convex federations, every saddle objective, and optima by an interior-point solver."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -37,7 +38,7 @@ Draw = Callable[[np.random.Generator, int], SaddleObjective]
 
 @dataclass(frozen=True)
 class ConvexProblem:
-    """Clients with samples ``inputs[i]``, ``targets[i]``, a linear model, a loss and an L2 penalty."""
+    """Clients with samples ``inputs[i]``, ``targets[i]``; linear model, loss and L2 penalty."""
 
     loss: str
     inputs: tuple[Array, ...]
@@ -125,7 +126,7 @@ def drawn_objective(seed: int, n: int) -> tuple[str, SaddleObjective]:
     return name, OBJECTIVES[name](np.random.default_rng(10**6 + seed), n)
 
 
-# -- the oracle -------------------------------------------------------------------------------------
+# -- the oracle -----------------------------------------------------------------------------------
 
 
 def interior_point(problem: ConvexProblem, objective: SaddleObjective) -> tuple[float, Array]:
@@ -139,8 +140,9 @@ def interior_point(problem: ConvexProblem, objective: SaddleObjective) -> tuple[
     value, more = _value(_rescaled(objective, scale), bounds, problem.n)
     ridge = problem.l2 / (2 * scale) * cp.sum_squares(x)
     task = cp.Problem(cp.Minimize(value + ridge), constraints + more)
-    for tolerance in (1e-10, 1e-9, 1e-8):
+    for tolerance, fraction in itertools.product((1e-10, 1e-9, 1e-8), (0.99, 0.9)):
         options = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
+        options["max_step_fraction"] = fraction  # shorter steps, where the solver loses its way
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it complains where it stops at a larger tolerance
             try:

@@ -12,6 +12,9 @@ from equifed.schedule import Point, Problem, Seen, StepSizes
 
 LARGEST, TINY = 1e300, 1e-300
 
+GRACE = 10
+"""Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
+
 
 @dataclass(frozen=True)
 class AutoSizes(StepSizes):
@@ -29,6 +32,8 @@ class AutoSizes(StepSizes):
         Rounds since the best point.
     halvings : int
         How often the safeguard halved the step sizes.
+    steepest : float
+        The coupling of weights and model, its largest over the last rounds.
     """
 
     smoothness: float = 0.0
@@ -36,6 +41,7 @@ class AutoSizes(StepSizes):
     first: float = math.inf
     stale: int = 0
     halvings: int = 0
+    steepest: float = 0.0
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes and the measured smoothness for the round's record."""
@@ -43,13 +49,20 @@ class AutoSizes(StepSizes):
 
     def retreat(self) -> AutoSizes | None:
         """Return half the step sizes, from the best point; None if there is none."""
-        return None if self.best is None else replace(self.halved(), back=self.best)
+        if self.best is None:
+            return None
+        return replace(self.halved(), back=self.best, stale=-GRACE)
 
     def halved(self) -> AutoSizes:
         """Return half the step sizes."""
-        local = None if self.local is None else self.local / 2
+        assert self.local is not None
         return replace(
-            self, primal=self.primal / 2, local=local, stale=0, halvings=self.halvings + 1
+            self,
+            primal=self.primal / 2,
+            dual=self.dual / 2,
+            local=self.local / 2,
+            stale=0,
+            halvings=self.halvings + 1,
         )
 
 
@@ -60,8 +73,9 @@ class AutoSteps:
     .. math::
 
        T &= \min(4, J) / L, \qquad \tau = T, \quad \eta = T / J, \quad \theta = 1 \\
-       \sigma &\leftarrow 0.7\, /\, \Bigl(T\, \frac{|\sum_i \Delta\lambda_i \nabla f_i(x)|^2}
-                     {|\Delta\lambda|^2}\Bigr), \quad \text{changing at most twofold a round},
+       K &\leftarrow \max\Bigl(\frac{|\sum_i \Delta\lambda_i \nabla f_i(x)|^2}
+                     {|\Delta\lambda|^2},\ 0.8\, K\Bigr), \qquad
+              \sigma \leftarrow \frac{0.7}{T K}, \ \text{changing at most twofold a round},
               \qquad \sigma_0 = \frac{0.7}{T \sum_i |\nabla f_i(x)|^2}
 
     L is the largest smoothness of any client: the largest eigenvalue from the data for linear
@@ -74,8 +88,9 @@ class AutoSteps:
 
     Safeguard: where a round is much worse than the best one (its certified gap 100 times the best;
     or, without a certificate, its objective more than doubled *and* more than half of what was
-    gained lost again), training goes back to the best point and T is halved. Where nothing improved
-    for ``patience`` rounds, T is halved. The same happens when local steps overflow.
+    gained lost again), training goes back to the best point, both steps are halved, and nothing is
+    judged for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When
+    local steps overflow for everybody, training goes back too.
 
     For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
     **neural networks** the same rule holds with L at the first model; curvature grows in training,
@@ -125,7 +140,7 @@ class AutoSteps:
     def next(self, sizes: StepSizes, seen: Seen) -> AutoSizes:
         """Return the step sizes of the next round, and where to go back to if need be."""
         assert isinstance(sizes, AutoSizes)
-        sizes = replace(sizes, dual=self._dual(sizes, seen.coupling()), back=None)
+        sizes = self._adapted(sizes, seen.coupling())
         here = replace(
             seen.point,
             merit=seen.value if seen.gap is None else seen.gap,
@@ -140,8 +155,8 @@ class AutoSteps:
             return replace(sizes, best=here, stale=0)
         if here.certified and best.merit <= 1e-12 * abs(seen.value):
             return sizes  # converged to rounding
-        if here.merit > _limit(sizes.first, best):
-            return replace(sizes.halved(), back=best)
+        if sizes.stale >= 0 and here.merit > _limit(sizes.first, best):
+            return sizes.retreat() or sizes
         if sizes.stale + 1 >= self.patience:
             return sizes.halved()
         return replace(sizes, stale=sizes.stale + 1)
@@ -160,11 +175,14 @@ class AutoSteps:
         found = min(measured, bound)
         return found if found > 0 else 1.0  # flat: any step will do
 
-    def _dual(self, sizes: AutoSizes, coupling: float | None) -> float:
+    def _adapted(self, sizes: AutoSizes, coupling: float | None) -> AutoSizes:
+        """Return the sizes with the next dual step; each halving has halved it as well."""
         if coupling is None:
-            return sizes.dual
-        wanted = self.coupling / max(sizes.primal * coupling, TINY)
-        return float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
+            return sizes
+        steepest = max(coupling, 0.8 * sizes.steepest)
+        wanted = self.coupling / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
+        dual = float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
+        return replace(sizes, dual=dual, steepest=steepest)
 
 
 def _limit(first: float, best: Point) -> float:
