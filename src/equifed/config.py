@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from equifed.automatic_lr import left_open
 from equifed.catalogue import SECTIONS, unknown
 from equifed.settings import Checker, ConfigError, Table, choose, construct, fields, settings
 from equifed.stopping import SplitName, Stop
@@ -198,7 +199,18 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     section, shared = CHOSEN[key]
     if key == "engine" and isinstance(value, Mapping):
         value = {"name": DEFAULT_ENGINE, **value}
+    if key == "algorithm":
+        value = _open_step(value)
     return checker.choice(SECTIONS[section], value, key, settings(shared) if shared else None)
+
+
+def _open_step(value: Any) -> Any:
+    """Return an algorithm's table with an automatic local step size where none is given."""
+    table = {"name": value} if isinstance(value, str) else value
+    known = SECTIONS["algorithms"].entries()
+    if not isinstance(table, dict) or table.get("name") not in known:
+        return value  # the checker says what is wrong
+    return left_open(table, settings(known[table["name"]].load()))
 
 
 def _constructed(resolved: Table) -> Table:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from equifed.algorithms.base import AnyAlgorithm
+from equifed.automatic_lr import measured
 from equifed.catalogue import SECTIONS
 from equifed.clients import Clients
 from equifed.config import CHOSEN, Holdout, ModelSettings, RunConfig
@@ -122,6 +123,7 @@ def build(config: RunConfig) -> Run:
     clients = _engine(config, federation)
     sizes = federation.train.sizes.tolist()
     algorithm = choose(SECTIONS["algorithms"], config.algorithm, "algorithm", sizes)
+    config, algorithm = measured(config, algorithm, clients)
     evaluator = clients.evaluator(*config.evaluate.splits)
     _check_stop(config, federation)
     return Run(config, federation, clients, algorithm, evaluator)

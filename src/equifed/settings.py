@@ -26,6 +26,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from equifed.catalogue import KINDS, SECTIONS, Section, UnknownName, name_of, unknown
 
 Table = dict[str, Any]
+AUTO = "auto"
+"""What a configuration says for a local step size that is to be measured."""
+
 BY_SIZE = "size"
 """What a configuration says where numbers per client are wanted: the clients' training samples."""
 
@@ -173,7 +176,7 @@ class Checker:
             return self.choice(SECTIONS[setting.section], value, path)
         if setting.record is not None:
             return self.table(settings(setting.record), value, path)
-        if setting.per_client and value == BY_SIZE:
+        if (setting.per_client and value == BY_SIZE) or (setting.name == "lr" and value == AUTO):
             return value
         return self._leaf(setting, value, path)
 
@@ -295,6 +298,8 @@ def _argument(setting: Setting, value: Any, path: str, sizes: Sequence[int] | No
         return choose(SECTIONS[setting.section], value, path, sizes)
     if setting.record is not None:
         return construct(setting.record, value, path, sizes)
+    if setting.name == "lr" and value == AUTO:
+        return 1.0  # until it is measured
     if setting.per_client and value == BY_SIZE:
         return None if sizes is None else tuple(float(size) for size in sizes)
     return tuple(value) if isinstance(value, list) else value
