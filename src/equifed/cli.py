@@ -202,6 +202,34 @@ def sweep(
         show_written(out / "frontier.html", made.problems)
 
 
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Which experiment.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The short form: minutes, not more.")] = (
+        False
+    ),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; by default reproductions/NAME or NAME-quick.")
+    ] = None,
+    processes: Processes = 1,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a published experiment and put the paper's numbers beside ours."""
+    with clear_errors():
+        from equifed import reproduce as published
+        from equifed.reproduce.show import listing, outcome_lines
+
+        if show or name is None:
+            typer.echo(listing())
+            return
+        folder = out or Path("reproductions") / (f"{name}-quick" if quick else name)
+        made = published.reproduce(
+            name, folder, quick=quick, processes=processes, console=console(quiet)
+        )
+        typer.echo("\n".join(outcome_lines(made, folder)))
+
+
 @app.command(name="list")
 def list_(
     section: Annotated[str | None, typer.Argument(help="Which section; all by default.")] = None,

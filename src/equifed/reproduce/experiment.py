@@ -1,0 +1,188 @@
+"""What an experiment is: a definition, a function, and an outcome that can disagree."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Settings = dict[str, Any]
+Cell = str | float | int | bool | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers under titles: a CSV file, and a table in a text.
+
+    >>> print(Table("Losses", ("client", "loss"), [("a", 0.25)]).markdown())
+    | client | loss |
+    |---|---|
+    | a | 0.25 |
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def csv(self) -> str:
+        """Return the table as CSV."""
+        from equifed.report.figures import csv_text
+
+        return csv_text(self.columns, [list(row) for row in self.rows])
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        shown = ["| " + " | ".join(map(_shown, line)) + " |" for line in lines]
+        shown[1] = shown[1].replace(" ", "")
+        return "\n".join(shown)
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A published statement, what we measured, and whether the two agree.
+
+    Parameters
+    ----------
+    claim : str
+        What the paper says, in its numbers where it prints any.
+    source : str
+        Where it says so.
+    measured : str
+        What came out here.
+    agrees : bool
+        Whether it is what the paper says.
+    why : str
+        Why not, as far as it is known, or what to bear in mind.
+    """
+
+    claim: str
+    source: str
+    measured: str
+    agrees: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment gives: checks against the paper, tables, and figures as SVG."""
+
+    checks: Sequence[Check]
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where and how an experiment runs.
+
+    Parameters
+    ----------
+    settings : dict
+        The experiment's definition, in its full or its quick form.
+    out : path
+        Folder of the results; run folders are below ``runs``.
+    console : Console
+        Where progress is shown.
+    processes : int
+        Runs at a time.
+    """
+
+    settings: Settings
+    out: Path
+    console: Console
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A published experiment, by the address of the function that runs it."""
+
+    address: str
+    title: str
+    paper: str
+
+    def load(self) -> Callable[[Context], Outcome]:
+        """Import the function."""
+        module, _, name = self.address.partition(":")
+        function: Callable[[Context], Outcome] = getattr(importlib.import_module(module), name)
+        return function
+
+
+PD = "SCAFF-PD (Yu et al. 2023)"
+DRFA = "DRFA (Deng et al. 2020)"
+RC = "RC-FL"
+IA = "SCAFF-PD-IA"
+
+EXPERIMENTS = {
+    "scaff-pd-synthetic": Experiment(
+        "equifed.reproduce.synthetic:run",
+        "Linear convergence of SCAFF-PD on robust regression, against DRFA",
+        f"{PD}, Fig. 2 and 5",
+    ),
+    "ia-points": Experiment(
+        "equifed.reproduce.points:run",
+        "Absolute against relative fairness on eight points of the plane",
+        f"{IA}, Fig. 1",
+    ),
+    "ia-penguins": Experiment(
+        "equifed.reproduce.penguins:run",
+        "Relative unfairness falls in phi on three species of penguins",
+        f"{IA}, Fig. 3",
+    ),
+    "drfa-fashion": Experiment(
+        "equifed.reproduce.drfa_fashion:run",
+        "Rounds to 50 % worst accuracy on ten clients with one class each",
+        f"{DRFA}, Fig. 1 to 3",
+    ),
+    "rc-fashion": Experiment(
+        "equifed.reproduce.rc_fashion:run",
+        "Accuracy of three clients (T-shirt, pullover, shirt) under four objectives",
+        f"{RC}, Fig. 1",
+    ),
+}
+
+NOT_DONE = {
+    "scaff-pd-cifar10": f"{PD}, Table 3, Fig. 3 and 4",
+    "drfa-adult": f"{DRFA}, Adult",
+    "drfa-shakespeare": f"{DRFA}, Shakespeare",
+    "rc-vehicle": f"{RC}, Table 1",
+    "ia-mnist": f"{IA}, Table 1 and Fig. 4, MNIST",
+    "ia-cifar10": f"{IA}, Table 1 and Fig. 4, CIFAR-10",
+    "heart-disease": "ours: four hospitals, all methods",
+    "femnist": "ours: 105 writers, all methods",
+}
+"""Experiments that are planned and not built yet."""
+
+
+def definition(name: str, quick: bool = False) -> Settings:
+    """Return the settings of an experiment; the quick form changes some of the full one's.
+
+    >>> definition("ia-penguins")["phi"]
+    [0.0, 0.01, 0.02, 0.03, 0.04, 0.05]
+    """
+    from equifed.catalogue import unknown
+    from equifed.compare import merged
+
+    if name in NOT_DONE:
+        raise ValueError(f"the experiment {name!r} is not built yet ({NOT_DONE[name]})")
+    if name not in EXPERIMENTS:
+        raise ValueError(unknown("experiment", name, EXPERIMENTS))
+    file = resources.files("equifed.reproduce") / "definitions" / f"{name}.toml"
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    changes = table.pop("quick", {})
+    return merged(table, changes) if quick else table
