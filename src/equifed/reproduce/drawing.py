@@ -46,7 +46,7 @@ def figure(
         write_y="{:.0e}".format if log else "{:g}".format,
     )  # fmt: skip
     plot.clip = True
-    for i, (name, line) in enumerate(shown.items()):
+    for i, (_name, line) in enumerate(shown.items()):
         colour = COLOURS[i % len(COLOURS)]
         if line.low is not None and line.high is not None:
             plot.band(line.x, line.low, line.high, fill=colour)

@@ -8,6 +8,7 @@ variant in which all ten take part with their weights is run beside it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -126,7 +127,7 @@ def checks(found: Histories, settings: Settings) -> list[Check]:
             "a larger synchronisation gap needs fewer rounds",
             f"{SOURCE}, Fig. 1 b",
             "; ".join(f"{name}: {said[name]}" for name in gaps),
-            all(b < a for a, b in zip(times, times[1:], strict=False)),
+            all(b < a for a, b in itertools.pairwise(times)),
         )
     )
     ends = {

@@ -8,6 +8,7 @@ grid in a box (Appendix J.1). All four readings are solved exactly.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def checks(rows: list[Any]) -> list[Check]:
     for column, place in ((2, "in the paper's box"), (3, "without bounds")):
         for reading, words in READINGS.items():
             values = [row[column] for row in rows if row[0] == reading]
-            falls = all(b <= a * (1 + 1e-9) for a, b in zip(values, values[1:], strict=False))
+            falls = all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(values))
             flat = max(values) - min(values) < 1e-6
             shown = ", ".join(f"{v:.3f}" for v in values)
             out.append(
@@ -144,4 +145,3 @@ def checks(rows: list[Any]) -> list[Check]:
         )
     )
     return out
-

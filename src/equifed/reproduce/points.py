@@ -1,4 +1,4 @@
-"""Eight points of the plane: the centre of the smallest circle, and the centre of the thinnest ring.
+"""Eight points of the plane: the centres of the smallest circle and of the thinnest ring.
 
 Clients are points, losses are distances to a centre. The smallest largest loss (absolute fairness)
 and the smallest difference of the largest and the smallest loss (relative fairness) are both found
@@ -7,7 +7,8 @@ to a proved accuracy by branch and bound: either function changes by at most 2 p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ def run(context: Context) -> Outcome:
     )
 
 
-def checks(rows: list[tuple[str | float, ...]], published: dict[str, float]) -> list[Check]:
+def checks(rows: Sequence[Sequence[Any]], published: dict[str, float]) -> list[Check]:
     """Compare with the numbers of Appendix A, which are rounded to three digits."""
     absolute, relative = rows
     return [

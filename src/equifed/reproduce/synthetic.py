@@ -8,6 +8,7 @@ all settings, and DRFA far behind.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -235,5 +236,5 @@ def _local_steps(found: Histories, settings: Settings) -> Check:
         "more local steps give faster convergence",
         "PD-app, Fig. 5 right (no numbers in the text)",
         "factor a round: " + ", ".join(f"J = {j}: {v:.2f}" for j, v in rates.items()),
-        all(b < a for a, b in zip(values, values[1:], strict=False)),
+        all(b < a for a, b in itertools.pairwise(values)),
     )
