@@ -55,12 +55,12 @@ class ConvexProblem:
         """Number of parameters."""
         return self.inputs[0].shape[1]
 
-    def clients(self) -> InProcessClients:
-        """Return the problem as an engine presents it, in float64."""
+    def clients(self, dtype: torch.dtype = torch.float64) -> InProcessClients:
+        """Return the problem as an engine presents it."""
         pairs = zip(self.inputs, self.targets, strict=True)
         federation = Federation.from_clients({f"client {i}": pair for i, pair in enumerate(pairs)})
         module = nn.Linear(self.d, 1, bias=False)
-        return stacked(federation, module, self.loss, l2=self.l2, dtype=torch.float64)
+        return stacked(federation, module, self.loss, l2=self.l2, dtype=dtype)
 
     def start(self) -> torch.Tensor:
         """Return the model zero."""
