@@ -26,7 +26,7 @@ from equifed.clients import MissingClients
 from equifed.curvature import hessian_product, measured_smoothness
 from equifed.data.federation import Federation
 from equifed.data.synthetic import synthetic_regression
-from equifed.engines.loop import LoopClients
+from equifed.engines.stacked import stacked
 from equifed.local import LocalSGD
 from equifed.objectives import Average, ChiSquare, CVaR, RelativeFairness, WorstCase
 from equifed.schedule import Point, Problem, Seen
@@ -232,8 +232,8 @@ def test_a_smoothness_far_too_small_is_survived(penalised: bool) -> None:
     clients = problem.clients()
     true = max(np.linalg.norm(a, 2) ** 2 * 2 / len(a) for a in problem.inputs) + problem.l2
     algorithm = ScaffPD(Average(), steps=AutoSteps(smoothness=true / 40))
-    history = train(algorithm, clients, rounds=300, x=problem.start())
-    careful = train(ScaffPD(Average()), clients, rounds=300, x=problem.start())
+    history = train(algorithm, clients, rounds=150, x=problem.start())
+    careful = train(ScaffPD(Average()), clients, rounds=150, x=problem.start())
     last, best = history.rounds[-1], careful.rounds[-1]
     assert last.numbers["halvings"] >= 3
     assert last.objective is not None and best.objective is not None
@@ -303,18 +303,21 @@ def two_moons(clients: int = 4) -> Federation:
     return Federation.from_clients(data)
 
 
-@pytest.mark.parametrize("batch", [None, 8])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("batch", "dtype"), [(None, torch.float32), (8, torch.float32), (None, torch.float64)]
+)
 def test_networks_and_minibatches_train_without_a_number_from_the_user(
     batch: int | None, dtype: torch.dtype
 ) -> None:
     module = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-    clients = LoopClients(two_moons(), module, "cross_entropy", dtype=dtype)
-    algorithm = ScaffPD(CVaR(0.5), LocalSGD(lr=1.0, steps=8, batch=batch), gradient_batch=batch)
-    history = train(algorithm, clients, rounds=40)
-    values = np.array([r.objective for r in history.rounds])
-    assert np.isfinite(values).all()
-    assert values[-5:].mean() < 0.6 * values[0]
+    clients = stacked(two_moons(), module, "cross_entropy", dtype=dtype)
+    objective, start = CVaR(0.5), clients.initial(Stream(0))
+    algorithm = ScaffPD(objective, LocalSGD(lr=1.0, steps=8, batch=batch), gradient_batch=batch)
+    state = algorithm.init(clients, start)
+    for r in range(25):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    before, after = (objective.value(clients.losses(x, Stream(0))) for x in (start, state.x))
+    assert after < 0.7 * before
 
 
 @pytest.mark.parametrize(
