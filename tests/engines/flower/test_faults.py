@@ -197,8 +197,12 @@ def test_continue_equals_training_without_the_missing_client(grid: MemoryGrid) -
 def test_a_client_that_is_not_connected_costs_no_time_under_continue(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), replace(CONTINUE, timeout=1e6, grace=1e6))
     grid.offline.add(clients.post.nodes[2])
+    sent = len(grid.sent)
     with pytest.raises(MissingClients, match="not connected"):
         clients.losses(clients.initial(Stream(0)), STREAM)
+    assert len(grid.sent) == sent  # nobody works for a round that will be repeated
+    grid.offline.clear()
+    assert len(clients.losses(clients.initial(Stream(0)), STREAM)) == 4
 
 
 def test_fewer_than_the_quorum_stop_the_run(grid: MemoryGrid) -> None:

@@ -45,7 +45,7 @@ class FlowerEvaluator:
         requests = clients.requests(
             "metrics", Stream(0, ("evaluate",)), {"splits": list(self.splits)}, {"x": packed(x)}
         )
-        answers = clients.post.ask(requests, self._check)
+        answers = clients.post.ask(requests, self._check, partial=True)
         if clients.post.patience.on_missing != "continue":
             answers.complete(clients.names)
         return [self._evaluation(split, answers.replies) for split in self.splits]

@@ -79,13 +79,21 @@ class Post:
         self.traffic = Traffic(clients)
         self.dropped = 0
 
-    def ask(self, requests: Mapping[int, Request], check: Check) -> Answers:
+    def ask(self, requests: Mapping[int, Request], check: Check, partial: bool = False) -> Answers:
         """Send one request to each client and return what came of it.
 
-        Under the policy "wait", clients that are silent or report an error are asked again.
+        Under the policy "wait", clients that are silent or report an error are asked again. Under
+        "continue", clients that are not connected are missing at once, and nobody is asked unless
+        answers of some are of use (``partial``): the round is repeated without them anyway.
         """
         until, answers = time.monotonic() + self.patience.wait, Answers()
         left = dict(requests)
+        if self.patience.on_missing == "continue":
+            absent = self.absent(left)
+            answers.failures = {i: Failure("silent", "not connected") for i in absent}
+            left = {i: r for i, r in left.items() if i not in absent}
+            if not left or (absent and not partial):
+                return answers
         self.traffic.exchanges += 1
         while True:
             _Exchange(self, left, check, answers).run()
@@ -101,6 +109,14 @@ class Post:
         """Return the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
+    def absent(self, clients: Iterable[int]) -> set[int]:
+        """Return the clients that are not connected, also after a look for them elsewhere."""
+        connected = self.connected()
+        absent = {i for i in clients if self.nodes.get(i) not in connected}
+        if absent:
+            self.find(connected)
+        return {i for i in absent if self.nodes.get(i) not in connected}
+
 
 class _Exchange:
     """One push and the polling for its replies."""
@@ -110,7 +126,6 @@ class _Exchange:
     ) -> None:
         self.post, self.requests, self.check, self.answers = post, requests, check, answers
         self.waiting: dict[str, int] = {}
-        self.done: set[str] = set()
         self.repeated: set[int] = set()
 
     def run(self) -> None:
@@ -139,20 +154,9 @@ class _Exchange:
         return patience.on_missing == "continue" and enough
 
     def _send(self, requests: Mapping[int, Request]) -> set[int]:
-        """Push requests to the clients that are connected; return those that are not.
-
-        Under "continue" a client that is not connected is missing at once.
-        """
-        connected = self.post.connected()
-        if any(self.post.nodes.get(i) not in connected for i in requests):
-            self.post.find(connected)
-        there = [i for i in requests if self.post.nodes.get(i) in connected]
-        absent = set(requests) - set(there)
-        if self.post.patience.on_missing == "continue":
-            for i in absent:
-                self.answers.failures[i] = Failure("silent", "not connected")
-            absent = set()
-        self._push({i: requests[i] for i in there})
+        """Push requests to the clients that are connected; return those that are not."""
+        absent = self.post.absent(requests)
+        self._push({i: request for i, request in requests.items() if i not in absent})
         return absent
 
     def _push(self, requests: Mapping[int, Request]) -> None:

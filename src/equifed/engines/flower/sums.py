@@ -160,7 +160,7 @@ class SecureSums:
             if set(_hex_table(reply.numbers.get("shares"))) != set(everybody):
                 raise WireError("sent shares of others than asked for")
 
-        answers = clients.post.ask(requests, check)
+        answers = clients.post.ask(requests, check, partial=True)
         if len(answers.replies) < majority(len(everybody)):
             raise MissingClients(
                 {i: failure.reason for i, failure in answers.failures.items()}, clients.names
