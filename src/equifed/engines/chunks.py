@@ -17,6 +17,9 @@ from equifed.engines.minibatches import Batch, Minibatches
 CPU_CHUNK = 1 << 22
 """Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
 
+CUDA_CHUNK = 1 << 32
+"""The same on a GPU, which wants few, large calls; far below the memory of any that is used."""
+
 BLOCK = 1 << 23
 """Samples of one client that go through the model at once, in bytes; activations come on top."""
 

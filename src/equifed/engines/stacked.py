@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from equifed.arrays import Losses, Weights
 from equifed.clients import ClientVectors, Moved
 from equifed.data.federation import Federation
-from equifed.engines.chunks import CPU_CHUNK, Chunk, SampleStore, Supply, chunks, put_rows
+from equifed.engines.chunks import (
+    CPU_CHUNK,
+    CUDA_CHUNK,
+    Chunk,
+    SampleStore,
+    Supply,
+    chunks,
+    put_rows,
+)
 from equifed.engines.flat_model import SampleLoss
 from equifed.engines.gradient_rules import PenalisedRule, Samples, rule_for
 from equifed.engines.in_process import (
@@ -133,7 +141,7 @@ class StackedClients(InProcessClients):
     def chunks(self, batch: int | None) -> Iterator[Chunk]:
         """Yield the clients in chunks of similar sizes, so that padding stays small."""
         model = self.model.size * self.model.dtype.itemsize
-        budget = CPU_CHUNK
+        budget = CUDA_CHUNK if self.model.device.type == "cuda" else CPU_CHUNK
 
         def length_for(size: int) -> int:
             width = size if batch is None else min(size, batch)
