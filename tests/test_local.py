@@ -27,7 +27,7 @@ def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:
 
 
 def test_a_hinge_needs_a_positive_smoothing() -> None:
-    with pytest.raises(ValueError, match="smoothing must be positive, got 0.0"):
+    with pytest.raises(ValueError, match=r"smoothing must be positive, got 0\.0"):
         SmoothedHinge(1.0, 0.0)
 
 
