@@ -1,7 +1,7 @@
 """RC-FL on three clients with one class of Fashion-MNIST each: who is served how well.
 
 RC-FL's Section 6 prints kappa = 5 local steps, splits of 80, 10 and 10 % of each client's data, and
-five trials; step sizes, alpha, q and batch size are not printed. They are chosen here by the average
+five trials; step sizes, alpha, q and batch size are not printed. They are chosen by the average
 over the worst client and all clients of the accuracy on the validation samples. The paper has 7,000
 images of each class; the package's 1,500 are used here.
 """

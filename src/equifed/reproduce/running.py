@@ -9,7 +9,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,13 @@ from equifed.reproduce.experiment import EXPERIMENTS, Context, Outcome, Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from equifed.metrics.evaluator import Evaluator
     from equifed.runs import Run
 
 Histories = dict[str, dict[int, History]]
 """Complete runs by variant and seed."""
 
-Measure = Callable[["Run"], "Evaluator"]
-"""Makes what measures the model in a run, in the place of the usual evaluation."""
+Prepare = Callable[["Run"], "Run"]
+"""Changes a run in a way that no configuration can say: another measure, another algorithm."""
 
 
 def reproduce(
@@ -86,7 +85,7 @@ def run_variants(
     context: Context,
     variants: Mapping[str, Mapping[str, Any]],
     seeds: Sequence[int],
-    measure: Measure | None = None,
+    prepare: Prepare | None = None,
 ) -> tuple[Histories, list[str]]:
     """Run what is missing of variants over seeds; return the complete runs, and what failed."""
     jobs = [
@@ -96,10 +95,10 @@ def run_variants(
         for name, variant in variants.items()
     ]  # fmt: skip
     check(jobs)
-    if measure is None:
+    if prepare is None:
         failed = run_jobs(jobs, processes=context.processes, console=context.console)
     else:
-        failed = _measured(jobs, measure, context.console)
+        failed = _prepared(jobs, prepare, context.console)
     found: Histories = {name: {} for name in variants}
     for one in jobs:
         if one.complete:
@@ -107,8 +106,8 @@ def run_variants(
     return found, failed
 
 
-def _measured(jobs: Sequence[Job], measure: Measure, console: Console) -> list[str]:
-    """Run jobs in turn with a measure of their own."""
+def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[str]:
+    """Run jobs in turn, each prepared."""
     from equifed.runs import build, start
     from equifed.training import TrainingError
 
@@ -118,9 +117,8 @@ def _measured(jobs: Sequence[Job], measure: Measure, console: Console) -> list[s
             if one.complete:
                 continue
             overall.running = [one]
-            built = build(one.config)
             try:
-                start(replace(built, evaluator=measure(built)), one.folder)
+                start(prepare(build(one.config)), one.folder)
             except TrainingError as error:
                 failed.append(f"{one.title}: {error}")
             overall.finish(one)
@@ -149,7 +147,7 @@ def chosen(
     axes: Mapping[str, Sequence[Any]],
     score: Callable[[History], float],
     seeds: Sequence[int],
-    measure: Measure | None = None,
+    prepare: Prepare | None = None,
 ) -> tuple[Settings, list[list[Any]]]:
     """Return the variant with the best values of a grid, and every value's score (low is good).
 
@@ -158,7 +156,7 @@ def chosen(
     to that.
     """
     tried = {f"{name} grid {i:03d}": merged(variant, one) for i, one in enumerate(grid(axes))}
-    found, _ = run_variants(context, tried, seeds, measure)
+    found, _ = run_variants(context, tried, seeds, prepare)
     scores = {}
     for title in tried:
         values = [score(h) for h in found[title].values()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from equifed.arrays import Vector
 from equifed.compare import merged
 from equifed.history import History
-from equifed.metrics.evaluator import Evaluation, Evaluator
+from equifed.metrics.evaluator import Evaluation
 from equifed.objectives import RelativeFairness
 from equifed.reproduce.drawing import Line, figure
 from equifed.reproduce.exact import Quadratics, solve
@@ -48,12 +48,12 @@ class Distance:
         return [Evaluation("train", np.ones(self.clients, dtype=np.int64), values)]
 
 
-def distance_to_exact(built: Run) -> Evaluator:
-    """Return the measure of a run: the exact solution of its own data and rho."""
+def distance_to_exact(built: Run) -> Run:
+    """Let a run measure how far it is from the exact solution of its own data and rho."""
     quadratics = Quadratics.of_regression(built.federation, built.config.model["l2"])
     rho = built.config.algorithm["objective"]["rho"]
     solution = solve(quadratics, RelativeFairness(0.0, rho=rho))
-    return Distance(solution.x, len(built.federation.names))
+    return replace(built, evaluator=Distance(solution.x, len(built.federation.names)))
 
 
 def curve(history: History) -> Array:
