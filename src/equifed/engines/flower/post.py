@@ -20,6 +20,20 @@ from equifed.clients import MissingClients, Traffic
 from equifed.engines.flower.patience import Patience
 from equifed.engines.flower.wire import OPERATIONS, Reply, Request, WireError, count_bytes
 
+EXPIRY_SECONDS = 60.0
+"""How long after its deadline a request may still be delivered; then Flower drops it."""
+
+ERRORS = {
+    1: "the client app could not be loaded",
+    2: "the client app raised an exception",
+    3: "the request expired",
+    4: "the reply expired",
+    5: "the node is gone",
+    7: "the app is invalid",
+    8: "the client app stopped responding",
+}
+"""Flower's error codes in words."""
+
 Kind = Literal["silent", "error", "stale", "bad"]
 
 
@@ -162,7 +176,7 @@ class _Exchange:
     def _push(self, requests: Mapping[int, Request]) -> None:
         if not requests:
             return
-        messages, ttl = [], max(self.post.patience.timeout, 1.0)
+        messages, ttl = [], self.post.patience.timeout + EXPIRY_SECONDS
         for i, request in requests.items():
             content = request.to_records()
             self.post.traffic.down[i] += count_bytes(content)
@@ -192,7 +206,8 @@ class _Exchange:
         request = self.requests[i]
         if message.has_error():
             # The reason may quote an exception of the client, so only the code goes on record.
-            reason = f"Flower reports error {message.error.code}"
+            code = message.error.code
+            reason = f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})"
             self.answers.failures[i] = Failure("error", reason)
             return
         self.post.traffic.up[i] += count_bytes(message.content)
