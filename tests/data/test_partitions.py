@@ -37,7 +37,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("partition", EVERY, ids=lambda p: f"{type(p).__name__}{hash(p) % 97}")
+@pytest.mark.parametrize("partition", EVERY, ids=repr)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_sample_has_exactly_one_owner(partition, seed):
     parts = partition.assign(LABELS, Stream(seed))

@@ -313,7 +313,9 @@ def test_old_vectors_are_deleted(grid: MemoryGrid, tmp_path: Path) -> None:
     assert 0 < len(kept) <= 4 * 2 * 5  # four clients, two vectors a round, the last rounds only
 
 
-@pytest.mark.parametrize("hidden", [lambda: None, PairSums, SecureSums], ids=str)
+@pytest.mark.parametrize(
+    "hidden", [lambda: None, PairSums, SecureSums], ids=["none", "sums", "secure"]
+)
 def test_a_resumed_run_equals_one_that_was_never_interrupted(
     hidden: Any, grid: MemoryGrid, tmp_path: Path
 ) -> None:
