@@ -35,6 +35,7 @@ ROOT = Path(equifed.__file__).parents[2]
 # -- the exact solver -----------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # theirs, at its tolerance
 @pytest.mark.parametrize("rho", [0.0, 0.01, 0.1])
 def test_the_exact_solver_agrees_with_an_interior_point_solver(rho: float) -> None:
     cp = pytest.importorskip("cvxpy")
@@ -44,18 +45,19 @@ def test_the_exact_solver_agrees_with_an_interior_point_solver(rho: float) -> No
         cp.sum_squares(a @ x - y) / len(y) + 0.05 * cp.sum_squares(x)
         for a, y in (data.train.client(i) for i in range(n))
     ]
-    if rho:  # max_w <w, l> - rho n/2 |w - 1/n|^2 on the simplex, by the multiplier nu of sum w = 1
-        parts = [
-            cp.square(cp.pos(one - nu + rho)) / (2 * rho * n) - rho / (2 * n) for one in losses
-        ]
-        value = nu + cp.sum(cp.hstack(parts))
+    bounds = []
+    if rho:  # by the multiplier nu of sum w = 1: nu + |(l - nu + rho)_+|^2 / (2 rho n) - rho / 2
+        above = cp.Variable(n, nonneg=True)
+        bounds = [one - nu + rho <= above[i] for i, one in enumerate(losses)]
+        value = nu + cp.sum_squares(above) / (2 * rho * n) - rho / 2
     else:
         value = cp.max(cp.hstack(losses))
-    problem = cp.Problem(cp.Minimize(value))
+    problem = cp.Problem(cp.Minimize(value), bounds)
     problem.solve(solver=cp.CLARABEL)
     ours = solve(Quadratics.of_regression(data, 0.1), RelativeFairness(0.0, rho=rho))
-    assert ours.value == pytest.approx(problem.value, abs=1e-7)
-    np.testing.assert_allclose(ours.x, x.value, atol=2e-4)
+    assert ours.value == pytest.approx(problem.value, abs=1e-6)
+    assert ours.value <= problem.value + 1e-9
+    np.testing.assert_allclose(ours.x, x.value, atol=1e-3)
     assert ours.gradient < 1e-9
     assert abs(ours.slack) < 1e-12
 
@@ -112,7 +114,7 @@ def test_no_point_of_the_papers_grid_is_better_than_the_solution_in_the_box() ->
         assert (found.x >= LOW - 1e-9).all() and (found.x <= HIGH + 1e-9).all()
 
 
-# -- single parts -----------------------------------------------------------------------------------
+# -- single parts ---------------------------------------------------------------------------------
 
 
 def test_the_smallest_circle_is_the_unit_circle() -> None:
@@ -160,7 +162,7 @@ def _drfa_fashion(variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return table, table["variants"][variant]
 
 
-# -- definitions ------------------------------------------------------------------------------------
+# -- definitions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -198,7 +200,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
         definition("ia-point")
 
 
-# -- tiny forms -------------------------------------------------------------------------------------
+# -- tiny forms -----------------------------------------------------------------------------------
 
 
 def test_points_agree_with_the_printed_sums(tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_rc_fashion_chooses_on_validation_samples_only(tmp_path: Path) -> None:
     assert len(outcome.tables["accuracy"].rows) == 4
 
 
-# -- what the project has stored --------------------------------------------------------------------
+# -- what the project has stored ------------------------------------------------------------------
 
 
 def test_the_page_is_made_from_the_stored_results() -> None:

@@ -27,7 +27,7 @@ OUTER, INNER = 60, 60
 """Most proximal steps, and most Newton steps in each; a dozen and a handful are usual."""
 
 LARGEST_STEP = 1e4
-ROUNDING, SHORTEST = 1e-14, 1e-9
+ROUNDING, SHORTEST, STALLED = 1e-14, 1e-9, 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,14 +86,15 @@ def solve(problem: Quadratics, objective: RelativeFairness, tolerance: float = 1
         np.einsum("i,iab->ab", np.full(n, 1 / n), problem.hessians), problem.linear.mean(0)
     )
     scale = max(float(np.abs(problem.losses(x)).mean()), 1e-12)
-    step = 1.0 / scale
+    step, last = 1.0 / scale, math.inf
     for _ in range(OUTER):
         x = _newton(problem, objective, x, weights, step)
         new = objective.prox(weights + step * problem.losses(x), step)
         moved = float(np.abs(new - weights).max())
         weights = new
-        if moved <= tolerance:
+        if moved <= tolerance or (moved <= STALLED and moved > last / 2):
             break
+        last = moved
         step = min(3 * step, LARGEST_STEP / scale)  # larger steps: faster, and less smooth
     losses = problem.losses(x)
     value = objective.value(losses)
