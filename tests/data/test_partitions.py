@@ -37,7 +37,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("partition", EVERY, ids=repr)
+@pytest.mark.parametrize("partition", EVERY, ids=lambda p: repr(p)[:50])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_sample_has_exactly_one_owner(partition, seed):
     parts = partition.assign(LABELS, Stream(seed))
@@ -45,7 +45,7 @@ def test_every_sample_has_exactly_one_owner(partition, seed):
     assert all(len(rows) and (np.diff(rows) > 0).all() for rows in parts)
 
 
-@pytest.mark.parametrize("partition", EVERY[:-1], ids=repr)
+@pytest.mark.parametrize("partition", EVERY[:-1], ids=lambda p: repr(p)[:50])
 def test_the_same_address_gives_the_same_parts_and_another_seed_others(partition):
     first, again, other = (partition.assign(LABELS, Stream(s)) for s in (0, 0, 1))
     assert all(map(np.array_equal, first, again))
