@@ -240,10 +240,12 @@ def test_a_smoothness_far_too_small_is_survived(penalised: bool) -> None:
     assert last.objective <= best.objective + 1e-3
 
 
-def sizes_after(seen: list[tuple[float, float | None]], patience: int = 5) -> AutoSizes:
+def sizes_after(
+    seen: list[tuple[float, float | None]], patience: int = 5, smoothed: float | None = None
+) -> AutoSizes:
     """Automatic sizes after rounds with these objectives and gaps, without clients."""
     schedule = AutoSteps(smoothness=1.0, patience=patience)
-    sizes = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0)
+    sizes = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0, smoothed=smoothed)
     for k, (value, gap) in enumerate(seen):
         point = Point(torch.tensor([float(k)]), np.ones(2) / 2, np.ones(2))
         none: object = None
@@ -261,6 +263,18 @@ def test_an_objective_that_lost_half_of_the_gain_sends_back() -> None:
     good = [(8.0, None), (1.0, None), (4.4, None)]
     assert sizes_after(good).back is None
     assert sizes_after([*good, (4.6, None)]).back is not None
+
+
+def test_a_noisy_objective_is_judged_by_its_running_mean() -> None:
+    """One minibatch that is ten times worse sends a deterministic run back, and no noisy one."""
+    values = [2.0, 1.0, 1.0, 10.0]
+    assert sizes_after([(v, None) for v in values]).back is not None
+    noisy = sizes_after([(v, None) for v in values], smoothed=float("nan"))
+    assert noisy.back is None
+    mean = values[0]
+    for value in values[1:]:
+        mean = 0.9 * mean + 0.1 * value
+    np.testing.assert_allclose(noisy.smoothed, mean)
 
 
 def test_no_progress_halves_without_going_back() -> None:

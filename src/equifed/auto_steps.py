@@ -34,6 +34,8 @@ class AutoSizes(StepSizes):
         How often the safeguard halved the step sizes.
     steepest : float
         The coupling of weights and model, its largest over the last rounds.
+    smoothed : float, optional
+        Running mean of the objective where minibatches make it noisy.
     """
 
     smoothness: float = 0.0
@@ -42,6 +44,7 @@ class AutoSizes(StepSizes):
     stale: int = 0
     halvings: int = 0
     steepest: float = 0.0
+    smoothed: float | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes and the measured smoothness for the round's record."""
@@ -92,7 +95,8 @@ class AutoSteps:
     judged for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When
     local steps overflow for everybody, training goes back too.
 
-    For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
+    For **minibatches** T is half of that, because a minibatch is steeper than all samples, and the
+    safeguard looks at a running mean of the objective, about ten rounds long. For
     **neural networks** the same rule holds with L at the first model; curvature grows in training,
     which the safeguard catches. Neither has a guarantee.
 
@@ -135,17 +139,17 @@ class AutoSteps:
         if problem.local.batch is not None or problem.gradient_batch is not None:
             time /= 2
         dual = self.coupling / max(time * float(problem.gradients.squared_norms().sum()), TINY)
-        return AutoSizes(time, min(dual, LARGEST), 1.0, time / steps, smoothness=smoothness)
+        sizes = AutoSizes(time, min(dual, LARGEST), 1.0, time / steps, smoothness=smoothness)
+        return sizes if problem.gradient_batch is None else replace(sizes, smoothed=math.nan)
 
     def next(self, sizes: StepSizes, seen: Seen) -> AutoSizes:
         """Return the step sizes of the next round, and where to go back to if need be."""
         assert isinstance(sizes, AutoSizes)
-        sizes = self._adapted(sizes, seen.coupling())
-        here = replace(
-            seen.point,
-            merit=seen.value if seen.gap is None else seen.gap,
-            certified=seen.gap is not None,
-        )
+        sizes = _noted(self._adapted(sizes, seen.coupling()), seen.value)
+        value = seen.value if sizes.smoothed is None else sizes.smoothed
+        certified = seen.gap is not None and sizes.smoothed is None
+        merit = seen.gap if certified and seen.gap is not None else value
+        here = replace(seen.point, merit=merit, certified=certified)
         best = sizes.best
         if best is None or here.certified > best.certified:
             return replace(sizes, best=here, first=here.merit, stale=0)
@@ -183,6 +187,14 @@ class AutoSteps:
         wanted = self.coupling / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
         dual = float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
         return replace(sizes, dual=dual, steepest=steepest)
+
+
+def _noted(sizes: AutoSizes, value: float) -> AutoSizes:
+    """Return the sizes with the running mean of a noisy objective, about ten rounds long."""
+    if sizes.smoothed is None:
+        return sizes
+    fresh = math.isnan(sizes.smoothed)
+    return replace(sizes, smoothed=value if fresh else 0.9 * sizes.smoothed + 0.1 * value)
 
 
 def _limit(first: float, best: Point) -> float:
