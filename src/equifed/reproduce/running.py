@@ -65,7 +65,7 @@ def reproduce(
         outcome = EXPERIMENTS[name].load()(context)
         command = f"equifed reproduce {name}" + (" --quick" if quick else "")
         if changes:
-            command += " (with changed settings)"
+            command += f" with the settings {json.dumps(dict(changes))}"
         write(name, outcome, context, command, time.perf_counter() - started)
     return outcome
 
