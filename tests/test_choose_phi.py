@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,16 +13,13 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from tests.problems import PROBLEMS
 
+from equifed import checkpoints
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.choose_phi import (
-    LARGEST_PHI,
-    best_phi,
-    choose_phi,
-    inverse_product,
-    train_with_chosen_phi,
-)
-from equifed.objectives import CVaR, RelativeFairness, WorstCase
+from equifed.algorithms.scaff_pd_ia import ScaffPDIA
+from equifed.choose_phi import LARGEST_PHI, best_phi, choose_phi, inverse_product
+from equifed.objectives import CVaR, RelativeFairness
 from equifed.streams import Stream
+from equifed.training import train
 
 positive = st.floats(1e-3, 1e3)
 
@@ -75,19 +75,52 @@ def test_the_constant_is_that_of_the_hessians(name: str) -> None:
 
 def test_the_chosen_phi_narrows_the_ratio_and_is_announced() -> None:
     problem = PROBLEMS["least squares"]
-    clients, said = problem.clients("stacked"), []
-    objective = RelativeFairness(0.5, CVaR(0.5), CVaR(0.5))
-    history, choice = train_with_chosen_phi(ScaffPD(objective), clients, rounds=60, say=said.append)
-    assert 0 < choice.phi < 1
-    assert f"phi = {choice.phi:.4g}" in said[0] and "predicted" in said[0]
+    clients, sides = problem.clients("stacked"), (CVaR(0.5), CVaR(0.5))
+    algorithm = ScaffPDIA("auto", *sides, warmup=40)
+    history = train(algorithm, clients, rounds=100)
+    phis = [r.numbers["phi"] for r in history.rounds]
+    assert phis[:40] == [0.0] * 40 and len(set(phis[40:])) == 1 and 0 < phis[40] < 1
+    (note,) = (e for e in history.events if f"phi = {phis[40]:.4g}" in e["reason"])
+    assert note["round"] == 41 and "predicted" in note["reason"]
     assert history.parameters is not None
-    x = torch.cat([p.flatten() for p in history.parameters.values()]).to(torch.float64)
-    losses = clients.losses(x, Stream(0))
-    a, b = objective.extremes(losses)
-    before = choice.high / choice.low
-    assert (a @ losses) / (b @ losses) < before
+    ratios = []
+    for rounds in (40, 100):
+        done = train(algorithm, clients, rounds=rounds)
+        assert done.parameters is not None
+        losses = clients.losses(
+            torch.cat([p.flatten() for p in done.parameters.values()]), Stream(0)
+        )
+        a, b = RelativeFairness(0.0, *sides).extremes(losses)
+        ratios.append((a @ losses) / (b @ losses))
+    assert ratios[1] < ratios[0]
 
 
-def test_only_relative_fairness_has_a_phi() -> None:
-    with pytest.raises(ValueError, match="RelativeFairness"):
-        train_with_chosen_phi(ScaffPD(WorstCase()), PROBLEMS["logistic"].clients(), rounds=1)
+def test_a_given_phi_is_scaff_pd_with_that_objective() -> None:
+    """Reduction: the same numbers, round by round."""
+    problem = PROBLEMS["logistic"]
+    clients, start = problem.clients(), torch.zeros(problem.d, dtype=torch.float64)
+    given, plain = ScaffPDIA(0.2), ScaffPD(RelativeFairness(0.2))
+    one, other = given.init(clients, start), plain.init(clients, start)
+    for r in range(5):
+        one, _ = given.round(one, clients, Stream(0).at("round", r))
+        other, _ = plain.round(other, clients, Stream(0).at("round", r))
+    assert torch.equal(one.x, other.x)
+    np.testing.assert_array_equal(one.inner.weights, other.weights)
+
+
+def test_a_state_with_a_chosen_phi_survives_a_checkpoint(tmp_path: Path) -> None:
+    problem = PROBLEMS["least squares"]
+    clients, algorithm = problem.clients(), ScaffPDIA(warmup=2)
+    template = state = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
+    for r in range(4):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    checkpoints.save(tmp_path, 4, state, {})
+    _, loaded, _ = checkpoints.load(tmp_path, template, algorithm)
+    after = [algorithm.round(s, clients, Stream(0).at("round", 4))[0] for s in (state, loaded)]
+    assert torch.equal(after[0].x, after[1].x) and after[0].phi == after[1].phi
+
+
+@pytest.mark.parametrize("wrong", [{"phi": "often"}, {"phi": 1.0}, {"warmup": 0}])
+def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ScaffPDIA(**wrong)

@@ -95,6 +95,11 @@ ALGORITHMS = {
         "accelerated primal-dual steps with bias-corrected local steps",
         "Yu et al. 2023",
     ),
+    "scaff-pd-ia": Entry(
+        "equifed.algorithms.scaff_pd_ia:ScaffPDIA",
+        "SCAFF-PD for relative fairness; phi given or chosen after a first training",
+        "Nakakita et al., relative fairness",
+    ),
 }
 
 OBJECTIVES = {
@@ -153,7 +158,7 @@ SCHEDULES = {
     "theory-integrated": Entry(
         "equifed.steps:IntegratedSteps",
         "strongly convex losses, weights that may be negative",
-        "Assumption 8 of SCAFF-PD-IA",
+        "Nakakita et al., Assumption 8",
     ),
 }
 

@@ -96,7 +96,7 @@ def certificate(
     modulus = curvature.modulus(weights)
     if not modulus > 0:
         if np.min(weights) < 0:
-            return f"negative weights: the weighted loss has no known convexity ({modulus:.3g})"
+            return "weights are negative and the weighted loss is not known to be convex"
         return "the losses are not known to be strongly convex; add an L2 penalty"
     value = objective.value(losses)
     bound = float(weights @ losses) - objective.penalty(weights)

@@ -1,24 +1,20 @@
 """How much weight the gap between clients should get: SCAFF-PD-IA's choice of phi.
 
 ``choose_phi`` looks at the model of phi = 0 and predicts what a larger phi would do to both sides
-of the trade-off; ``train_with_chosen_phi`` is the whole recipe.
+of the trade-off; :class:`equifed.algorithms.scaff_pd_ia.ScaffPDIA` is the whole recipe.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.arrays import Vector
 from equifed.clients import Clients
 from equifed.curvature import hessian_product
-from equifed.history import History
 from equifed.objectives.relative_fairness import RelativeFairness
 from equifed.streams import Stream
-from equifed.training import train
 
 LARGEST_PHI = 0.99
 """Weights grow as 1 / (1 - phi); beyond this they would be hundreds."""
@@ -139,55 +135,6 @@ def inverse_product(
         before, size = size, float(residual @ residual)
         direction = residual + (size / before) * direction
     return total, used
-
-
-def train_with_chosen_phi(
-    algorithm: ScaffPD,
-    clients: Clients,
-    *,
-    rounds: int,
-    seed: int = 0,
-    x: Vector | None = None,
-    say: Callable[[str], None] = print,
-    **options: Any,
-) -> tuple[History, PhiChoice]:
-    """Train with phi = 0, choose phi there, say it, and train on with it.
-
-    Parameters
-    ----------
-    algorithm : ScaffPD
-        With the objective ``RelativeFairness``; its phi is replaced.
-    rounds : int
-        Of each of the two trainings; the second starts from the first one's model.
-    say : callable
-        Receives the choice and the predicted trade-off in one line.
-    options
-        Further arguments of :func:`equifed.train` for the second training.
-
-    Returns
-    -------
-    History, PhiChoice
-        Of the second training, and the choice.
-    """
-    objective = algorithm.objective
-    if not isinstance(objective, RelativeFairness):
-        raise ValueError(
-            f"phi belongs to the objective RelativeFairness, got {type(objective).__name__}."
-        )
-    start = clients.initial(Stream(seed).at("initial")) if x is None else x
-    plain = replace(algorithm, objective=replace(objective, phi=0.0))
-    first = _trained(plain, clients, rounds, seed, start)
-    choice = choose_phi(clients, first, objective, Stream(seed).at("phi"))
-    say(str(choice))
-    chosen = replace(algorithm, objective=replace(objective, phi=choice.phi))
-    return train(chosen, clients, rounds=rounds, seed=seed, x=first, **options), choice
-
-
-def _trained(algorithm: ScaffPD, clients: Clients, rounds: int, seed: int, x: Vector) -> Vector:
-    state = algorithm.init(clients, x)
-    for r in range(1, rounds + 1):
-        state, _ = algorithm.round(state, clients, Stream(seed).at("round", r))
-    return algorithm.answer(state)
 
 
 def _ratio(high: float, low: float) -> float:

@@ -10,6 +10,7 @@ from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.tilted import TiltedERM
 
@@ -25,6 +26,7 @@ __all__ = [
     "QFedAvg",
     "RFedFair",
     "ScaffPD",
+    "ScaffPDIA",
     "Scaffold",
     "TiltedERM",
     "fedprox",

@@ -1,0 +1,122 @@
+"""SCAFF-PD-IA: SCAFF-PD for relative fairness, with a phi that may choose itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from equifed.algorithms.base import Info
+from equifed.algorithms.scaff_pd import AutoSizes, Curvature, Point, ScaffPD, State, StepSizes
+from equifed.arrays import Vector
+from equifed.auto_steps import AutoSteps
+from equifed.certificate import Certify
+from equifed.choose_phi import choose_phi
+from equifed.clients import Clients
+from equifed.local import LocalSGD
+from equifed.objectives.relative_fairness import RelativeFairness, Side
+from equifed.objectives.worst_case import WorstCase
+from equifed.schedule import Schedule
+from equifed.streams import Stream
+
+__all__ = [  # a state holds most of them
+    "AutoSizes", "Curvature", "Point", "ScaffPDIA", "ScaffPDIAState", "State", "StepSizes",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScaffPDIAState:
+    """SCAFF-PD's state, and the phi in force (None before it is chosen)."""
+
+    inner: State
+    phi: float | None = None
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        return self.inner.x
+
+
+@dataclass(frozen=True)
+class ScaffPDIA:
+    r"""SCAFF-PD-IA: SCAFF-PD on the integrated set of relative fairness.
+
+    .. math:: \min_x \max_{\lambda \in \Lambda_\varphi(A, B)} \sum_i \lambda_i f_i(x), \qquad
+              \Lambda_\varphi(A, B) = \Bigl\{\frac{a - \varphi b}{1 - \varphi}\Bigr\}
+
+    With a number for phi it is ``ScaffPD(RelativeFairness(phi, upper, lower, rho))`` (Algorithm 1;
+    the dual step is exact). With ``phi = "auto"`` it follows Section 5.3: ``warmup`` rounds with
+    phi = 0, then phi from equation (8) at the model reached (:func:`equifed.choose_phi.choose_phi`,
+    two exchanges for each Hessian-vector product of its conjugate gradients), then on with that
+    phi. The choice and the trade-off it predicts are recorded as an event.
+
+    Parameters
+    ----------
+    phi : float or "auto"
+        Weight of the well-served side, in [0, 1).
+    upper, lower, rho
+        As for :class:`equifed.objectives.RelativeFairness`.
+    warmup : int
+        Rounds with phi = 0 before phi is chosen.
+    local, steps, gradient_batch, participation, certify
+        As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
+    """
+
+    phi: float | Literal["auto"] = "auto"
+    upper: Side = WorstCase()  # noqa: RUF009 - a frozen value
+    lower: Side = WorstCase()  # noqa: RUF009 - a frozen value
+    rho: float = 0.0
+    warmup: int = 50
+    local: LocalSGD = LocalSGD(lr=1.0, steps=8)  # noqa: RUF009 - a frozen value
+    steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
+    gradient_batch: int | None = None
+    participation: float = 1.0
+    certify: Certify = Certify()  # noqa: RUF009 - a frozen value
+
+    def __post_init__(self) -> None:
+        if isinstance(self.phi, str) and self.phi != "auto":
+            raise ValueError(f'phi is a number in [0, 1) or "auto", got {self.phi!r}.')
+        if self.warmup < 1:
+            raise ValueError(f"warmup must be at least 1 round, got {self.warmup}.")
+        self._with(0.0 if isinstance(self.phi, str) else self.phi)  # refuses wrong arguments now
+
+    def init(self, clients: Clients, x: Vector) -> ScaffPDIAState:
+        """Return the state before the first round."""
+        given = None if isinstance(self.phi, str) else self.phi
+        return ScaffPDIAState(self._with(given or 0.0).init(clients, x), given)
+
+    def round(
+        self, state: ScaffPDIAState, clients: Clients, stream: Stream
+    ) -> tuple[ScaffPDIAState, Info]:
+        """Return the state after one round of SCAFF-PD; choose phi first when its time has come."""
+        notes: tuple[str, ...] = ()
+        if state.phi is None and state.inner.round >= self.warmup:
+            state, notes = self._chosen(state, clients, stream)
+        inner, info = self._with(state.phi or 0.0).round(state.inner, clients, stream)
+        numbers = {**info.numbers, "phi": state.phi or 0.0}
+        return replace(state, inner=inner), replace(info, numbers=numbers, notes=info.notes + notes)
+
+    def answer(self, state: ScaffPDIAState) -> Vector:
+        """Return the last model."""
+        return state.x
+
+    def _objective(self, phi: float) -> RelativeFairness:
+        return RelativeFairness(phi, self.upper, self.lower, self.rho)
+
+    def _with(self, phi: float) -> ScaffPD:
+        return ScaffPD(
+            self._objective(phi),
+            self.local,
+            self.steps,
+            self.gradient_batch,
+            self.participation,
+            self.certify,
+        )
+
+    def _chosen(
+        self, state: ScaffPDIAState, clients: Clients, stream: Stream
+    ) -> tuple[ScaffPDIAState, tuple[str, ...]]:
+        """Choose phi at the model of phi = 0 and start anew from there with the larger set."""
+        choice = choose_phi(clients, state.x, self._objective(0.0), stream.at("phi"))
+        weights = self._objective(choice.phi).prox(state.inner.weights, 0.0)
+        fresh = State(state.x, weights, round=state.inner.round)
+        return ScaffPDIAState(fresh, choice.phi), (str(choice),)
