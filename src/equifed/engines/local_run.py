@@ -43,8 +43,8 @@ class LocalRun:
 
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
-        n = len(self._clients.index)
-        matrices = {kind: self._clients._zeros(n) for kind in self.kinds} if keep else {}
+        n, d = len(self._clients.index), len(self._x)
+        matrices = {kind: self._x.new_empty(n, d) for kind in self.kinds} if keep else {}
         thresholds = np.zeros(n)
         for chunk, walk in self._walks():
             for kind, matrix in matrices.items():

@@ -51,8 +51,8 @@ class SharedGradients:
 
     def everything(self) -> tuple[Losses, DenseVectors]:
         """Return the losses and all gradients, side by side."""
-        matrix = self._clients._zeros(len(self._clients.index))
-        values = self._x.new_zeros(len(matrix))
+        n = len(self._clients.index)
+        matrix, values = self._x.new_empty(n, len(self._x)), self._x.new_empty(n)
         for chunk in self._clients.chunks(self._batch):
             gradient, value = self.rows(chunk)
             put_rows(matrix, chunk.places, gradient)
