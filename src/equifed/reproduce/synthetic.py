@@ -53,6 +53,11 @@ def distance_to_exact(built: Run) -> Run:
     quadratics = Quadratics.of_regression(built.federation, built.config.model["l2"])
     rho = built.config.algorithm["objective"]["rho"]
     solution = solve(quadratics, RelativeFairness(0.0, rho=rho))
+    if solution.gradient > 1e-8 or abs(solution.slack) > 1e-10:
+        raise ValueError(
+            f"The exact solution of {built.federation.name} is no saddle point: gradient "
+            f"{solution.gradient:.1e}, slack {solution.slack:.1e}; use less extreme data."
+        )
     return replace(built, evaluator=Distance(solution.x, len(built.federation.names)))
 
 
