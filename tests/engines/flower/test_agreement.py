@@ -19,6 +19,7 @@ from equifed.algorithms.fedavg import FedAvg, fedprox
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.tilted import TiltedERM
 from equifed.auto_steps import AutoSteps
@@ -50,6 +51,8 @@ CASES: dict[str, Any] = {
     "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
     "scaff-pd/partial": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
     "scaff-pd/auto": ScaffPD(ChiSquare(0.5), LOCAL, AutoSteps(smoothness=5.0)),
+    "scaff-pd/measured": ScaffPD(ChiSquare(0.5)),
+    "scaff-pd-ia": ScaffPDIA(0.1, local=LOCAL, steps=ConstantSteps(0.4, 0.5)),
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
 BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")
