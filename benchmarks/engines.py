@@ -1,6 +1,6 @@
 """A FedAvg round on every engine, against the bare products and gathers that it cannot avoid.
 
-    python benchmarks/engines.py [--clients 100] [--threads 2] [--quick]
+    python -m benchmarks.engines [--clients 100] [--threads 2] [--quick]
 
 100 clients x 600 samples x 784 features, batch 50, 12 local steps (one pass over all samples) for
 an MLP 784-50-10 and for logistic regression. Every engine must end at the same loss.
