@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
     from equifed.algorithms.rfedfair import RFedFair
     from equifed.algorithms.scaff_pd import ScaffPD
+    from equifed.algorithms.scaff_pd_ia import ScaffPDIA
     from equifed.algorithms.scaffold import Scaffold
     from equifed.algorithms.tilted import TiltedERM
     from equifed.auto_steps import AutoSteps
@@ -71,6 +72,7 @@ _HOMES = {
     ),
     "algorithms.rfedfair": ("RFedFair",),
     "algorithms.scaff_pd": ("ScaffPD",),
+    "algorithms.scaff_pd_ia": ("ScaffPDIA",),
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.tilted": ("TiltedERM",),
     "auto_steps": ("AutoSteps",),
@@ -166,6 +168,7 @@ __all__ = [
     "RelativeFairness",
     "RunConfig",
     "ScaffPD",
+    "ScaffPDIA",
     "Scaffold",
     "Split",
     "Stop",
