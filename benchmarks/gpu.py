@@ -1,13 +1,17 @@
-"""Engines on a GPU: agreement with the CPU loop, and seconds a round against the sequential loop.
+"""A FedAvg round on a GPU: agreement with the CPU, and times against the sequential loop and JAX.
 
-Run on a machine with CUDA: ``python benchmarks/gpu.py [clients ...]``. FedAvg, 600 x 784 samples a
-client, batch 50, 12 local steps, an MLP 784-50-10, float32; each size is timed after a first round.
+    python benchmarks/gpu.py [clients ...]
+
+600 samples x 784 features a client, batch 50, 12 local steps, an MLP 784-50-10 in float32, shuffled
+minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,17 +19,27 @@ import torch
 from equifed.data.federation import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import stacked
-from equifed.local import LocalSGD
+from equifed.engines.stacked import StackedClients, stacked
+from equifed.local import LocalSGD, SmoothedHinge
+from equifed.losses import cross_entropy
+from equifed.models import build
 from equifed.streams import Stream
 
-WORK = LocalSGD(lr=0.05, steps=12, batch=50)
+SAMPLES, FEATURES, BATCH, STEPS, LR = 600, 784, 50, 12, 0.05
+WORK = LocalSGD(lr=LR, steps=STEPS, batch=BATCH)
 
 
-def problem(clients: int, samples: int = 600, features: int = 784) -> Federation:
-    rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((clients * samples, features), dtype=np.float32)
-    targets = rng.integers(0, 10, clients * samples)
+def problem(
+    clients: int, samples: int = SAMPLES, shape: tuple[int, ...] = (FEATURES,)
+) -> Federation:
+    """Random features; their labels follow a random linear map. Large ones repeat 100 clients."""
+    draw = np.random.default_rng(0)
+    distinct = min(clients, 100)
+    inputs = draw.standard_normal((distinct * samples, *shape), dtype=np.float32)
+    truth = draw.standard_normal((int(np.prod(shape)), 10), dtype=np.float32)
+    targets = (inputs.reshape(len(inputs), -1) @ truth).argmax(1)
+    inputs = np.tile(inputs, (clients // distinct, *[1] * len(shape)))
+    targets = np.tile(targets, clients // distinct)
     offsets = np.arange(clients + 1) * samples
     names = tuple(f"c{i}" for i in range(clients))
     return Federation("random", names, Split(inputs, targets, offsets), classes=10)
@@ -37,42 +51,153 @@ def one_round(engine: InProcessClients, x: torch.Tensor, r: int) -> torch.Tensor
     return x - moved.displacement.weighted_sum(weights)
 
 
-def seconds(engine: InProcessClients, rounds: int = 5) -> float:
+def seconds(step: Callable[[int], object], rounds: int = 10) -> float:
+    """Return the median seconds of a round, after some that warm up."""
+    for r in range(min(rounds, 3)):
+        step(r)
+    times = []
+    for r in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step(r)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def measured(engine: InProcessClients, rounds: int = 10) -> tuple[float, float]:
+    """Return the seconds of a round, and the loss after two rounds from the start."""
     x = engine.initial(Stream(0))
-    x = one_round(engine, x, 0)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for r in range(1, rounds + 1):
+    took = seconds(partial(one_round, engine, x), rounds)
+    for r in range(2):
         x = one_round(engine, x, r)
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / rounds
+    return took, float(np.mean(engine.losses(x, Stream(0))))  # type: ignore[attr-defined]
 
 
 def agreement() -> float:
-    """Largest difference between stacked on the GPU and the loop on the CPU, float64, 3 rounds."""
-    data, models = problem(7, samples=90, features=20), []
-    for make, device in ((LoopClients, "cpu"), (stacked, "cuda")):
-        engine = make(data, "mlp", dtype=torch.float64, device=device)
-        x = engine.initial(Stream(0))
-        for r in range(3):
-            x = one_round(engine, x, r)
-        models.append(x.cpu())
-    return float((models[0] - models[1]).abs().max())
+    """Return the largest difference between CUDA and the loop on the CPU in float64.
+
+    Four rounds, so that graphs are captured and replayed; with everything local work can do.
+    """
+    data, worst = problem(6, samples=30, shape=(20,)), 0.0
+    everything = {"proximal": 0.1, "radius": 2.0, "average": True, "mean_gradient": True}
+    everything |= {"snapshot": 2, "hinge": SmoothedHinge(1.0, 0.1)}
+    works = [
+        LocalSGD(lr=0.1, steps=4, batch=8),
+        LocalSGD(lr=0.1, steps=3),
+        LocalSGD(lr=0.1, epochs=2, batch=8, **everything),
+    ]
+    modules = [
+        build("mlp", (20,), 10, dropout=0.3),
+        torch.nn.Sequential(torch.nn.LayerNorm(20), torch.nn.Linear(20, 10)),
+    ]
+    for module in modules:
+        given = (data, module, cross_entropy)
+        cpu = LoopClients(*given, l2=0.1, dtype=torch.float64)
+        for options in ({}, {"streamed": True}, {"memory": 1}):
+            gpu = StackedClients(*given, l2=0.1, dtype=torch.float64, device="cuda", **options)
+            for work in works:
+                worst = max(worst, difference(cpu, gpu, work))
+            replayed = [g for g in gpu.graphs._known.values() if g] if gpu.graphs else []
+            assert bool(replayed) == ("streamed" not in options), "no graph was replayed"
+    return worst
+
+
+def difference(cpu: LoopClients, gpu: StackedClients, work: LocalSGD) -> float:
+    worst, p = 0.0, np.full(6, 1 / 6)
+    for r in range(4):
+        stream, sums = Stream(0).at(r), []
+        for engine in (cpu, gpu):
+            x = cpu.initial(Stream(r)).to(engine.model.device)
+            losses, control = engine.value_and_gradient(x, stream)
+            extra = {} if work.hinge is None else {"slopes": np.linspace(0.1, 1, 6)}
+            target = control.weighted_sum(p)
+            moved = engine.local_steps(x, work, stream, control=control, target=target, **extra)
+            handles = [moved.displacement, moved.snapshot, moved.average, moved.mean_gradient]
+            vectors = [h.weighted_sum(p).cpu().numpy() for h in handles if h is not None]
+            sums.append(np.concatenate([losses, *vectors]))
+        worst = max(worst, float(np.abs(sums[0] - sums[1]).max()))
+    return worst
+
+
+def jax_round(clients: int) -> Callable[[int], object] | None:
+    """Return the same round in JAX, one compiled program over all clients and steps."""
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return None
+    split, repeat = problem(100).train, clients // 100
+    inputs = jnp.tile(jnp.asarray(split.inputs).reshape(100, SAMPLES, FEATURES), (repeat, 1, 1))
+    targets = jnp.tile(jnp.asarray(split.targets).reshape(100, SAMPLES), (repeat, 1))
+    w1, w2 = jnp.full((FEATURES, 50), 0.01), jnp.full((50, 10), 0.02)
+    x = (w1, jnp.zeros(50), w2, jnp.zeros(10))
+
+    def loss(p: tuple, a: object, t: object) -> object:
+        out = jax.nn.relu(a @ p[0] + p[1]) @ p[2] + p[3]
+        return -jnp.take_along_axis(jax.nn.log_softmax(out), t[:, None], 1).mean()
+
+    def client(p: tuple, a: object, t: object, key: object) -> tuple:
+        order = jax.random.permutation(key, SAMPLES).reshape(STEPS, BATCH)
+
+        def step(u: tuple, rows: object) -> tuple:
+            g = jax.grad(loss)(u, a[rows], t[rows])
+            return jax.tree.map(lambda v, w: v - LR * w, u, g), None
+
+        return jax.lax.scan(step, p, order)[0]
+
+    @jax.jit
+    def everyone(p: tuple, key: object) -> tuple:
+        ends = jax.vmap(client, (None, 0, 0, 0))(p, inputs, targets, jax.random.split(key, clients))
+        return jax.tree.map(lambda v: v.mean(0), ends)
+
+    return lambda r: jax.block_until_ready(everyone(x, jax.random.key(r)))
+
+
+VARIANTS = {
+    "torch.func, step by step": {"fast": False, "graph": False},
+    "written out, step by step": {"graph": False},
+    "torch.func, graph": {"fast": False},
+    "written out, graph": {},
+    "written out, graph, tf32": {"precision": "tf32"},
+    "written out, graph, bf16": {"precision": "bf16"},
+}
+
+
+def engine_for(
+    data: Federation, model: str, graph: bool = True, **options: object
+) -> StackedClients:
+    engine = stacked(data, model, device="cuda", **options)
+    if not graph:
+        engine.graphs = None
+    return engine
 
 
 def main() -> None:
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    print(f"stacked on cuda against loop on cpu, float64, largest difference: {agreement():.1e}")
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
+    print(f"CUDA against the loop on the CPU, float64: {agreement():.1e}", flush=True)
     sizes = [int(n) for n in sys.argv[1:]] or [100, 1000, 10000]
-    loop = seconds(LoopClients(problem(100), "mlp", device="cuda"), rounds=1)
-    print(f"loop on cuda, 100 clients: {loop:.3f} s a round")
+    loop, reference = measured(LoopClients(problem(100), "mlp", device="cuda"), rounds=1)
+    print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms a round", flush=True)
     for clients in sizes:
         data = problem(clients)
-        for options in ({"fast": True}, {"fast": False}):
-            took = seconds(stacked(data, "mlp", device="cuda", **options))
+        for name, options in VARIANTS.items():
+            took, loss = measured(engine_for(data, "mlp", **options))
             ratio = f", {loop / took:.0f} times the loop" if clients == 100 else ""
-            name = "written-out gradients" if options["fast"] else "torch.func"
-            print(f"{clients:6d} clients, {name}: {1000 * took:.2f} ms a round{ratio}", flush=True)
+            print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms a round{ratio}", end="")
+            print(f" (loss {loss:.5f}, off by {abs(loss / reference - 1):.0e})", flush=True)
+    images = problem(1000, samples=100, shape=(28, 28))
+    for name, options in (("step by step", {"graph": False}), ("graph", {})):
+        took, loss = measured(engine_for(images, "cnn", chunk=250, **options), rounds=3)
+        print(
+            f"  1000 clients, CNN, {name}: {1e3 * took:.1f} ms a round (loss {loss:.5f})",
+            flush=True,
+        )
+    torch.cuda.empty_cache()
+    for clients in sizes:
+        step = jax_round(clients)
+        if step is not None:
+            print(f"{clients:6d} clients, JAX: {1e3 * seconds(step):.2f} ms a round", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ class Chunk:
         Where they stand among the clients that take part.
     clients : array of int, shape (c,)
         Their positions in the federation.
-    starts : int64 (c,)
-        The rows at which their samples begin.
+    ids, starts : int64 (c,)
+        The same as a tensor, and the rows at which their samples begin.
     sizes : array of int, shape (c,)
         Their numbers of samples.
     run : slice, optional
@@ -44,6 +44,7 @@ class Chunk:
 
     places: slice | Index
     clients: Index
+    ids: Tensor
     starts: Tensor
     sizes: Index
     run: slice | None
@@ -71,6 +72,7 @@ def chunks(
         yield Chunk(
             as_slice(places),
             clients,
+            torch.as_tensor(clients, device=device),
             torch.as_tensor(offsets[clients], device=device),
             counts,
             slice(begin, begin + largest * len(places)) if together else None,
@@ -111,18 +113,22 @@ class SampleStore:
     Parameters
     ----------
     inputs, targets : Tensor (M, ...)
-        All samples, client after client.
+        All samples, client after client; pinned in the host's memory where the device lacks room.
+    device : torch.device
+        Where they are needed.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self._inputs, self._targets = inputs, targets
+    def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
+        self._inputs, self._targets, self._device = inputs, targets, device
+        self.home = inputs.device
+        self.streamed = self.home.type != device.type
         self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
     def fetch(self, chunk: Chunk, batch: Batch) -> Samples:
         """Return one batch of the first clients of a chunk."""
         rows = chunk.starts[: len(batch.positions)].unsqueeze(1) + batch.positions
         inputs, targets = (self._select(v, rows) for v in (self._inputs, self._targets))
-        return Samples(inputs, targets, batch.weights, batch.keys)
+        return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
 
     def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
         """Return all samples of a chunk's clients, without copying them where that is possible."""
@@ -132,11 +138,23 @@ class SampleStore:
         inputs, targets = (
             v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
         )
-        return Samples(inputs, targets, batch.weights, batch.keys)
+        return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
 
     def _select(self, values: Tensor, rows: Tensor) -> Tensor:
         # index_select copies whole rows, several times as fast as plain indexing.
-        return values.index_select(0, rows.reshape(-1)).view(*rows.shape, *values.shape[1:])
+        if self.streamed:
+            shape = (rows.numel(), *values.shape[1:])
+            picked = torch.empty(shape, dtype=values.dtype, pin_memory=True)
+            torch.index_select(values, 0, rows.reshape(-1), out=picked)
+        else:
+            picked = values.index_select(0, rows.reshape(-1))
+        return picked.view(*rows.shape, *values.shape[1:])
+
+    def _sent(self, samples: Samples) -> Samples:
+        """Return the samples where they are needed."""
+        if not self.streamed:
+            return samples
+        return samples.changed(partial(Tensor.to, device=self._device, non_blocking=True))
 
 
 class Supply:
@@ -157,5 +175,7 @@ class Supply:
             return [self._store.fetch(self._chunk, self._batches.at(step).first(live))]
         whole = self.whole
         if whole.keys is not None and step > 0:  # the same samples, other units dropped
-            whole = replace(whole, keys=self._batches.at(step).keys)
+            keys = self._batches.at(step).keys
+            assert keys is not None
+            whole = replace(whole, keys=keys.to(whole.keys.device))
         return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))

@@ -76,7 +76,8 @@ class Linear:
     ) -> None:
         """Set this layer's part of ``out`` to beta times itself plus alpha times its gradient."""
         weight = self.weight(out)
-        if out.is_cuda or self.fan_in * self.fan_out >= FUSED:
+        fused = out.is_cuda or self.fan_in * self.fan_out >= FUSED
+        if fused and delta.dtype == saved.dtype == out.dtype:  # not if products are in bf16
             weight.baddbmm_(delta.transpose(1, 2), saved, beta=beta, alpha=alpha)
         else:
             scale_and_add(weight, torch.bmm(delta.transpose(1, 2), saved), beta, alpha)

@@ -7,11 +7,13 @@ out by hand. :func:`rule_for` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
+import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
@@ -35,21 +37,22 @@ class Samples:
         """Return the part of the first few clients."""
         if clients == len(self.weights):
             return self
-        return self._each(lambda values: values[:clients])
+        return self.changed(lambda values: values[:clients])
 
     def blocks(self, width: int) -> list[Samples]:
         """Return the same samples in pieces of at most ``width`` per client."""
         if self.weights.shape[1] <= width:
             return [self]
         pieces = [slice(a, a + width) for a in range(0, self.weights.shape[1], width)]
-        return [self._each(partial(_columns, piece)) for piece in pieces]
+        return [self.changed(partial(_columns, piece)) for piece in pieces]
 
     def as_one(self, shares: Tensor) -> Samples:
         """Return all samples as those of one client, each client counting its share (c,)."""
         weighted = replace(self, weights=self.weights * shares.unsqueeze(1))
-        return weighted._each(lambda values: values.flatten(0, 1).unsqueeze(0))
+        return weighted.changed(lambda values: values.flatten(0, 1).unsqueeze(0))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Samples:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Samples:
+        """Return the samples with the same change made to every tensor."""
         keys = None if self.keys is None else change(self.keys)
         return Samples(change(self.inputs), change(self.targets), change(self.weights), keys)
 
@@ -96,18 +99,25 @@ class FunctionRule:
         return weights @ self._model.sample_losses(u, inputs, targets, keys)
 
 
+Precision = Literal["full", "tf32", "bf16"]
+"""Of matrix products on a GPU: the model's own, or with factors rounded to 10 or 7 bits."""
+
+
 class PenalisedRule:
     """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty."""
 
-    def __init__(self, rule: GradientRule, l2: float) -> None:
-        self.data, self._l2 = rule, l2
+    def __init__(self, rule: GradientRule, l2: float, precision: Precision = "full") -> None:
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision is one of {get_args(Precision)}, got {precision!r}.")
+        self.data, self._l2, self._precision = rule, l2, precision
 
     def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
         """Return gradients and losses."""
-        gradient, value = self.data.gradient(u, blocks[0])
-        for samples in blocks[1:]:
-            more, rest = self.data.gradient(u, samples)
-            gradient, value = gradient.add_(more), value + rest
+        with products_in(self._precision, u.device):
+            gradient, value = self.data.gradient(u, blocks[0])
+            for samples in blocks[1:]:
+                more, rest = self.data.gradient(u, samples)
+                gradient, value = gradient.add_(more), value + rest
         if self._l2:
             gradient = gradient.add_(u, alpha=self._l2)
             value = value + 0.5 * self._l2 * u.square().sum(dim=1)
@@ -116,10 +126,28 @@ class PenalisedRule:
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1:
-            self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
+            with products_in(self._precision, u.device):
+                self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
         else:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
+
+
+@contextmanager
+def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Multiply matrices in that precision for a while."""
+    if precision == "bf16":
+        with torch.autocast(device.type, torch.bfloat16):
+            yield
+    elif precision == "tf32":
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+    else:
+        yield
 
 
 def rule_for(model: FlatModel, input_dimensions: int, fast: bool = True) -> GradientRule:

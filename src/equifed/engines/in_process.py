@@ -87,8 +87,8 @@ class InProcessClients:
         self.index: Index = np.arange(len(federation.names))
         self.traffic = Traffic(len(federation.names))
         self._template = module
-        self._inputs = as_data(split.inputs, dtype, device)
-        self._targets = as_data(split.targets, dtype, device)
+        self._inputs = self._placed(as_data(split.inputs, dtype, "cpu"), torch.device(device))
+        self._targets = as_data(split.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(split.offsets, dtype=np.int64)
         self.model = FlatModel(module, loss, self._inputs[:2], l2=l2, dtype=dtype, device=device)
 
@@ -137,6 +137,10 @@ class InProcessClients:
         matrix = self._zeros(len(self.names)) if memory is None else memory.matrix.clone()
         matrix[torch.as_tensor(index, device=matrix.device)] = vectors.dense()
         return DenseVectors(matrix)
+
+    def _placed(self, inputs: Tensor, device: torch.device) -> Tensor:
+        """Return the samples where they will stay."""
+        return inputs.to(device)
 
     def _zeros(self, rows: int) -> Tensor:
         return torch.zeros(rows, self.model.size, dtype=self.model.dtype, device=self.model.device)

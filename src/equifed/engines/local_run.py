@@ -13,7 +13,7 @@ from equifed.arrays import Losses, Weights
 from equifed.engines.chunks import Chunk, put_rows, rows_of
 from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
 from equifed.engines.shared_gradients import SharedGradients
-from equifed.engines.walk import Walk
+from equifed.engines.walk import Walk, walked
 from equifed.local import LocalSGD
 from equifed.streams import Stream
 
@@ -90,15 +90,17 @@ class LocalRun:
         if self._slopes is not None:
             slope = to_tensor(self._slopes[chunk.places], self._x)
         steps, correction = work.steps_for(chunk.sizes), self._correction(chunk)
-        supply = clients.supply(chunk, self._stream, work.batch)
         quick = clients.least_squares
         if quick is not None and quick.pays(work, int(steps[0]), int(chunk.sizes[0])):
-            key = chunk.clients.tobytes()
-            return quick.walk(self._x, work, steps, correction, supply.whole, key)
-        walk = Walk(self._x, work, steps, correction, slope)
-        for step in range(int(steps[0])):
-            walk.advance(step, clients.rule, supply.at(step, walk.live(step)))
-        return walk
+            whole, key = clients.supply(chunk, self._stream, None).whole, chunk.clients.tobytes()
+            return quick.walk(self._x, work, steps, correction, whole, key)
+        if clients.graphs is not None:
+            given = (self._stream, chunk, correction, slope, self.kinds)
+            replayed = clients.graphs.walk(clients, self._x, work, *given)
+            if replayed is not None:
+                return replayed
+        supply = clients.supply(chunk, self._stream, work.batch)
+        return walked(Walk(self._x, work, steps, correction, slope), clients.rule, supply)
 
     def _correction(self, chunk: Chunk) -> Tensor | None:
         """Return target - control of a chunk's clients."""

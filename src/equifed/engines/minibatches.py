@@ -105,6 +105,7 @@ class Minibatches:
         self._slots = self._order[0, : self._batch]
         self._equal = bool((counts == self._longest).all())
         self._ones = torch.ones_like(self._order[:, : self._batch], dtype=dtype)
+        self._equal_weights = self._ones / self._batch
         self._turns = torch.as_tensor(self._per_pass, device=clients.device)
 
     def at(self, step: int) -> Batch:
@@ -125,7 +126,7 @@ class Minibatches:
         start = (step % int(self._per_pass[0])) * self._batch
         positions = self._order[:, start : start + self._batch]
         count = positions.shape[1]
-        weights = self._ones[:, :count] / count
+        weights = self._equal_weights if count == self._batch else self._ones[:, :count] / count
         return Batch(positions, weights, self._keys(step, self._slots[:count]))
 
     def _keys(self, step: int, slots: Tensor) -> Tensor | None:

@@ -49,12 +49,14 @@ class SharedGradients:
         samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
         return self._clients.rule.gradient(self._x.expand(len(chunk), -1), samples)
 
-    def everything(self) -> tuple[Losses, DenseVectors]:
-        """Return the losses and all gradients, side by side."""
+    def everything(self) -> tuple[Losses, Losses, DenseVectors]:
+        """Return the losses, the squared norms and all gradients, side by side."""
         n = len(self._clients.index)
-        matrix, values = self._x.new_empty(n, len(self._x)), self._x.new_empty(n)
+        matrix, numbers = self._x.new_empty(n, len(self._x)), self._x.new_empty(n, 2)
         for chunk in self._clients.chunks(self._batch):
             gradient, value = self.rows(chunk)
             put_rows(matrix, chunk.places, gradient)
-            put_rows(values, chunk.places, value)
-        return to_numpy(values), DenseVectors(matrix)
+            norm = torch.linalg.vector_norm(gradient, dim=1)
+            put_rows(numbers, chunk.places, torch.stack([value, norm.square()], dim=1))
+        losses, norms = to_numpy(numbers).T  # one copy, since it waits for the device
+        return losses.copy(), norms, DenseVectors(matrix)

@@ -12,13 +12,13 @@ adds them up. Randomness has an address, so making them again gives the same vec
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed.arrays import Losses, Weights
+from equifed.arrays import Index, Losses, Weights
 from equifed.clients import ClientVectors, Moved
 from equifed.data.federation import Federation
 from equifed.engines.chunks import (
@@ -30,8 +30,9 @@ from equifed.engines.chunks import (
     chunks,
     put_rows,
 )
+from equifed.engines.cuda_graph import Graphs
 from equifed.engines.flat_model import SampleLoss
-from equifed.engines.gradient_rules import PenalisedRule, Samples, rule_for
+from equifed.engines.gradient_rules import PenalisedRule, Precision, Samples, rule_for
 from equifed.engines.in_process import (
     DenseVectors,
     InProcessClients,
@@ -42,13 +43,17 @@ from equifed.engines.in_process import (
 from equifed.engines.least_squares import LeastSquares
 from equifed.engines.local_run import LocalRun, ReplayedVectors
 from equifed.engines.loop import LoopClients
-from equifed.engines.minibatches import Minibatches
+from equifed.engines.minibatches import Keys, Minibatches
 from equifed.engines.shared_gradients import SharedGradients
 from equifed.local import LocalSGD
 from equifed.streams import Stream
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
+
+
+ROOM = 0.6
+"""Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
 
 
 class StackedClients(InProcessClients):
@@ -66,17 +71,22 @@ class StackedClients(InProcessClients):
         memory: int = MEMORY,
         chunk: int | None = None,
         fast: bool = True,
+        precision: Precision = "full",
+        streamed: bool | None = None,
     ) -> None:
         if memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
+        self._memory, self._chunk, self._streamed = memory, chunk, streamed
         super().__init__(federation, module, loss, l2=l2, dtype=dtype, device=device)
-        self._memory, self._chunk = memory, chunk
-        self.store = SampleStore(self._inputs, self._targets)
+        self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
+        self.store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = rule_for(self.model, self._inputs.dim() - 1, fast)
-        self.rule = PenalisedRule(rule, l2)
-        layer = LeastSquares.layer_of(rule, loss)
+        self.rule = PenalisedRule(rule, l2, precision)
+        layer = LeastSquares.layer_of(rule, self.model.loss)
+        on_device = self.model.device.type == "cuda" and not self.store.streamed
+        self.graphs = Graphs() if on_device else None
         self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
 
     # The verbs.
@@ -105,10 +115,10 @@ class StackedClients(InProcessClients):
             losses = self.losses(x, stream, batch)
             self.traffic.up[self.index] += self.model.size * self.model.dtype.itemsize
             return losses, handle
-        losses, gradients = handle.everything()
+        losses, norms, gradients = handle.everything()
         self._book(down=1, up=1, losses=1)
         self._refuse_non_finite(losses, "loss")
-        self._refuse_non_finite(gradients.squared_norms(), "squared gradient norm")
+        self._refuse_non_finite(norms, "squared gradient norm")
         return losses, gradients
 
     def local_steps(
@@ -138,8 +148,18 @@ class StackedClients(InProcessClients):
 
     # Chunks of clients.
 
-    def chunks(self, batch: int | None) -> Iterator[Chunk]:
-        """Yield the clients in chunks of similar sizes, so that padding stays small."""
+    def chunks(self, batch: int | None) -> list[Chunk]:
+        """Return the clients in chunks of similar sizes, so that padding stays small."""
+        index, known = self._chunks.get(batch, (None, []))
+        if index is not self.index:
+            known = list(
+                chunks(self.index, self._offsets, self._length_for(batch), self.store.home)
+            )
+            self._chunks[batch] = (self.index, known)
+        return known
+
+    def _length_for(self, batch: int | None) -> Callable[[int], int]:
+        """Return how many clients share a chunk, as a function of the samples of its largest."""
         model = self.model.size * self.model.dtype.itemsize
         budget = CUDA_CHUNK if self.model.device.type == "cuda" else CPU_CHUNK
 
@@ -147,14 +167,21 @@ class StackedClients(InProcessClients):
             width = size if batch is None else min(size, batch)
             return self._chunk or max(1, budget // (model + width * self.store.sample_bytes))
 
-        return chunks(self.index, self._offsets, length_for, self.model.device)
+        return length_for
 
-    def supply(self, chunk: Chunk, stream: Stream, batch: int | None) -> Supply:
+    def supply(self, chunk: Chunk, stream: Keys, batch: int | None) -> Supply:
         """Return the samples of a chunk's clients, step by step."""
         dropout, dtype = bool(self.model.dropouts), self.model.dtype
-        ids = torch.as_tensor(chunk.clients, device=self.model.device)
-        batches = Minibatches(stream, ids, chunk.sizes, batch, dtype, dropout)
+        batches = Minibatches(stream, chunk.ids, chunk.sizes, batch, dtype, dropout)
         return Supply(self.store, chunk, batches)
+
+    def _placed(self, inputs: Tensor, device: torch.device) -> Tensor:
+        """Return the samples on the device, or pinned on the host if the device lacks room."""
+        if device.type != "cuda":
+            return inputs
+        if self._streamed is None:
+            self._streamed = inputs.nbytes > ROOM * torch.cuda.mem_get_info(device)[0]
+        return inputs.pin_memory() if self._streamed else inputs.to(device)
 
     def _fits(self, matrices: int) -> bool:
         """Tell whether that many (n, d) matrices stay within the memory bound."""
@@ -181,6 +208,8 @@ def stacked(
     memory: int = MEMORY,
     chunk: int | None = None,
     fast: bool = True,
+    precision: Precision = "full",
+    streamed: bool | None = None,
 ) -> StackedClients | LoopClients:
     """Return an engine that moves many clients at once, or ``loop`` if the module forbids it.
 
@@ -196,6 +225,11 @@ def stacked(
     fast : bool
         Use hand-written gradients for fully connected models; False takes every model through
         ``torch.func``.
+    precision : {"full", "tf32", "bf16"}
+        Of the matrix products in gradients on a GPU.
+    streamed : bool, optional
+        Keep the samples in the host's memory and send each step's to the GPU; by default only if
+        they do not fit.
     """
     module, loss = named_model(federation, module, loss)
     clients = StackedClients(
@@ -208,6 +242,8 @@ def stacked(
         memory=memory,
         chunk=chunk,
         fast=fast,
+        precision=precision,
+        streamed=streamed,
     )
     try:
         pair = clients.subset(np.flatnonzero(clients.sizes)[:2])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equifed.arrays import Index
+from equifed.engines.chunks import Supply
 from equifed.engines.gradient_rules import PenalisedRule, Samples
 from equifed.local import LocalSGD
 
@@ -60,6 +61,11 @@ class Walk:
         self.threshold: Tensor | None = None
         if work.hinge is not None:
             self.threshold = x.new_full((len(steps),), work.hinge.threshold)
+
+    @property
+    def longest(self) -> int:
+        """Steps of the client that takes most."""
+        return int(self._steps[0])
 
     def live(self, step: int) -> int:
         """Return how many clients take this step (counted from zero): the first rows."""
@@ -118,5 +124,14 @@ class Walk:
             return self._snapshot
         total = self._iterates if kind == "average" else self._gradients
         assert total is not None
+        if self._steps[0] == self._steps[-1]:  # a number that all share need not be copied
+            return total / int(self._steps[0])
         steps = torch.as_tensor(self._steps, dtype=total.dtype, device=total.device)
         return total / steps.unsqueeze(1)
+
+
+def walked(walk: Walk, rule: PenalisedRule, supply: Supply) -> Walk:
+    """Carry out all steps of a walk and return it."""
+    for step in range(walk.longest):
+        walk.advance(step, rule, supply.at(step, walk.live(step)))
+    return walk
