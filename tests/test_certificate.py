@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from equifed import curvature
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.certificate import Certificate, Certify, certificate
 from equifed.curvature import Curvature, known_curvature
@@ -61,10 +62,10 @@ def proof_at(
     clients = engine(seed)
     losses, gradients = clients.value_and_gradient(torch.as_tensor(x), Stream(0))
     weights = objective.prox(point, 0.0)
-    curvature = known_curvature(clients)
-    assert isinstance(curvature, Curvature)
+    known = known_curvature(clients)
+    assert isinstance(known, Curvature)
     gradient = gradients.weighted_sum(weights)
-    return certificate(objective, curvature, losses, weights, gradient), objective.value(losses)
+    return certificate(objective, known, losses, weights, gradient), objective.value(losses)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -118,6 +119,22 @@ def test_known_curvature_is_that_of_the_data(bias: bool, samples: int) -> None:
             np.testing.assert_allclose(known.smoothness[i], factor * values[-1] + 0.1)
             least = 2 * max(values[0], 0) + 0.1 if loss == "squared" else 0.1
             np.testing.assert_allclose(known.strong_convexity[i], least, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("EIGENVALUE_WORK", 0.0), ("MOST_CLIENTS", 1)], ids=lambda v: str(v)
+)
+def test_cheaper_bounds_are_bounds(
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = convex_problem(24).clients()
+    exact = known_curvature(clients)
+    monkeypatch.setattr(curvature, name, value)
+    cheap = known_curvature(clients)
+    assert isinstance(exact, Curvature) and isinstance(cheap, Curvature)
+    assert (cheap.smoothness >= exact.smoothness).all()
+    assert (cheap.strong_convexity <= exact.strong_convexity).all()
+    assert (cheap.strong_convexity > 0).all() and not cheap.tight
 
 
 @settings(deadline=None, max_examples=25)

@@ -302,6 +302,21 @@ def test_an_overflow_goes_back_to_the_best_model() -> None:
     assert after.sizes.primal == 5e59 and "overflow" in info.notes[0]
 
 
+def test_clients_that_are_away_are_no_overflow() -> None:
+    """Nobody there is a matter for the policy about missing clients, not for smaller steps."""
+    problem = PROBLEMS["least squares"]
+    clients, algorithm = problem.clients(), ScaffPD(Average())
+    state = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
+    state, _ = algorithm.round(state, clients, Stream(0))
+
+    def away(*_: object) -> None:
+        raise MissingClients(dict.fromkeys(range(problem.n), "no answer"), clients.names)
+
+    clients.value_and_gradient = away  # type: ignore[assignment,method-assign]
+    with pytest.raises(MissingClients, match="no answer"):
+        algorithm.round(state, clients, Stream(0))
+
+
 # -- minibatches and networks ----------------------------------------------------------------------
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 EIGENVALUE_WORK = 2e10
 """Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
 
+MOST_CLIENTS = 5000
+"""Beyond this many clients their data are not looked at one by one."""
+
 STEEPEST = {"squared": 2.0, "binary_logistic": 0.25, "cross_entropy": 0.5, "hinge": math.inf}
 """Largest second derivative of each convex loss in its outputs."""
 
@@ -86,7 +89,7 @@ def known_curvature(clients: Clients) -> Curvature | str:
     :math:`\text{l2}\, I` and :math:`(s\, \lambda_{\max}(A_i^\top A_i / m_i) + \text{l2})\, I`,
     s being the largest second derivative of the loss; the squared loss has the eigenvalues of
     :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Without the samples at hand (a real
-    federation) only the lower bound is known. Needs no exchange.
+    federation), or with too many clients to look at each, only the lower bound l2 is known. Needs no exchange.
     """
     model: FlatModel | None = getattr(clients, "model", None)
     if model is None:
@@ -98,7 +101,7 @@ def known_curvature(clients: Clients) -> Curvature | str:
     if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.losses":
         return f"nothing is known about the loss {loss}; state strong_convexity yourself"
     n = len(clients.names)
-    if not isinstance(clients, HoldsInputs):
+    if not isinstance(clients, HoldsInputs) or n > MOST_CLIENTS:
         return Curvature(np.full(n, math.inf), np.full(n, model.l2))
     quadratic = loss == "squared"
     ends = [_eigenvalues(clients.inputs_of(i), layer.bias is not None, n) for i in range(n)]

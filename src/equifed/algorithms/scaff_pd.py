@@ -94,12 +94,13 @@ class ScaffPD:
         return State(x, self.objective.start(len(clients.names)))
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        """Return the state after one round, or after stepping back if nobody could answer."""
+        """Return the state after one round, or after stepping back if everybody overflowed."""
+        clients = sampled(clients, self.participation, stream)
         try:
-            return self._round(state, sampled(clients, self.participation, stream), stream)
+            return self._round(state, clients, stream)
         except MissingClients as lost:
             sizes = None if state.sizes is None else state.sizes.retreat()
-            if sizes is None or len(lost.reasons) < len(clients.index):
+            if sizes is None or not _overflow(lost, len(clients.index)):
                 raise
             return self._back(state, sizes)
 
@@ -149,7 +150,7 @@ class ScaffPD:
         return state.sizes, self.local if own is None else replace(self.local, lr=own)
 
     def _back(self, state: State, sizes: StepSizes) -> tuple[State, Info]:
-        """Go back to the best point after a round in which nobody could answer."""
+        """Go back to the best point after a round in which everybody overflowed."""
         best = sizes.back
         assert best is not None and best.losses is not None
         value = self.objective.value(best.losses)
@@ -160,6 +161,12 @@ class ScaffPD:
     def answer(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+
+def _overflow(lost: MissingClients, present: int) -> bool:
+    """Tell whether everybody's numbers grew out of bounds, rather than clients being away."""
+    reasons = lost.reasons.values()
+    return len(reasons) == present and all(r.endswith(("inf", "nan")) for r in reasons)
 
 
 def _moved(state: State, point: Point, sizes: StepSizes) -> State:
