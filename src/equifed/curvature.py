@@ -89,7 +89,8 @@ def known_curvature(clients: Clients) -> Curvature | str:
     :math:`\text{l2}\, I` and :math:`(s\, \lambda_{\max}(A_i^\top A_i / m_i) + \text{l2})\, I`,
     s being the largest second derivative of the loss; the squared loss has the eigenvalues of
     :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Without the samples at hand (a real
-    federation), or with too many clients to look at each, only the lower bound l2 is known. Needs no exchange.
+    federation), or with too many clients to look at each, only the lower bound l2 is known.
+    Needs no exchange.
     """
     model: FlatModel | None = getattr(clients, "model", None)
     if model is None:
