@@ -158,6 +158,7 @@ VARIANTS = {
     "torch.func, step by step": {"fast": False, "graph": False},
     "written out, step by step": {"graph": False},
     "torch.func, graph": {"fast": False},
+    "torch.func, compiled, graph": {"fast": False, "compiled": True},
     "written out, graph": {},
     "written out, graph, tf32": {"precision": "tf32"},
     "written out, graph, bf16": {"precision": "bf16"},

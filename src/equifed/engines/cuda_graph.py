@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 KEPT = 4
 """Graphs kept; each holds the memory of its chunk's models and samples."""
 
-PURPOSES = ("shuffle", "dropout")
-
 
 @dataclass(frozen=True)
 class SaltedKeys:
@@ -66,17 +64,22 @@ class CapturedWalk:
     ) -> None:
         self._x, self._correction, self._slope = x.clone(), _clone(correction), _clone(slope)
         self._starts, self._ids = chunk.starts.clone(), chunk.ids.clone()
-        self._salts = {purpose: x.new_zeros((), dtype=torch.int64) for purpose in PURPOSES}
+        purposes = ["shuffle"] * (work.batch is not None) + ["dropout"] * bool(
+            clients.model.dropouts
+        )
+        self._salts = {purpose: x.new_zeros((), dtype=torch.int64) for purpose in purposes}
         own = replace(chunk, starts=self._starts, ids=self._ids)
-        supply = clients.supply(own, SaltedKeys(self._salts), work.batch)
+        # The graph reads what the supply holds, so it must live as long.
+        self._supply = supply = clients.supply(own, SaltedKeys(self._salts), work.batch)
         steps, rule = work.steps_for(chunk.sizes), clients.rule
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._walk = walked(
                 Walk(self._x, work, steps, self._correction, self._slope), rule, supply
             )
-            for kind in kinds:
+            for kind in ("lengths", *kinds):
                 self._walk.result(kind)
+        self._chunk: Chunk | None = None
 
     def __call__(
         self,
@@ -88,8 +91,10 @@ class CapturedWalk:
     ) -> Walk:
         """Replay the steps; what the walk returns is overwritten by the next replay."""
         self._x.copy_(x)
-        self._starts.copy_(chunk.starts)
-        self._ids.copy_(chunk.ids)
+        if chunk is not self._chunk:
+            self._starts.copy_(chunk.starts)
+            self._ids.copy_(chunk.ids)
+            self._chunk = chunk
         for purpose, salt in self._salts.items():
             salt.fill_(stream.at(purpose).salt())
         for place, value in ((self._correction, correction), (self._slope, slope)):

@@ -77,12 +77,10 @@ class LocalRun:
         lengths = self._x.new_zeros(len(self._clients.index))
         for chunk in self._clients.chunks(self._work.batch):
             walk = self._walk(chunk)
-            length = torch.linalg.vector_norm(walk.result("displacement"), dim=1)
-            put_rows(lengths, chunk.places, length)
+            put_rows(lengths, chunk.places, walk.result("lengths"))
             yield chunk, walk
-        self._clients._refuse_non_finite(
-            to_numpy(lengths.square()), "squared length of the local update"
-        )
+        squared = to_numpy(lengths) ** 2
+        self._clients._refuse_non_finite(squared, "squared length of the local update")
 
     def _walk(self, chunk: Chunk) -> Walk:
         clients, work = self._clients, self._work

@@ -111,9 +111,16 @@ class Walk:
             self._snapshot[first : len(u)] = u[first:]
 
     def result(self, kind: str) -> Tensor:
-        """Return displacement, snapshot, average or mean_gradient of every client, (c, d)."""
+        """Return displacement, snapshot, average or mean_gradient of every client, (c, d).
+
+        ``lengths`` are the displacements' norms, (c,).
+        """
         if kind not in self._results:
-            self._results[kind] = self.decode(self._result(kind))
+            if kind == "lengths":
+                made = torch.linalg.vector_norm(self.result("displacement"), dim=1)
+            else:
+                made = self.decode(self._result(kind))
+            self._results[kind] = made
         return self._results[kind]
 
     def _result(self, kind: str) -> Tensor:
