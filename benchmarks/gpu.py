@@ -147,11 +147,11 @@ def jax_round(clients: int) -> Callable[[int], object] | None:
         return jax.lax.scan(step, p, order)[0]
 
     @jax.jit
-    def everyone(p: tuple, key: object) -> tuple:
-        ends = jax.vmap(client, (None, 0, 0, 0))(p, inputs, targets, jax.random.split(key, clients))
+    def everyone(p: tuple, a: object, t: object, key: object) -> tuple:
+        ends = jax.vmap(client, (None, 0, 0, 0))(p, a, t, jax.random.split(key, clients))
         return jax.tree.map(lambda v: v.mean(0), ends)
 
-    return lambda r: jax.block_until_ready(everyone(x, jax.random.key(r)))
+    return lambda r: jax.block_until_ready(everyone(x, inputs, targets, jax.random.key(r)))
 
 
 VARIANTS = {
@@ -183,6 +183,8 @@ def main() -> None:
     for clients in sizes:
         data = problem(clients)
         for name, options in VARIANTS.items():
+            if clients > 1000 and (options.get("compiled") or not options.get("graph", True)):
+                continue  # slower, and long to prepare
             took, loss = measured(engine_for(data, "mlp", **options))
             ratio = f", {loop / took:.0f} times the loop" if clients == 100 else ""
             print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms a round{ratio}", end="")

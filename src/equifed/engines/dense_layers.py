@@ -105,7 +105,8 @@ class ReLU:
 
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
         """Return delta where the output was positive."""
-        return delta * (saved > 0)
+        below: Tensor = torch.ops.aten.threshold_backward(delta, saved, 0.0)
+        return below
 
 
 class Tanh:
@@ -118,7 +119,8 @@ class Tanh:
 
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
         """Return delta (1 - tanh^2)."""
-        return delta * (1 - saved.square())
+        below: Tensor = torch.ops.aten.tanh_backward(delta, saved)
+        return below
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class DenseLayersRule:
         for layer in self.layers:
             h, kept = layer.forward(u, h, samples.keys)
             saved.append(kept)
-        return h, saved
+        return h.to(u.dtype), saved
 
     def _backward(
         self,

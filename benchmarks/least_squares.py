@@ -1,0 +1,57 @@
+"""Full-gradient local steps on least squares: Gram matrices against passes over the data.
+
+    python benchmarks/least_squares.py [--threads 1]
+
+100 local steps of every client in float64; all paths must end at the same models.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import numpy as np
+import torch
+from benchmarks.timing import best_times, table
+from torch import nn
+
+from equifed.data.federation import Federation, Split
+from equifed.engines.stacked import StackedClients
+from equifed.local import LocalSGD
+from equifed.losses import squared
+from equifed.streams import Stream
+
+
+def federation(clients: int, samples: int, features: int) -> Federation:
+    draw = np.random.default_rng(0)
+    inputs = draw.standard_normal((clients * samples, features))
+    targets = inputs @ draw.standard_normal(features) + 0.1 * draw.standard_normal(len(inputs))
+    offsets, names = np.arange(clients + 1) * samples, tuple(f"c{i}" for i in range(clients))
+    return Federation("least squares", names, Split(inputs, targets, offsets))
+
+
+def compare(clients: int, samples: int, features: int, lr: float) -> None:
+    data, module = federation(clients, samples, features), nn.Linear(features, 1)
+    make = partial(StackedClients, data, module, squared, dtype=torch.float64)
+    engines = {"Gram matrices": make(), "written out": make(), "torch.func": make(fast=False)}
+    engines["written out"].least_squares = None
+    x, work = engines["torch.func"].initial(Stream(0)), LocalSGD(lr=lr, steps=100)
+    calls = {name: partial(e.local_steps, x, work, Stream(0)) for name, e in engines.items()}
+    ends = {name: call().displacement.dense() for name, call in calls.items()}
+    for name, end in ends.items():
+        torch.testing.assert_close(end, ends["torch.func"], rtol=1e-10, atol=1e-12, msg=name)
+    title = f"\n{clients} clients, {samples} samples, {features} features, 100 local steps"
+    print(table(title, best_times(calls, turns=7), "Gram matrices"))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
+    torch.set_num_threads(arguments.parse_args().threads)
+    compare(clients=100, samples=500, features=50, lr=0.01)
+    compare(clients=5, samples=100, features=10, lr=0.01)
+    compare(clients=50, samples=50, features=500, lr=0.001)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""What runs on GPUs, as far as it can be tested anywhere; the rest is skipped without CUDA."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.engines.ragged import classification, engines, start
+from torch import nn
+
+from equifed import losses
+from equifed.engines.chunks import chunks
+from equifed.engines.cuda_graph import SaltedKeys, _uniform
+from equifed.engines.gradient_rules import products_in
+from equifed.engines.stacked import StackedClients
+from equifed.local import LocalSGD, SmoothedHinge
+from equifed.models import build
+from equifed.streams import Stream
+
+
+def test_salted_keys_are_those_of_the_stream() -> None:
+    stream = Stream(5).at("round", 3)
+    salts = {p: torch.tensor(stream.at(p).salt()) for p in ("shuffle", "dropout")}
+    clients, slots = torch.tensor([[2], [9]]), torch.arange(6)
+    for purpose in salts:
+        ours = SaltedKeys(salts).at(purpose).keys(clients, 4, slots)
+        assert torch.equal(ours, stream.at(purpose).keys(clients, 4, slots))
+
+
+def test_graphs_take_chunks_whose_clients_keep_step() -> None:
+    def chunk(*sizes: int) -> object:
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        everyone = np.arange(len(sizes))
+        return next(chunks(everyone, offsets, lambda size: len(sizes), torch.device("cpu")))
+
+    steps, epochs = LocalSGD(lr=1.0, steps=3, batch=4), LocalSGD(lr=1.0, epochs=2, batch=4)
+    assert _uniform(steps, chunk(8, 8)) and _uniform(epochs, chunk(8, 7))
+    assert not _uniform(steps, chunk(9, 8))  # one begins its second pass later
+    assert not _uniform(epochs, chunk(9, 8))
+    assert _uniform(LocalSGD(lr=1.0, steps=3), chunk(9, 2))
+
+
+def test_bf16_products_stay_near_full_precision_and_keep_the_models_dtype() -> None:
+    data, module = classification(shape=(30,)), build("mlp", (30,), 3, hidden=[600])
+    full, rounded = (
+        StackedClients(data, module, losses.cross_entropy, precision=p) for p in ("full", "bf16")
+    )
+    x, work = full.initial(Stream(0)), LocalSGD(lr=0.1, steps=3, batch=2)
+    a, b = (c.local_steps(x, work, Stream(0)).displacement.dense() for c in (full, rounded))
+    assert b.dtype == torch.float32
+    assert 1e-5 < float((a - b).norm() / a.norm()) < 2e-2
+
+
+def test_tf32_is_asked_for_only_during_products() -> None:
+    before = torch.get_float32_matmul_precision()
+    with products_in("tf32", torch.device("cpu")):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"bf16.*fp8"):
+        StackedClients(classification(), nn.Linear(3, 3), losses.cross_entropy, precision="fp8")
+
+
+@pytest.mark.slow
+def test_compiled_gradients_agree() -> None:
+    module = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
+    reference, clients = engines(classification(), module, losses.cross_entropy, compiled=True)
+    x, work = start(reference), LocalSGD(lr=0.1, steps=3, batch=2)
+    ours, theirs = (
+        c.local_steps(x, work, Stream(0)).displacement.dense() for c in (clients, reference)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("options", [{}, {"streamed": True}, {"memory": 1}], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_cuda_agrees_with_the_loop_on_the_cpu(name: str, options: dict[str, int]) -> None:
+    data = classification(sizes=(9,) * 5, shape=(6, 6))
+    module = build(name, (6, 6), 3, dropout=0.3)
+    reference, _ = engines(data, module, losses.cross_entropy)
+    clients = StackedClients(
+        data, module, losses.cross_entropy, l2=0.1, dtype=torch.float64, device="cuda", **options
+    )
+    hinge = SmoothedHinge(1.0, 0.1)
+    works = [LocalSGD(lr=0.1, steps=3, batch=4), LocalSGD(lr=0.1, steps=2, hinge=hinge)]
+    weights = np.full(5, 0.2)
+    for work in works:
+        for r in range(4):  # the second round of a shape captures a graph, later ones replay it
+            x, stream, sums = start(reference, seed=r), Stream(0).at(r), []
+            slopes = None if work.hinge is None else np.linspace(0, 1, 5)
+            for engine in (clients, reference):
+                at = x.to(engine.model.device)
+                control = engine.value_and_gradient(at, stream)[1]
+                target = control.weighted_sum(weights)
+                moved = engine.local_steps(
+                    at, work, stream, control=control, target=target, slopes=slopes
+                )
+                sums.append(moved.displacement.weighted_sum(weights).cpu())
+            torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
