@@ -64,6 +64,7 @@ def test_an_unknown_precision_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 def test_compiled_gradients_agree() -> None:
     module = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
     reference, clients = engines(classification(), module, losses.cross_entropy, compiled=True)
