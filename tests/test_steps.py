@@ -245,7 +245,8 @@ def sizes_after(
 ) -> AutoSizes:
     """Automatic sizes after rounds with these objectives and gaps, without clients."""
     schedule = AutoSteps(smoothness=1.0, patience=patience)
-    sizes = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0, smoothed=smoothed)
+    by_gap = seen[0][1] is not None
+    sizes = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0, by_gap=by_gap, smoothed=smoothed)
     for k, (value, gap) in enumerate(seen):
         point = Point(torch.tensor([float(k)]), np.ones(2) / 2, np.ones(2))
         none: object = None

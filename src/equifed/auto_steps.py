@@ -34,6 +34,8 @@ class AutoSizes(StepSizes):
         How often the safeguard halved the step sizes.
     steepest : float
         The coupling of weights and model, its largest over the last rounds.
+    by_gap : bool
+        Whether rounds are judged by their certified gap; by the objective if not.
     smoothed : float, optional
         Running mean of the objective where minibatches make it noisy.
     """
@@ -44,6 +46,7 @@ class AutoSizes(StepSizes):
     stale: int = 0
     halvings: int = 0
     steepest: float = 0.0
+    by_gap: bool = False
     smoothed: float | None = None
 
     def numbers(self) -> dict[str, float]:
@@ -139,27 +142,31 @@ class AutoSteps:
         if problem.local.batch is not None or problem.gradient_batch is not None:
             time /= 2
         dual = self.coupling / max(time * float(problem.gradients.squared_norms().sum()), TINY)
-        sizes = AutoSizes(time, min(dual, LARGEST), 1.0, time / steps, smoothness=smoothness)
-        return sizes if problem.gradient_batch is None else replace(sizes, smoothed=math.nan)
+        return AutoSizes(
+            time,
+            min(dual, LARGEST),
+            extrapolation=1.0,
+            local=time / steps,
+            smoothness=smoothness,
+            by_gap=_always_certified(problem),
+            smoothed=None if problem.gradient_batch is None else math.nan,
+        )
 
     def next(self, sizes: StepSizes, seen: Seen) -> AutoSizes:
         """Return the step sizes of the next round, and where to go back to if need be."""
         assert isinstance(sizes, AutoSizes)
         sizes = _noted(self._adapted(sizes, seen.coupling()), seen.value)
-        value = seen.value if sizes.smoothed is None else sizes.smoothed
-        certified = seen.gap is not None and sizes.smoothed is None
-        merit = seen.gap if certified and seen.gap is not None else value
-        here = replace(seen.point, merit=merit, certified=certified)
-        best = sizes.best
-        if best is None or here.certified > best.certified:
-            return replace(sizes, best=here, first=here.merit, stale=0)
-        if here.certified < best.certified:  # nothing to compare it with
+        merit = _merit(sizes, seen)
+        if merit is None:  # somebody is missing: nothing to compare with
             return sizes
-        if here.merit < best.merit:
+        here, best = replace(seen.point, merit=merit), sizes.best
+        if best is None:
+            return replace(sizes, best=here, first=merit)
+        if merit < best.merit:
             return replace(sizes, best=here, stale=0)
-        if here.certified and best.merit <= 1e-12 * abs(seen.value):
+        if sizes.by_gap and best.merit <= 1e-12 * abs(seen.value):
             return sizes  # converged to rounding
-        if sizes.stale >= 0 and here.merit > _limit(sizes.first, best):
+        if sizes.stale >= 0 and merit > _limit(sizes, best.merit):
             return sizes.retreat() or sizes
         if sizes.stale + 1 >= self.patience:
             return sizes.halved()
@@ -197,8 +204,27 @@ def _noted(sizes: AutoSizes, value: float) -> AutoSizes:
     return replace(sizes, smoothed=value if fresh else 0.9 * sizes.smoothed + 0.1 * value)
 
 
-def _limit(first: float, best: Point) -> float:
-    """Return what is much worse than the best point."""
-    if best.certified:
-        return 100 * best.merit
-    return max(best.merit + abs(best.merit), (first + best.merit) / 2)
+def _merit(sizes: AutoSizes, seen: Seen) -> float | None:
+    """Return what a round is judged by; smaller is better."""
+    if sizes.by_gap:
+        return seen.gap
+    return seen.value if sizes.smoothed is None else sizes.smoothed
+
+
+def _limit(sizes: AutoSizes, best: float) -> float:
+    """Return what is much worse than the best."""
+    if sizes.by_gap:
+        return 100 * best
+    return max(best + abs(best), (sizes.first + best) / 2)
+
+
+def _always_certified(problem: Problem) -> bool:
+    """Tell whether every round with everybody present will have a certificate."""
+    known, clients = problem.curvature, problem.clients
+    return (
+        isinstance(known, Curvature)
+        and float(known.strong_convexity.min()) > 0
+        and problem.gradient_batch is None
+        and len(clients.index) == len(clients.names)
+        and problem.objective.l1_norm(len(clients.names)) <= 1 + 1e-9  # no negative weights
+    )

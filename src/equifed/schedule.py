@@ -28,7 +28,6 @@ class Point:
     weights: Weights
     losses: Losses | None = None
     merit: float = math.inf
-    certified: bool = False
 
 
 @dataclass(frozen=True)
