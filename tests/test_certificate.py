@@ -196,7 +196,8 @@ def test_without_a_proof_there_is_a_reason(changes: dict, reason: str) -> None:
     history = train(algorithm, clients, rounds=2)
     text = history.summary()["certificate"]
     assert text.startswith("no certificate: ") and reason in text
-    assert [e["reason"] for e in history.events if e["event"] == "note"] == [text]
+    chosen, why = (e["reason"] for e in history.events if e["event"] == "note")
+    assert chosen.startswith("automatic step sizes") and why == text
 
 
 def test_minibatches_are_certified_every_few_rounds() -> None:

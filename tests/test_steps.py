@@ -149,6 +149,15 @@ def test_the_measured_smoothness_is_the_largest_eigenvalue(
     assert (1 - accuracy) * exact <= found <= (1 + accuracy) * exact
 
 
+def test_the_chosen_sizes_are_recorded_and_said_once() -> None:
+    problem = convex_problem(24)
+    history = train(ScaffPD(CVaR(0.5)), problem.clients(), rounds=3, x=problem.start())
+    (note,) = (e["reason"] for e in history.events if e["event"] == "note")
+    first = history.rounds[0].numbers
+    for name in ("smoothness", "primal_step", "local_step", "dual_step"):
+        assert f"{first[name]:.4g}" in note
+
+
 def test_measuring_costs_what_the_documentation_says() -> None:
     problem = convex_problem(24)
     clients = problem.clients()

@@ -53,6 +53,11 @@ class AutoSizes(StepSizes):
         """Return the step sizes and the measured smoothness for the round's record."""
         return {**super().numbers(), "smoothness": self.smoothness, "halvings": self.halvings}
 
+    def said(self) -> tuple[str, ...]:
+        """Return the chosen sizes in words."""
+        sizes = f"tau {self.primal:.4g}, eta {self.local:.4g}, first sigma {self.dual:.4g}"
+        return (f"automatic step sizes for smoothness {self.smoothness:.4g}: {sizes}",)
+
     def retreat(self) -> AutoSizes | None:
         """Return half the step sizes, from the best point; None if there is none."""
         if self.best is None:

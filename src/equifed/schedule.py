@@ -70,6 +70,10 @@ class StepSizes:
         }
         return out if self.local is None else {**out, "local_step": self.local}
 
+    def said(self) -> tuple[str, ...]:
+        """Return what to tell about the choice of these sizes, if they were chosen."""
+        return ()
+
     def retreat(self) -> StepSizes | None:
         """Return how to go on if no client could answer; None gives up."""
         return None

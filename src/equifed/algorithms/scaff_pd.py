@@ -127,7 +127,8 @@ class ScaffPD:
         turn = present - shares(state.weights, clients.index)
         after = self.steps.next(size, Seen(Point(x, weights, losses), value, gap, turn, gradients))
         numbers = size.numbers() | (proof.numbers() if isinstance(proof, Certificate) else {})
-        notes = (f"no certificate: {proof}",) if isinstance(proof, str) else ()
+        notes = size.said() if state.round == 0 else ()
+        notes += (f"no certificate: {proof}",) if isinstance(proof, str) else ()
         info = Info(weights, losses, value, clients.index, numbers, notes)
         return _moved(state, after.back or point, after), info
 
