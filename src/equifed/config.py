@@ -208,9 +208,10 @@ def _open_step(value: Any) -> Any:
     """Return an algorithm's table with an automatic local step size where none is given."""
     table = {"name": value} if isinstance(value, str) else value
     known = SECTIONS["algorithms"].entries()
-    if not isinstance(table, dict) or table.get("name") not in known:
+    name = table.get("name") if isinstance(table, dict) else None
+    if not isinstance(name, str) or name not in known:
         return value  # the checker says what is wrong
-    return left_open(table, settings(known[table["name"]].load()))
+    return left_open(table, settings(known[name].load()))
 
 
 def _constructed(resolved: Table) -> Table:
