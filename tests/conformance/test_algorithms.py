@@ -24,6 +24,7 @@ from equifed.algorithms import (
     RFedFair,
     Scaffold,
     ScaffPD,
+    ScaffPDIA,
     TiltedERM,
     fedprox,
     qfedsgd,
@@ -66,6 +67,11 @@ CASES: dict[str, list[AnyAlgorithm]] = {
         ScaffPD(ChiSquare(0.1), EPOCHS, PRIMAL_DUAL, gradient_batch=4),
         ScaffPD(RelativeFairness(phi=0.3), STEPS, PRIMAL_DUAL),
         ScaffPD(Average(), STEPS, PRIMAL_DUAL, participation=0.5),
+        ScaffPD(CVaR(0.5)),
+    ],
+    "scaff-pd-ia": [
+        ScaffPDIA(0.2, local=STEPS, steps=PRIMAL_DUAL),
+        ScaffPDIA("auto", CVaR(0.5), CVaR(0.5), warmup=1, local=STEPS, steps=PRIMAL_DUAL),
     ],
 }
 ALGORITHMS = [
