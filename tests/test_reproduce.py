@@ -37,7 +37,6 @@ ROOT = Path(equifed.__file__).parents[2]
 
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # theirs, at its tolerance
 @pytest.mark.parametrize("rho", [0.0, 0.01, 0.1])
-@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
 def test_the_exact_solver_agrees_with_an_interior_point_solver(rho: float) -> None:
     cp = pytest.importorskip("cvxpy")
     data = synthetic_regression(seed=3)
