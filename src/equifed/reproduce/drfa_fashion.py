@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.algorithms.base import Info
 from equifed.algorithms.drfa import DRFA, State
@@ -23,13 +22,12 @@ from equifed.arrays import Vector
 from equifed.clients import Clients
 from equifed.history import History
 from equifed.metrics import mean_interval
-from equifed.reproduce.drawing import Line, figure
+from equifed.reproduce.curves import drawn, rounds_to, series
 from equifed.reproduce.experiment import Check, Context, Outcome, Settings, Table
 from equifed.reproduce.running import Histories, run_variants
 from equifed.runs import Run
 from equifed.streams import Stream
 
-Array = NDArray[np.float64]
 SOURCE = "DRFA, Section 6"
 
 
@@ -59,13 +57,6 @@ class Decaying:
         return self.inner.answer(state)
 
 
-def rounds_to(history: History, target: float) -> float:
-    """Return the first evaluated round at which every client has the accuracy, or infinity."""
-    rounds, values = history.series("accuracy", "test")
-    reached = np.flatnonzero(values.min(1) >= target)
-    return float(rounds[reached[0]]) if len(reached) else float("inf")
-
-
 def run(context: Context) -> Outcome:
     """Run all methods and synchronisation gaps, and compare rounds to the target."""
     settings = context.settings
@@ -79,30 +70,12 @@ def run(context: Context) -> Outcome:
     tables = {"methods": _table(found, settings)}
     main, gaps = settings["figure_2"], settings["figure_1"]
     figures = {
-        "figure-1-worst-accuracy": _drawn(found, gaps, "worst", "Fig. 1 b: synchronisation gap"),
-        "figure-2-worst-accuracy": _drawn(found, main, "worst", "Fig. 2 a: worst client"),
-        "figure-2-standard-deviation": _drawn(found, main, "deviation", "Fig. 2 c: spread"),
-        "figure-3-average-accuracy": _drawn(found, main, "average", "Fig. 3: average"),
+        "figure-1-worst-accuracy": drawn(found, gaps, "worst", "Fig. 1 b: synchronisation gap"),
+        "figure-2-worst-accuracy": drawn(found, main, "worst", "Fig. 2 a: worst client"),
+        "figure-2-standard-deviation": drawn(found, main, "deviation", "Fig. 2 c: spread"),
+        "figure-3-average-accuracy": drawn(found, main, "average", "Fig. 3: average"),
     }
     return Outcome(checks(found, settings), tables, figures, problems)
-
-
-def _series(history: History, what: str) -> tuple[NDArray[np.int64], Array]:
-    rounds, values = history.series("accuracy", "test")
-    reduced = {"worst": values.min(1), "average": values.mean(1), "deviation": values.std(1)}
-    return rounds, 100 * reduced[what]
-
-
-def _drawn(found: Histories, names: list[str], what: str, title: str) -> str:
-    lines = {}
-    for name in names:
-        if name not in found:
-            continue
-        runs = [_series(history, what) for history in found[name].values()]
-        values = np.array([v for _, v in runs])
-        lines[name] = Line(runs[0][0], values.mean(0), values.min(0), values.max(0))
-    label = {"worst": "worst", "average": "average", "deviation": "standard deviation of"}[what]
-    return figure(lines, title=title, x_label="round", y_label=f"{label} test accuracy, %")
 
 
 def _table(found: Histories, settings: Settings) -> Table:
@@ -114,7 +87,7 @@ def _table(found: Histories, settings: Settings) -> Table:
         row += [float(np.median(reached)) if len(known) * 2 > len(runs) else None]
         row += [min(known) if known else None, max(known) if known else None]
         for what in ("worst", "average", "deviation"):
-            ends = [float(_series(h, what)[1][-1]) for h in runs.values()]
+            ends = [float(series(h, what)[1][-1]) for h in runs.values()]
             limits = mean_interval(ends)
             row += [limits.estimate]
             row += [(limits.upper - limits.lower) / 2 if len(ends) > 1 else None]
@@ -181,7 +154,7 @@ def checks(found: Histories, settings: Settings) -> list[Check]:
         )
     )
     ends = {
-        name: float(np.mean([_series(h, "average")[1][-1] for h in runs.values()]))
+        name: float(np.mean([series(h, "average")[1][-1] for h in runs.values()]))
         for name, runs in found.items()
     }
     out.append(

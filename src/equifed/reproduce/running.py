@@ -140,6 +140,13 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[Settings]:
     return out
 
 
+def combinations(
+    name: str, variant: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]
+) -> dict[str, Settings]:
+    """Return a variant with every combination of a grid's values, under numbered names."""
+    return {f"{name} grid {i:03d}": merged(variant, one) for i, one in enumerate(grid(axes))}
+
+
 def chosen(
     context: Context,
     name: str,
@@ -155,7 +162,7 @@ def chosen(
     Seeds or samples of validation are never those that results are reported on: the caller sees
     to that.
     """
-    tried = {f"{name} grid {i:03d}": merged(variant, one) for i, one in enumerate(grid(axes))}
+    tried = combinations(name, variant, axes)
     found, _ = run_variants(context, tried, seeds, prepare)
     scores = {}
     for title in tried:
@@ -165,10 +172,9 @@ def chosen(
     best = min(scores, key=lambda title: scores[title])
     if not math.isfinite(scores[best]):
         raise ValueError(f"{name}: every value of the grid failed; widen it.")
-    combinations = itertools.product(*axes.values())
     rows = [
         [name, *values, scores[title], "chosen" if title == best else ""]
-        for title, values in zip(tried, combinations, strict=True)
+        for title, values in zip(tried, itertools.product(*axes.values()), strict=True)
     ]
     return tried[best], rows
 
