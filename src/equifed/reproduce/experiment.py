@@ -134,6 +134,11 @@ EXPERIMENTS = {
         "Linear convergence of SCAFF-PD on robust regression, against DRFA",
         f"{PD}, Fig. 2 and 5",
     ),
+    "scaff-pd-cifar10": Experiment(
+        "equifed.reproduce.scaff_pd_cifar:run",
+        "Worst-20 % accuracy of nine methods on CIFAR-10, a linear model on frozen features",
+        f"{PD}, Table 3, Fig. 3 and 4",
+    ),
     "ia-points": Experiment(
         "equifed.reproduce.points:run",
         "Absolute against relative fairness on eight points of the plane",
@@ -154,18 +159,45 @@ EXPERIMENTS = {
         "Accuracy of three clients (T-shirt, pullover, shirt) under four objectives",
         f"{RC}, Fig. 1",
     ),
+    "drfa-adult": Experiment(
+        "equifed.reproduce.drfa_natural:run",
+        "Worst accuracy on Adult with two clients, doctorate or not",
+        f"{DRFA}, Adult",
+    ),
+    "drfa-shakespeare": Experiment(
+        "equifed.reproduce.drfa_natural:run",
+        "Worst accuracy of an LSTM on 20 roles of Shakespeare",
+        f"{DRFA}, Shakespeare",
+    ),
+    "rc-vehicle": Experiment(
+        "equifed.reproduce.rc_natural:vehicle",
+        "Spread of test accuracies of a linear SVM over 23 vehicle sensors",
+        f"{RC}, Table 1",
+    ),
+    "rc-shakespeare": Experiment(
+        "equifed.reproduce.rc_natural:shakespeare",
+        "Spread of test accuracies of an LSTM over roles, ten of which train in a round",
+        f"{RC}, Table 1, Shakespeare in the place of Sent140",
+    ),
+    "ia-mnist": Experiment(
+        "equifed.reproduce.ia_networks:run",
+        "Relative unfairness of six methods on MNIST with 100 clients",
+        f"{IA}, Table 1 and Fig. 4",
+    ),
+    "ia-cifar10": Experiment(
+        "equifed.reproduce.ia_networks:run",
+        "Relative unfairness of six methods on CIFAR-10 with 100 clients",
+        f"{IA}, Table 1 and Fig. 4",
+    ),
+    "heart-disease": Experiment(
+        "equifed.reproduce.all_methods:run", "All methods on four hospitals", "ours"
+    ),
+    "femnist": Experiment(
+        "equifed.reproduce.all_methods:run", "All methods on 105 writers", "ours"
+    ),
 }
 
-NOT_DONE = {
-    "scaff-pd-cifar10": f"{PD}, Table 3, Fig. 3 and 4",
-    "drfa-adult": f"{DRFA}, Adult",
-    "drfa-shakespeare": f"{DRFA}, Shakespeare",
-    "rc-vehicle": f"{RC}, Table 1",
-    "ia-mnist": f"{IA}, Table 1 and Fig. 4, MNIST",
-    "ia-cifar10": f"{IA}, Table 1 and Fig. 4, CIFAR-10",
-    "heart-disease": "ours: four hospitals, all methods",
-    "femnist": "ours: 105 writers, all methods",
-}
+NOT_DONE = {}
 """Experiments that are planned and not built yet."""
 
 

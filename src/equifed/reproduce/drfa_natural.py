@@ -1,0 +1,128 @@
+"""DRFA on clients that nobody had to make: Adult (doctorate or not) and roles of Shakespeare.
+
+DRFA's Section 6 names both data sets and leaves the results to an appendix that is not in the text
+we have. What it claims in general is compared: the worst accuracy of the baselines in fewer rounds,
+and the average accuracy of FedAvg kept. Models, step sizes and sizes are ours and are said in
+``experiments/NAME/README.md``; every method's settings are chosen on validation samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from equifed.history import History
+from equifed.metrics import Interval, paired_difference
+from equifed.reproduce.choice import accuracy_table, chosen_methods
+from equifed.reproduce.curves import drawn, rounds_to, series
+from equifed.reproduce.experiment import Check, Context, Outcome, Table
+from equifed.reproduce.running import Histories, run_variants
+
+SOURCE = "DRFA, Section 6 and Fig. 2 (on Fashion-MNIST; no result on this data set in the text)"
+SAME_LEVEL = 1.0
+"""Points of accuracy by which DRFA may be behind and still be said to keep a level."""
+
+
+def run(context: Context) -> Outcome:
+    """Choose settings on validation samples, then compare rounds and accuracies on test samples."""
+    variants, searched = chosen_methods(context)
+    found, problems = run_variants(context, variants, context.settings["seeds"])
+    found = {name: runs for name, runs in found.items() if runs}
+    measures = {
+        "worst": lambda values: values.min(1),
+        "average": lambda values: values.mean(1),
+        "standard deviation": lambda values: values.std(1),
+    }
+    few = len(next(h.names for runs in found.values() for h in runs.values())) <= 5
+    tables = {
+        "accuracy": accuracy_table(found, measures, by_client=few),
+        "rounds": rounds_table(found),
+        "grid": searched,
+    }
+    figures = {
+        "worst-accuracy": drawn(found, list(found), "worst", "Worst client"),
+        "average-accuracy": drawn(found, list(found), "average", "Average over clients"),
+        "standard-deviation": drawn(found, list(found), "deviation", "Spread over clients"),
+    }
+    return Outcome(checks(found), tables, figures, problems)
+
+
+def rounds_to_level(ours: History, theirs: History) -> tuple[float, float]:
+    """Return when both first have the worst test accuracy that ``theirs`` has at its end."""
+    level = series(theirs, "worst")[1][-1] / 100
+    return rounds_to(ours, level), rounds_to(theirs, level)
+
+
+def _rounds(found: Histories, other: str) -> dict[int, tuple[float, float]]:
+    """Return, for each seed, the rounds of DRFA and of the other method to the other's level."""
+    both = sorted(set(found["DRFA"]) & set(found[other]))
+    return {seed: rounds_to_level(found["DRFA"][seed], found[other][seed]) for seed in both}
+
+
+def rounds_table(found: Histories) -> Table:
+    """Return how soon DRFA has the worst accuracy that each other method has at its end."""
+    rows = []
+    for other in found:
+        if other != "DRFA":
+            for seed, (ours, theirs) in _rounds(found, other).items():
+                level = float(series(found[other][seed], "worst")[1][-1])
+                reached = None if np.isinf(ours) else ours
+                rows.append([other, seed, level, reached, theirs])
+    columns = ("method", "seed", "its worst accuracy at the end, %", "DRFA has it in round",
+               "the method first had it in round")  # fmt: skip
+    return Table("Rounds to the worst accuracy of the other methods", columns, rows)
+
+
+def checks(found: Histories) -> list[Check]:
+    """Compare with what the paper says of DRFA in general."""
+    out = [_sooner(found, other) for other in ("AFL", "q-FedAvg") if other in found]
+    for other in [name for name in ("AFL", "q-FedAvg", "FedAvg") if name in found]:
+        change = _end(found, other, "worst")
+        more = other == "FedAvg"
+        out.append(
+            Check(
+                f"DRFA ends {'above' if more else 'at the level of'} the worst accuracy of {other}",
+                SOURCE,
+                _points(change, other, len(found[other])),
+                change.estimate > (0 if more else -SAME_LEVEL),
+            )
+        )
+    change = _end(found, "FedAvg", "average")
+    out.append(
+        Check(
+            "DRFA keeps the level of FedAvg's average accuracy",
+            "DRFA, Fig. 3 (training accuracy on Fashion-MNIST there, test accuracy here)",
+            _points(change, "FedAvg", len(found["FedAvg"])),
+            change.estimate > -SAME_LEVEL,
+        )
+    )
+    return out
+
+
+def _sooner(found: Histories, other: str) -> Check:
+    pairs = np.array(list(_rounds(found, other).values()))
+    ours, theirs = np.median(pairs, axis=0)
+    last = max(h.rounds[-1].round for h in found["DRFA"].values())
+    said = f"round {ours:g}" if np.isfinite(ours) else f"not in {last} rounds"
+    return Check(
+        f"DRFA needs fewer rounds than {other} for the same worst accuracy",
+        SOURCE,
+        f"the worst accuracy that {other} has at its end: DRFA {said}, {other} round {theirs:g} "
+        f"(medians of {len(pairs)} seeds)",
+        bool(ours < theirs),
+    )
+
+
+def _end(found: Mapping[str, Mapping[int, History]], other: str, what: str) -> Interval:
+    """Return DRFA's accuracy at the end less the other method's, within seeds."""
+    both = sorted(set(found["DRFA"]) & set(found[other]))
+    ours, theirs = (
+        [float(series(found[name][seed], what)[1][-1]) for seed in both] for name in ("DRFA", other)
+    )
+    return paired_difference(ours, theirs)
+
+
+def _points(change: Interval, other: str, seeds: int) -> str:
+    limits = f" ({change.lower:+.1f} to {change.upper:+.1f})" if seeds > 1 else ""
+    return f"DRFA less {other} within {seeds} seeds: {change.estimate:+.1f} points{limits}"
