@@ -197,7 +197,7 @@ EXPERIMENTS = {
     ),
 }
 
-NOT_DONE = {}
+NOT_DONE: dict[str, str] = {}
 """Experiments that are planned and not built yet."""
 
 
