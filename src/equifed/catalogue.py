@@ -235,7 +235,10 @@ def _models() -> dict[str, Entry]:
 def _data() -> dict[str, Entry]:
     from equifed.data.registry import DATASETS
 
-    own = {"table": Entry("equifed.runs:table", "your own CSV or Parquet file, one row a sample")}
+    own = {
+        "table": Entry("equifed.runs:table", "your own CSV or Parquet file, one row a sample"),
+        "arrays": Entry("equifed.data.pooled:arrays", "your own .npz file, divided by a partition"),
+    }
     known = {k: replace(documented(d.loader), summary=d.description) for k, d in DATASETS.items()}
     return {**known, **own}
 

@@ -1,4 +1,4 @@
-"""Pools of images without owners, divided by a partition: MNIST, Fashion-MNIST, CIFAR-10."""
+"""Pools of samples without owners, divided by a partition: images, or arrays of your own."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Array = NDArray[Any]
 Pool = tuple[Array, Array]
 Spec = Partition | str | Mapping[str, Any]
 
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 TEN_IID: dict[str, Any] = {"name": "iid", "clients": 10}
 
 
@@ -125,6 +126,34 @@ def cifar10(
     return divide(
         "cifar10", scaled[0], scaled[1], partition, seed, CIFAR_CLASSES, source | checksums(paths)
     )
+
+
+def arrays(
+    path: str | Path, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None
+) -> Federation:
+    """Your own arrays in an .npz file, divided by a partition.
+
+    The file holds ``x_train`` and ``y_train``, ``x_test`` and ``y_test``: one sample a row, labels
+    as whole numbers from 0 (frozen features of a network, say). ``about``, a text in it, goes into
+    the federation's source. Other parameters as for :func:`mnist`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"There is no file {path}; give an .npz file with {', '.join(ARRAYS)}.")
+    with np.load(path, allow_pickle=False) as stored:
+        missing = [name for name in ARRAYS if name not in stored]
+        if missing:
+            raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(stored)}.")
+        train, test = ((stored[f"x_{k}"], stored[f"y_{k}"]) for k in ("train", "test"))
+        about = {"about": str(stored["about"])} if "about" in stored else {}
+    for label, (x, y) in (("train", train), ("test", test)):
+        if len(x) != len(y):
+            raise DataError(f"{path}: x_{label} has {len(x)} rows, y_{label} {len(y)} labels.")
+    classes = tuple(str(k) for k in range(int(max(train[1].max(), test[1].max())) + 1))
+    return divide(
+        path.stem, _cut(train, samples), _cut(test, _sixth(samples)), partition, seed, classes,
+        about | checksums([path]),
+    )  # fmt: skip
 
 
 def divide(
