@@ -1,0 +1,67 @@
+"""Choosing on validation samples: settings change together, the best try is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from equifed.history import History
+from equifed.reproduce.experiment import Context
+from equifed.reproduce.tried import alternatives, choose
+
+
+def settings(rates: list[float]) -> dict[str, Any]:
+    """Return a definition of one method with these step sizes."""
+    small = {"name": "fashion-three", "train": 60, "test": 30, "holdout": {"validation": 0.2}}
+    return {
+        "tuning_seeds": [1000, 1001],
+        "places": list(range(len(rates))),
+        "run": {"rounds": 3, "threads": 1, "data": small, "model": {"name": "logistic"}},
+        "variants": {"A": {"algorithm": {"name": "fedavg", "local": {"steps": 2, "batch": 10}}}},
+        "tried": {
+            "A": {
+                "algorithm.local.lr": rates,
+                "algorithm.local.steps": [2 + i for i in range(len(rates))],
+            }
+        },
+    }
+
+
+def accuracy(history: History) -> float:
+    """Return the average accuracy on validation samples."""
+    record = history.last("accuracy", "validation")
+    assert record is not None
+    return float(record.values.mean())
+
+
+def test_values_at_the_same_place_belong_together() -> None:
+    table = {**settings([0.1, 0.2, 0.3]), "places": [0, 2]}
+    tries = [one["algorithm"]["local"] for _, one in alternatives(table, "A")]
+    assert [(one["lr"], one["steps"]) for one in tries] == [(0.1, 2), (0.3, 4)]
+    assert all(one["batch"] == 10 for one in tries)
+
+
+def test_the_best_try_is_chosen(tmp_path: Path) -> None:
+    context = Context(settings([1e-9, 0.1]), tmp_path, Console(quiet=True))
+    variants, table = choose(context, accuracy, "accuracy")
+    scores = [row[2] for row in table.rows]
+    best = int(scores[1] > scores[0])
+    assert [row[3] for row in table.rows] == [["chosen", ""], ["", "chosen"]][best]
+    assert variants["A"]["algorithm"]["local"]["lr"] == [1e-9, 0.1][best]
+    # The opposite score chooses the other one, from the same runs.
+    others, _ = choose(context, lambda history: -accuracy(history), "minus accuracy")
+    assert others != variants
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_try_that_fails_is_not_chosen(tmp_path: Path) -> None:
+    context = Context(settings([1e38, 0.1]), tmp_path / "one", Console(quiet=True))
+    variants, table = choose(context, accuracy, "accuracy")
+    assert table.rows[0][2] is None
+    assert variants["A"]["algorithm"]["local"]["lr"] == 0.1
+    context = Context(settings([1e38]), tmp_path / "two", Console(quiet=True))
+    with pytest.raises(ValueError, match="every value that was tried failed"):
+        choose(context, accuracy, "accuracy")
