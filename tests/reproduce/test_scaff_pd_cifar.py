@@ -199,7 +199,7 @@ def test_a_small_form_chooses_compares_and_runs_only_what_is_missing(tmp_path: P
     small = {"name": "fashion-three", "train": 100, "test": 50}
     changes: dict[str, Any] = {
         "seeds": [0],
-        "run": {"rounds": 3, "data": {"partition": {"clients": 5, "min_samples": 10}}},
+        "run": {"rounds": 3, "data": {"partition": {"base": {"clients": 5, "min_samples": 10}}}},
         "features": {
             "frozen": {"images": small},
             "tangent": {"images": small, "run": {"rounds": 1}},
