@@ -227,7 +227,6 @@ SYNTHETIC = {
     "shift": [0.05],
     "local_steps": [10, 20],
     "seeds": [0],
-    "tuning_seeds": [1000],
     "tuning_rounds": 3,
     "run": {"rounds": 6},
     "methods": {"SCAFF-PD": {"algorithm": {"local": {"steps": 20}}}},
