@@ -23,10 +23,7 @@ from equifed.reproduce.choice import chosen_in_each_trial, tail_score, validatio
 from equifed.reproduce.experiment import Context, definition
 from equifed.streams import Stream
 
-HEART = {
-    "name": "heart-disease",
-    "holdout": {"validation": 0.2, "test": 0.2},
-}
+HEART = {"name": "heart-disease", "holdout": {"validation": 0.2}}
 
 
 def told(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from equifed.history import History
 from equifed.metrics import mean_interval, worst_fraction
-from equifed.reproduce.experiment import Context, Settings, Table
+from equifed.reproduce.experiment import Cell, Context, Settings, Table
 from equifed.reproduce.running import Histories, chosen, combinations, run_variants
 
 Array = NDArray[np.float64]
@@ -143,7 +143,7 @@ def accuracy_table(
 ) -> Table:
     """Return measures of the test accuracies of every method, with intervals over seeds."""
     names = next(h.names for runs in found.values() for h in runs.values()) if by_client else ()
-    rows = []
+    rows: list[list[Cell]] = []
     for method, runs in found.items():
         values = percentages(runs)
         per_seed = [*(values.T if by_client else ()), *(f(values) for f in measures.values())]

@@ -16,7 +16,7 @@ from equifed.history import History
 from equifed.metrics import Interval, paired_difference
 from equifed.reproduce.choice import accuracy_table, chosen_methods
 from equifed.reproduce.curves import drawn, rounds_to, series
-from equifed.reproduce.experiment import Check, Context, Outcome, Table
+from equifed.reproduce.experiment import Cell, Check, Context, Outcome, Table
 from equifed.reproduce.running import Histories, run_variants
 
 SOURCE = "DRFA, Section 6 and Fig. 2 (on Fashion-MNIST; no result on this data set in the text)"
@@ -62,7 +62,7 @@ def _rounds(found: Histories, other: str) -> dict[int, tuple[float, float]]:
 
 def rounds_table(found: Histories) -> Table:
     """Return how soon DRFA has the worst accuracy that each other method has at its end."""
-    rows = []
+    rows: list[list[Cell]] = []
     for other in found:
         if other != "DRFA":
             for seed, (ours, theirs) in _rounds(found, other).items():

@@ -10,15 +10,16 @@ roles of Shakespeare, and the claims about it are compared only in kind.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from equifed.compare import merged
 from equifed.history import History
-from equifed.metrics import best_fraction, paired_difference, worst_fraction
+from equifed.metrics import Interval, best_fraction, paired_difference, worst_fraction
 from equifed.reproduce.choice import (
     Measure,
     accuracy_table,
@@ -33,6 +34,9 @@ from equifed.reproduce.experiment import Check, Context, Outcome, Settings, Tabl
 from equifed.reproduce.running import Histories, run_variants
 
 Array = NDArray[np.float64]
+Measured = Callable[[Histories, str], tuple[dict[str, float], dict[str, str]]]
+"""Maps the runs and the name of a measure to a number and a text for each method."""
+
 SAME_AVERAGE = 2.0
 """Points of average accuracy that count as a slight reduction."""
 
@@ -55,7 +59,7 @@ def vehicle(context: Context) -> Outcome:
         "grid": searched,
     }
     source = "RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here)"
-    out = [*checks(found, source), _order(found, published, source)]
+    out = [*checks(found, source, together), _order(found, published, source)]
     return Outcome(out, tables, {"clients": _drawn(found)}, problems)
 
 
@@ -100,26 +104,48 @@ def beside(found: Histories, published: Mapping[str, Mapping[str, Any]]) -> Tabl
     return Table("Published and measured test accuracy in %, ± 95 % here", columns, rows)
 
 
-def pooled(runs: Mapping[int, History]) -> Array:
+def pooled(runs: Mapping[int, History], trials: Sequence[int] | None = None) -> Array:
     """Return each client's accuracy in % over the test samples of all trials together.
 
     A sensor with seven samples has one in the test part; trials draw other ones, so that together
-    they say more about the sensor than each alone.
+    they say more about the sensor than each alone. ``trials`` may name some of them.
     """
-    records = [history.last("accuracy", "test") for history in runs.values()]
-    sizes = np.array([record.sizes for record in records if record is not None])
-    values = np.array([record.values for record in records if record is not None])
+    used = [runs[trial].last("accuracy", "test") for trial in trials or runs]
+    sizes = np.array([record.sizes for record in used if record is not None])
+    values = np.array([record.values for record in used if record is not None])
     return np.asarray(100 * (values * sizes).sum(0) / sizes.sum(0))
+
+
+def pooled_measure(runs: Mapping[int, History], name: str) -> Interval:
+    """Return a measure of the pooled accuracies with the jackknife's limits over trials.
+
+    With theta_k the measure without trial k, the squared standard error is (n - 1)/n times the sum
+    of (theta_k - mean)^2. Resampling trials with repeats would count test samples twice and make
+    every variance too large.
+    """
+    value, n = float(MEASURES[name](pooled(runs)[None])[0]), len(runs)
+    if n == 1:
+        return Interval(value, -np.inf, np.inf, 0.95)
+    left = np.array([pooled(runs, [t for t in runs if t != trial]) for trial in runs])
+    without = MEASURES[name](left)
+    error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
+    half = float(stdtrit(n - 1, 0.975) * error)
+    return Interval(value, value - half, value + half, 0.95)
 
 
 def pooled_table(found: Histories) -> Table:
     """Return the measures of the pooled accuracies: less noise of small test parts in them."""
     rows = [
-        [method, *(float(measure(pooled(runs)[None])[0]) for measure in MEASURES.values())]
+        [method, *(_shown(pooled_measure(runs, name)) for name in MEASURES)]
         for method, runs in found.items()
     ]
-    title = "Test accuracy in %, each client's test samples of all trials taken together"
+    title = "Test accuracy in %, each client's test samples of all trials together, ± 95 %"
     return Table(title, ("method", *MEASURES), rows)
+
+
+def _shown(limits: Interval) -> str:
+    half = (limits.upper - limits.lower) / 2
+    return f"{limits.estimate:.1f}" + (f" ± {half:.1f}" if np.isfinite(half) else "")
 
 
 def _drawn(found: Histories) -> str:
@@ -138,58 +164,65 @@ def _drawn(found: Histories) -> str:
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def measured(found: Histories, name: str) -> dict[str, Array]:
-    """Return a measure of every method, one number for each seed."""
-    return {method: MEASURES[name](percentages(runs)) for method, runs in found.items()}
+def by_seed(found: Histories, name: str) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the mean over seeds of a measure of every method, and how to show it."""
+    values = {method: MEASURES[name](percentages(runs)) for method, runs in found.items()}
+    means = {method: float(one.mean()) for method, one in values.items()}
+    return means, {method: with_interval(one) for method, one in values.items()}
 
 
-def _shown(values: Mapping[str, Array]) -> str:
-    return ", ".join(f"{method} {with_interval(one)}" for method, one in values.items())
+def together(found: Histories, name: str) -> tuple[dict[str, float], dict[str, str]]:
+    """Return a measure of every method's pooled accuracies, and how to show it."""
+    values = {method: pooled_measure(runs, name) for method, runs in found.items()}
+    shown = {method: _shown(one) for method, one in values.items()}
+    return {method: one.estimate for method, one in values.items()}, shown
 
 
-def checks(found: Histories, source: str) -> list[Check]:
+def _listed(shown: Mapping[str, str]) -> str:
+    return ", ".join(f"{method} {text}" for method, text in shown.items())
+
+
+def checks(found: Histories, source: str, measured: Measured = by_seed) -> list[Check]:
     """Compare with what the paper says about its Table 1."""
-    variance, worst = measured(found, "variance"), measured(found, "worst 10 %")
-    average = measured(found, "average")
-    others = [method for method in found if method != "RC-FL"]
-    change = paired_difference(average["RC-FL"], average["FedAvg"])
-    seeds = len(average["RC-FL"])
+    (variance, shown_variance), (worst, shown_worst) = (
+        measured(found, name) for name in ("variance", "worst 10 %")
+    )
+    averages = {m: MEASURES["average"](percentages(runs)) for m, runs in found.items()}
+    change = paired_difference(averages["RC-FL"], averages["FedAvg"])
+    seeds = len(averages["RC-FL"])
     limits = f" ({change.lower:+.1f} to {change.upper:+.1f})" if seeds > 1 else ""
+    others = [method for method in found if method != "RC-FL"]
     return [
         Check(
             "RC-FL has the lowest variance of the test accuracies",
             source,
-            f"mean over {seeds} seeds ± 95 %: {_shown(variance)}",
-            all(variance["RC-FL"].mean() < variance[one].mean() for one in others),
+            f"{seeds} trials, ± 95 %: {_listed(shown_variance)}",
+            all(variance["RC-FL"] < variance[one] for one in others),
         ),
         Check(
             "RC-FL serves the worst 10 % of clients best",
             source,
-            f"accuracy in %: {_shown(worst)}",
-            all(worst["RC-FL"].mean() > worst[one].mean() for one in others),
+            f"accuracy in %, {seeds} trials, ± 95 %: {_listed(shown_worst)}",
+            all(worst["RC-FL"] > worst[one] for one in others),
         ),
         Check(
             "RC-FL is fairer than FedAvg: lower variance, and more for the worst 10 %",
             source,
-            "RC-FL less FedAvg within seeds: variance "
-            f"{(variance['RC-FL'] - variance['FedAvg']).mean():+.0f}, worst 10 % "
-            f"{(worst['RC-FL'] - worst['FedAvg']).mean():+.1f} points",
-            bool(
-                variance["RC-FL"].mean() < variance["FedAvg"].mean()
-                and worst["RC-FL"].mean() > worst["FedAvg"].mean()
-            ),
+            f"RC-FL less FedAvg: variance {variance['RC-FL'] - variance['FedAvg']:+.0f}, worst "
+            f"10 % {worst['RC-FL'] - worst['FedAvg']:+.1f} points",
+            variance["RC-FL"] < variance["FedAvg"] and worst["RC-FL"] > worst["FedAvg"],
         ),
         Check(
             "RC-FL's average accuracy is at most slightly below FedAvg's",
             source,
-            f"RC-FL less FedAvg within seeds: {change.estimate:+.1f} points{limits}",
+            f"RC-FL less FedAvg within trials: {change.estimate:+.1f} points{limits}",
             change.estimate > -SAME_AVERAGE,
         ),
     ]
 
 
 def _order(found: Histories, published: Mapping[str, Mapping[str, Any]], source: str) -> Check:
-    here = {method: float(one.mean()) for method, one in measured(found, "variance").items()}
+    here, _ = together(found, "variance")
     there = {method: float(published[method]["variance"]) for method in found}
     ours, theirs = (sorted(one, key=lambda m: -one[m]) for one in (here, there))
     return Check(
@@ -201,10 +234,10 @@ def _order(found: Histories, published: Mapping[str, Mapping[str, Any]], source:
 
 
 def _better_average(found: Histories, source: str) -> Check:
-    average = measured(found, "average")
+    average, shown = by_seed(found, "average")
     return Check(
         "with an LSTM and partial participation RC-FL also has the best average accuracy",
         source,
-        f"accuracy in %: {_shown(average)}",
-        all(average["RC-FL"].mean() > one.mean() for m, one in average.items() if m != "RC-FL"),
+        f"accuracy in %: {_listed(shown)}",
+        all(average["RC-FL"] > one for method, one in average.items() if method != "RC-FL"),
     )
