@@ -60,7 +60,8 @@ def vehicle(context: Context) -> Outcome:
     }
     source = "RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here)"
     out = [*checks(found, source, together), _order(found, published, source)]
-    return Outcome(out, tables, {"clients": _drawn(found)}, problems)
+    figures = {"clients": _drawn(found), "clients-pooled": _drawn_together(found)}
+    return Outcome(out, tables, figures, problems)
 
 
 def shakespeare(context: Context) -> Outcome:
@@ -156,8 +157,20 @@ def _drawn(found: Histories) -> str:
         place = np.arange(1, values.shape[1] + 1)
         lines[method] = Line(place, values.mean(0), values.min(0), values.max(0))
     return figure(
-        lines, title="Test accuracy of the clients, from worst to best",
+        lines, title="Clients from worst to best",
         x_label="place of the client (line: mean, band: all seeds)", y_label="test accuracy, %",
+    )  # fmt: skip
+
+
+def _drawn_together(found: Histories) -> str:
+    """Draw the clients' accuracies over the test samples of all trials, from worst to best."""
+    lines = {}
+    for method, runs in found.items():
+        values = np.sort(pooled(runs))
+        lines[method] = Line(np.arange(1, len(values) + 1), values, dots=True)
+    return figure(
+        lines, title="Clients from worst to best, pooled",
+        x_label="place of the client (test samples of all trials)", y_label="test accuracy, %",
     )  # fmt: skip
 
 
