@@ -158,6 +158,7 @@ def test_a_tiny_form_gives_the_table_and_the_curves(tmp_path: Path) -> None:
     data = {"name": "fashion-three", "train": 40, "test": 20, "holdout": {"validation": 0.2}}
     changes = {
         "run": {"rounds": 2, "data": data, "evaluate": {"every": 1}},
+        "places": [0, 1],
         "seeds": [0],
         "seeded": ["data.holdout.seed"],
     }
@@ -166,5 +167,5 @@ def test_a_tiny_form_gives_the_table_and_the_curves(tmp_path: Path) -> None:
     rows = {row[0]: row for row in outcome.tables["table-1"].rows}
     assert len(rows) == 9
     assert rows["SCAFFOLD, by epochs"][2] == 0.7425  # the published number of the same method
-    assert [row[3] for row in outcome.tables["choice"].rows] == ["chosen"] * 9
+    assert sum(row[3] == "chosen" for row in outcome.tables["choice"].rows) == 9
     assert {"figure-4-lorenz-1", "figure-4-lorenz-2"} < set(outcome.figures)

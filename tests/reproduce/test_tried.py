@@ -30,11 +30,11 @@ def settings(rates: list[float]) -> dict[str, Any]:
     }
 
 
-def accuracy(history: History) -> float:
-    """Return the average accuracy on validation samples."""
-    record = history.last("accuracy", "validation")
+def score(history: History) -> float:
+    """Return minus the average loss on validation samples."""
+    record = history.last("loss", "validation")
     assert record is not None
-    return float(record.values.mean())
+    return -float(record.values.mean())
 
 
 def test_values_at_the_same_place_belong_together() -> None:
@@ -46,22 +46,30 @@ def test_values_at_the_same_place_belong_together() -> None:
 
 def test_the_best_try_is_chosen(tmp_path: Path) -> None:
     context = Context(settings([1e-9, 0.1]), tmp_path, Console(quiet=True))
-    variants, table = choose(context, accuracy, "accuracy")
+    variants, table = choose(context, score, "score")
     scores = [row[2] for row in table.rows]
     best = int(scores[1] > scores[0])
     assert [row[3] for row in table.rows] == [["chosen", ""], ["", "chosen"]][best]
     assert variants["A"]["algorithm"]["local"]["lr"] == [1e-9, 0.1][best]
     # The opposite score chooses the other one, from the same runs.
-    others, _ = choose(context, lambda history: -accuracy(history), "minus accuracy")
+    others, _ = choose(context, lambda history: -score(history), "loss")
     assert others != variants
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_try_that_fails_is_not_chosen(tmp_path: Path) -> None:
     context = Context(settings([1e38, 0.1]), tmp_path / "one", Console(quiet=True))
-    variants, table = choose(context, accuracy, "accuracy")
+    variants, table = choose(context, score, "score")
     assert table.rows[0][2] is None
     assert variants["A"]["algorithm"]["local"]["lr"] == 0.1
-    context = Context(settings([1e38]), tmp_path / "two", Console(quiet=True))
+    context = Context(settings([1e38, 1e37]), tmp_path / "two", Console(quiet=True))
     with pytest.raises(ValueError, match="every value that was tried failed"):
-        choose(context, accuracy, "accuracy")
+        choose(context, score, "score")
+
+
+def test_with_one_try_nothing_is_run(tmp_path: Path) -> None:
+    context = Context(settings([0.1]), tmp_path, Console(quiet=True))
+    variants, table = choose(context, score, "score")
+    assert variants["A"]["algorithm"]["local"]["lr"] == 0.1
+    assert table.rows == [["A", "lr = 0.1, steps = 2", None, "given"]]
+    assert not any(tmp_path.iterdir())

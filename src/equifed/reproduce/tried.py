@@ -44,9 +44,15 @@ def choose(context: Context, score: Score, title: str) -> tuple[dict[str, Settin
 
     The score is the mean over the seeds of validation; a try of which a run fails is not chosen,
     and of equal ones the first is. All runs are started together, so that they share processes.
+    With one try there is nothing to choose, and nothing is run.
     """
     settings, seeds = context.settings, context.settings["tuning_seeds"]
     tried = {m: alternatives(settings, m) for m in settings["variants"]}
+    columns = ("method", "settings", title, "")
+    if len(settings["places"]) == 1:
+        rows = [[m, shown, None, "given"] for m, [(shown, _)] in tried.items()]
+        given = {m: one for m, [(_, one)] in tried.items()}
+        return given, Table("Nothing was chosen", columns, rows)
     runs = {f"{m}, {shown}": one for m, pairs in tried.items() for shown, one in pairs}
     found, _ = run_variants(context, runs, seeds)
     variants, rows = {}, []
@@ -59,7 +65,7 @@ def choose(context: Context, score: Score, title: str) -> tuple[dict[str, Settin
         for i, (shown, _) in enumerate(pairs):
             known = scores[i] if math.isfinite(scores[i]) else None
             rows.append([method, shown, known, "chosen" if i == best else ""])
-    return variants, Table("Choice on validation samples", ("method", "settings", title, ""), rows)
+    return variants, Table("Choice on validation samples", columns, rows)
 
 
 def _mean(runs: Mapping[int, History], score: Score, wanted: int) -> float:
