@@ -59,7 +59,7 @@ def figure(
                 plot.dot(float(a), float(b), fill=colour)
     drawing = plot.svg(title)
     extra = [_legend(i, name) for i, name in enumerate(shown)]
-    extra.append(svg.tag("text", title, x=svg.WIDTH / 2, y=12.0, text_anchor="middle",
+    extra.append(svg.tag("text", title, x=svg.WIDTH - 8, y=12.0, text_anchor="end",
                          class_="title"))  # fmt: skip
     return standalone(drawing, extra)
 

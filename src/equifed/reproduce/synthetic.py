@@ -177,7 +177,8 @@ def _drawn(key: str, found: Histories) -> str:
         values = np.maximum(_stack(runs), FLOOR)
         middle = np.exp(np.log(values).mean(0))
         rounds = np.arange(values.shape[1])
-        lines[name] = Line(rounds, middle, values.min(0), values.max(0))
+        shown = name.partition(", rho")[0]  # the title says it
+        lines[shown] = Line(rounds, middle, values.min(0), values.max(0))
     return figure(
         lines, title=key.replace("-", " "), x_label="round (line: geometric mean, band: all seeds)",
         y_label="squared distance to the solution", log=True,
