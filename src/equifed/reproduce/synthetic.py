@@ -177,7 +177,7 @@ def _drawn(key: str, found: Histories) -> str:
         values = np.maximum(_stack(runs), FLOOR)
         middle = np.exp(np.log(values).mean(0))
         rounds = np.arange(values.shape[1])
-        shown = name.partition(", rho")[0]  # the title says it
+        shown = name.partition(", rho")[0].replace("sigma", "σ")  # the title says rho
         lines[shown] = Line(rounds, middle, values.min(0), values.max(0))
     return figure(
         lines, title=key.replace("-", " "), x_label="round (line: geometric mean, band: all seeds)",
