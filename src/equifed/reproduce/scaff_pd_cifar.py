@@ -10,7 +10,7 @@ kind of features, and holds for the other settings too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,20 +60,23 @@ def run(context: Context) -> Outcome:
     files = {k: prepared(k, t, context.console) for k, t in settings["features"].items()}
     best, grid = _chosen(context, files)
     main = settings["scenarios"][0]
-    variants = {
-        (title, method): merged(best[scenario["features"], method], scenario.get("change", {}))
-        for title, scenario in ((t, settings["scenario"][t]) for t in settings["scenarios"])
-        for method in settings["methods"]
+    found: dict[str, Histories] = {}
+    problems = []
+    for title in settings["scenarios"]:
+        scenario = settings["scenario"][title]
+        found[title], failed = _run(
+            context, title, scenario.get("seeds", settings["seeds"]),
+            {method: merged(best[scenario["features"], method], scenario.get("change", {}))
+             for method in settings["methods"]},
+        )  # fmt: skip
+        problems += failed
+    ours = best[settings["scenario"][main]["features"], OURS]
+    strengths = {
+        f"rho = {rho:g}": merged(ours, {"algorithm": {"objective": {"rho": rho}}})
+        for rho in settings["rho"]
     }
-    for rho in settings["rho"]:
-        change = {"algorithm": {"objective": {"rho": rho}}}
-        variants["rho", f"rho = {rho:g}"] = merged(variants[main, OURS], change)
-    named = {f"{title}, {name}": one for (title, name), one in variants.items()}
-    runs, problems = run_variants(context, named, settings["seeds"])  # all share the processes
-    found: dict[str, Histories] = {title: {} for title, _ in variants}
-    for title, name in variants:
-        found[title][name] = runs[f"{title}, {name}"]
-    by_rho = found.pop("rho")
+    by_rho, failed = _run(context, "Fig. 3", settings["seeds"], strengths)
+    problems += failed
     results = {title: ends(one) for title, one in found.items()}
     tables = {slug(title): _table(title, results[title], settings) for title in results}
     tables |= {"rho": _rho_table(by_rho), "grid": grid}
@@ -100,6 +103,15 @@ def _chosen(
         for kind in files
         for method in settings["methods"]
     }, table
+
+
+def _run(
+    context: Context, title: str, seeds: Sequence[int], variants: Mapping[str, Settings]
+) -> tuple[Histories, list[str]]:
+    """Run variants into folders that begin with a title."""
+    named = {f"{title}, {name}": one for name, one in variants.items()}
+    runs, failed = run_variants(context, named, seeds)
+    return {name: runs[f"{title}, {name}"] for name in variants}, failed
 
 
 def ends(runs: Histories) -> dict[str, Array]:
