@@ -52,22 +52,22 @@ def prepared(label: str, table: Mapping[str, Any], console: Console) -> Path:
     dimensions = given.pop("dimensions")
     console.print(f"features of {images} ({table['name']}), once: {name}", highlight=False)
     pool = load(**table["images"])
-    assert pool.test is not None
     train, test = KINDS[table["name"]](pool, console, **given)
-    train, test = reduced(train, test, dimensions)
-    stored = {"x_train": train, "y_train": pool.train.targets, "x_test": test}
-    return _write(
-        cache_folder() / FOLDER / name, {**stored, "y_test": pool.test.targets, "about": text}
-    )
+    path = cache_folder() / FOLDER / name
+    return _write(path, pool, reduced(train, test, dimensions), text)
 
 
-def _write(path: Path, arrays: Mapping[str, Any]) -> Path:
+def _write(path: Path, pool: Federation, features: Pair, about: str) -> Path:
     """Write a file that is whole or not there."""
+    assert pool.test is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            np.savez(file, **{key: np.asarray(value) for key, value in arrays.items()})
+            np.savez(
+                file, x_train=features[0], y_train=pool.train.targets,
+                x_test=features[1], y_test=pool.test.targets, about=np.array(about),
+            )  # fmt: skip
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

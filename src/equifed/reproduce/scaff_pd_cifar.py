@@ -24,7 +24,7 @@ from equifed.metrics import best_fraction, paired_difference, worst_fraction
 from equifed.report.page import slug
 from equifed.reproduce.choice import chosen_methods, percentages, with_interval
 from equifed.reproduce.drawing import Line, figure
-from equifed.reproduce.experiment import Check, Context, Outcome, Settings, Table
+from equifed.reproduce.experiment import Cell, Check, Context, Outcome, Settings, Table
 from equifed.reproduce.features import prepared
 from equifed.reproduce.running import Histories, run_variants
 
@@ -146,7 +146,7 @@ def _difference(ours: Array, other: Array) -> str:
 
 
 def _rho_table(runs: Histories) -> Table:
-    rows = [
+    rows: list[list[Cell]] = [
         [name, len(values), *(with_interval(values[:, k]) for k in range(len(MEASURES)))]
         for name, values in ends(runs).items()
     ]
