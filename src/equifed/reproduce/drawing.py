@@ -13,7 +13,7 @@ from equifed.report import svg
 
 COLOURS = (
     "#0b6bcb", "#d1495b", "#2e8b57", "#8a5cc4", "#c77d0a", "#4f6d7a", "#a3155f", "#555555",
-    "#00a5b5", "#7a5230",
+    "#00a5b5", "#7a5230", "#8db600", "#e377c2",
 )  # fmt: skip
 STYLE = """text{font:12px sans-serif;fill:#333}.grid{stroke:#e3e3e3}.axis{stroke:#888}
 .line{fill:none;stroke-width:1.8}.band{opacity:.18}.tick{font-size:11px}.title{font-weight:bold}"""

@@ -128,7 +128,7 @@ def _lorenz(found: Histories, group: Sequence[str], title: str) -> str:
         y = np.array([np.interp(x, a, b) for a, b in curves]) - x / 2
         lines[name.partition(",")[0]] = Line(x, y.mean(0))
     return figure(
-        lines, title=f"Fig. 4: Lorenz curves of losses, {title}",
+        lines, title=f"Lorenz curves, {title}",
         x_label="fraction of clients, smallest losses first", y_label="share of the losses - x/2",
     )  # fmt: skip
 
@@ -138,7 +138,9 @@ def _curves(found: Histories) -> str:
     for name, runs in found.items():
         series = [history.series("accuracy", "test") for history in runs.values()]
         values = 100 * np.array([np.nanmean(v, axis=1) for _, v in series])
-        lines[name] = Line(series[0][0], values.mean(0), values.min(0), values.max(0))
+        lines[name.replace(", by epochs", " (J)")] = Line(
+            series[0][0], values.mean(0), values.min(0), values.max(0)
+        )
     return figure(lines, title="Average over clients", x_label="round",
                   y_label="average test accuracy, %")  # fmt: skip
 
