@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from equifed.algorithms.fedavg import client_weights
 from equifed.compare import merged
 from equifed.history import History
 from equifed.metrics import Interval, best_fraction, paired_difference, worst_fraction
@@ -36,6 +37,9 @@ from equifed.reproduce.running import Histories, run_variants
 Array = NDArray[np.float64]
 Measured = Callable[[Histories, str], tuple[dict[str, float], dict[str, str]]]
 """Maps the runs and the name of a measure to a number and a text for each method."""
+
+EQUAL = ", equal weights"
+"""Marks methods whose p_i are equal and not the clients' shares of the samples."""
 
 SAME_AVERAGE = 2.0
 """Points of average accuracy that count as a slight reduction."""
@@ -58,8 +62,12 @@ def vehicle(context: Context) -> Outcome:
         "pooled": pooled_table(found),
         "grid": searched,
     }
-    source = "RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here)"
-    out = [*checks(found, source, together), _order(found, published, source)]
+    by_size = {m: runs for m, runs in found.items() if not m.endswith(EQUAL)}
+    equal = {m: found.get(m + EQUAL, runs) for m, runs in by_size.items()}
+    out = []
+    for one, how in ((by_size, "p_i by samples"), (equal, "p_i equal")):
+        source = f"RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here; {how})"
+        out += [*checks(one, source, together), _order(one, published, source)]
     figures = {"clients": _drawn(found), "clients-pooled": _drawn_together(found)}
     return Outcome(out, tables, figures, problems)
 
@@ -78,8 +86,8 @@ def one_tail_apart(variant: Settings, before: Mapping[str, History]) -> Settings
     """Give a client a tail alpha_1 of its own and all others alpha_2, as RC-FL does for Vehicle.
 
     A grid holds the pair. The paper does not say which client: here the one with the largest
-    training loss under FedAvg in the same trial. No tail is below the client's share of the
-    samples, as RC-FL wants it.
+    training loss under FedAvg in the same trial. No tail is below the client's share p_i, of the
+    samples or of the clients, as RC-FL wants it.
     """
     pair = variant["algorithm"].get("tails")
     if pair is None:
@@ -88,7 +96,7 @@ def one_tail_apart(variant: Settings, before: Mapping[str, History]) -> Settings
     assert losses is not None
     tails = np.full(len(losses.values), float(pair[1]))
     tails[int(np.argmax(losses.values))] = pair[0]
-    share = losses.sizes / losses.sizes.sum()
+    share = client_weights(variant["algorithm"].get("weighting", "size"), losses.sizes)
     return merged(variant, {"algorithm": {"tails": np.maximum(tails, share).tolist()}})
 
 
@@ -97,7 +105,7 @@ def beside(found: Histories, published: Mapping[str, Mapping[str, Any]]) -> Tabl
     rows = []
     for method, runs in found.items():
         ours = [with_interval(measure(percentages(runs))) for measure in MEASURES.values()]
-        theirs = [published[method][name] for name in MEASURES]
+        theirs = [published[method.removesuffix(EQUAL)][name] for name in MEASURES]
         rows.append([method, *itertools.chain(*zip(theirs, ours, strict=True))])
     columns = ["method"]
     for name in MEASURES:
