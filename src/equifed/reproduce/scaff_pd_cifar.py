@@ -10,7 +10,7 @@ kind of features, and holds for the other settings too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def run(context: Context) -> Outcome:
     for title in settings["scenarios"]:
         scenario = settings["scenario"][title]
         found[title], failed = _run(
-            context, title, scenario.get("seeds", settings["seeds"]),
+            context, title,
             {method: merged(best[scenario["features"], method], scenario.get("change", {}))
              for method in settings["methods"]},
         )  # fmt: skip
@@ -75,7 +75,7 @@ def run(context: Context) -> Outcome:
         f"rho = {rho:g}": merged(ours, {"algorithm": {"objective": {"rho": rho}}})
         for rho in settings["rho"]
     }
-    by_rho, failed = _run(context, "Fig. 3", settings["seeds"], strengths)
+    by_rho, failed = _run(context, "Fig. 3", strengths)
     problems += failed
     results = {title: ends(one) for title, one in found.items()}
     tables = {slug(title): _table(title, results[title], settings) for title in results}
@@ -106,11 +106,11 @@ def _chosen(
 
 
 def _run(
-    context: Context, title: str, seeds: Sequence[int], variants: Mapping[str, Settings]
+    context: Context, title: str, variants: Mapping[str, Settings]
 ) -> tuple[Histories, list[str]]:
     """Run variants into folders that begin with a title."""
     named = {f"{title}, {name}": one for name, one in variants.items()}
-    runs, failed = run_variants(context, named, seeds)
+    runs, failed = run_variants(context, named, context.settings["seeds"])
     return {name: runs[f"{title}, {name}"] for name in variants}, failed
 
 
