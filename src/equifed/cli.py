@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -212,20 +212,30 @@ def reproduce(
         Path | None, typer.Option(help="Folder; by default reproductions/NAME or NAME-quick.")
     ] = None,
     processes: Processes = 1,
+    settings: Set = None,
     show: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a published experiment and put the paper's numbers beside ours."""
     with clear_errors():
         from equifed import reproduce as published
+        from equifed.config import apply_override
         from equifed.reproduce.show import listing, outcome_lines
 
         if show or name is None:
             typer.echo(listing())
             return
         folder = out or Path("reproductions") / (f"{name}-quick" if quick else name)
+        changes: dict[str, Any] = {}
+        for one in settings or []:
+            apply_override(changes, one)
         made = published.reproduce(
-            name, folder, quick=quick, processes=processes, console=console(quiet)
+            name,
+            folder,
+            quick=quick,
+            processes=processes,
+            console=console(quiet),
+            changes=changes,
         )
         typer.echo("\n".join(outcome_lines(made, folder)))
 

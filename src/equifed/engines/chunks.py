@@ -14,7 +14,7 @@ from equifed.arrays import Index
 from equifed.engines.gradient_rules import Samples
 from equifed.engines.minibatches import Batch, Minibatches
 
-CPU_CHUNK = 1 << 22
+CPU_CHUNK = 8 << 20
 """Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
 
 CUDA_CHUNK = 1 << 32
@@ -126,7 +126,7 @@ class SampleStore:
 
     def fetch(self, chunk: Chunk, batch: Batch) -> Samples:
         """Return one batch of the first clients of a chunk."""
-        rows = chunk.starts[: len(batch.positions)].unsqueeze(1) + batch.positions
+        rows = chunk.starts.narrow(0, 0, len(batch.positions)).unsqueeze(1) + batch.positions
         inputs, targets = (self._select(v, rows) for v in (self._inputs, self._targets))
         return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
 

@@ -52,13 +52,12 @@ class Linear:
 
     def weight(self, u: Tensor) -> Tensor:
         """Return the matrices (c, out, in) in the rows of u, as a view."""
-        stop = self.start + self.fan_in * self.fan_out
-        return u[:, self.start : stop].view(len(u), self.fan_out, self.fan_in)
+        flat = u.narrow(1, self.start, self.fan_in * self.fan_out)
+        return flat.view(-1, self.fan_out, self.fan_in)
 
     def offset(self, u: Tensor) -> Tensor:
         """Return the bias vectors (c, out) in the rows of u, as a view."""
-        start = self.start + self.fan_in * self.fan_out
-        return u[:, start : start + self.fan_out]
+        return u.narrow(1, self.start + self.fan_in * self.fan_out, self.fan_out)
 
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs, and the inputs again."""

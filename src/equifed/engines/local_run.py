@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -13,12 +13,15 @@ from equifed.arrays import Losses, Weights
 from equifed.engines.chunks import Chunk, put_rows, rows_of
 from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
 from equifed.engines.shared_gradients import SharedGradients
+from equifed.engines.threads import in_threads
 from equifed.engines.walk import Walk, walked
 from equifed.local import LocalSGD
 from equifed.streams import Stream
 
 if TYPE_CHECKING:
     from equifed.engines.stacked import StackedClients
+
+Used = TypeVar("Used")
 
 
 class LocalRun:
@@ -46,41 +49,54 @@ class LocalRun:
         n, d = len(self._clients.index), len(self._x)
         matrices = {kind: self._x.new_empty(n, d) for kind in self.kinds} if keep else {}
         thresholds = np.zeros(n)
-        for chunk, walk in self._walks():
+
+        def store(chunk: Chunk, walk: Walk) -> None:
             for kind, matrix in matrices.items():
                 put_rows(matrix, chunk.places, walk.result(kind))
             if walk.threshold is not None:
                 thresholds[chunk.places] = to_numpy(walk.threshold)
+
+        self._carry_out(store)
         return matrices, thresholds if self._work.hinge is not None else None
 
     def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
         """Return one kind's weighted sum; all kinds are summed in the same run and remembered."""
         key = np.asarray(weights, dtype=np.float64).tobytes()
+
+        def part(chunk: Chunk, walk: Walk) -> dict[str, Tensor]:
+            share = to_tensor(np.asarray(weights)[chunk.places], self._x)
+            return {k: share @ walk.result(k) for k in self.kinds}
+
         if self._sums is None or self._sums[0] != key:
-            sums = {k: torch.zeros_like(self._x) for k in self.kinds}
-            for chunk, walk in self._walks():
-                share = to_tensor(np.asarray(weights)[chunk.places], self._x)
-                for k in self.kinds:
-                    sums[k] += share @ walk.result(k)
+            parts = self._carry_out(part)
+            sums = {k: torch.stack([one[k] for one in parts]).sum(0) for k in self.kinds}
             self._sums = (key, sums)
         return self._sums[1][kind]
 
     def squared_norms(self, kind: str) -> Losses:
         """Return the squared norms of one kind of vector."""
         out = np.zeros(len(self._clients.index))
-        for chunk, walk in self._walks():
+
+        def norms(chunk: Chunk, walk: Walk) -> None:
             out[chunk.places] = to_numpy(walk.result(kind).square().sum(dim=1))
+
+        self._carry_out(norms)
         return out
 
-    def _walks(self) -> Iterator[tuple[Chunk, Walk]]:
-        """Carry out the local steps, chunk by chunk; raise at the end for those that diverged."""
+    def _carry_out(self, use: Callable[[Chunk, Walk], Used]) -> list[Used]:
+        """Carry out the local steps and use every chunk's; raise at the end for diverged ones."""
         lengths = self._x.new_zeros(len(self._clients.index))
-        for chunk in self._clients.chunks(self._work.batch):
+
+        def one(chunk: Chunk) -> Used:
             walk = self._walk(chunk)
             put_rows(lengths, chunk.places, walk.result("lengths"))
-            yield chunk, walk
+            return use(chunk, walk)
+
+        chunks = self._clients.chunks(self._work.batch)
+        used = in_threads(one, chunks, self._clients.independent)
         squared = to_numpy(lengths) ** 2
         self._clients._refuse_non_finite(squared, "squared length of the local update")
+        return used
 
     def _walk(self, chunk: Chunk) -> Walk:
         clients, work = self._clients, self._work

@@ -124,8 +124,8 @@ class Minibatches:
     def _slice(self, step: int) -> Batch:
         """Return the same as :meth:`at` for clients of one size, with less arithmetic."""
         start = (step % int(self._per_pass[0])) * self._batch
-        positions = self._order[:, start : start + self._batch]
-        count = positions.shape[1]
+        count = min(self._batch, self._longest - start)
+        positions = self._order.narrow(1, start, count)
         weights = self._equal_weights if count == self._batch else self._ones[:, :count] / count
         return Batch(positions, weights, self._keys(step, self._slots[:count]))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from equifed.arrays import Losses, Weights
 from equifed.engines.chunks import Chunk, put_rows
 from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
+from equifed.engines.threads import in_threads
 from equifed.streams import Stream
 
 if TYPE_CHECKING:
@@ -53,10 +54,13 @@ class SharedGradients:
         """Return the losses, the squared norms and all gradients, side by side."""
         n = len(self._clients.index)
         matrix, numbers = self._x.new_empty(n, len(self._x)), self._x.new_empty(n, 2)
-        for chunk in self._clients.chunks(self._batch):
+
+        def store(chunk: Chunk) -> None:
             gradient, value = self.rows(chunk)
             put_rows(matrix, chunk.places, gradient)
             norm = torch.linalg.vector_norm(gradient, dim=1)
             put_rows(numbers, chunk.places, torch.stack([value, norm.square()], dim=1))
+
+        in_threads(store, self._clients.chunks(self._batch), self._clients.independent)
         losses, norms = to_numpy(numbers).T  # one copy, since it waits for the device
         return losses.copy(), norms, DenseVectors(matrix)

@@ -11,6 +11,7 @@ adds them up. Randomness has an address, so making them again gives the same vec
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ from equifed.engines.chunks import (
     put_rows,
 )
 from equifed.engines.cuda_graph import Graphs
+from equifed.engines.dense_layers import DenseLayersRule
 from equifed.engines.flat_model import SampleLoss
 from equifed.engines.gradient_rules import PenalisedRule, Precision, Samples, rule_for
 from equifed.engines.in_process import (
@@ -88,6 +90,8 @@ class StackedClients(InProcessClients):
         layer = LeastSquares.layer_of(rule, self.model.loss)
         on_device = self.model.device.type == "cuda" and not self.store.streamed
         self.graphs = Graphs() if on_device else None
+        # Written-out gradients touch no module, so several threads may use them at once.
+        self.independent = isinstance(rule, DenseLayersRule) and self.model.device.type == "cpu"
         self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
 
     # The verbs.
@@ -160,13 +164,20 @@ class StackedClients(InProcessClients):
         return known
 
     def _length_for(self, batch: int | None) -> Callable[[int], int]:
-        """Return how many clients share a chunk, as a function of the samples of its largest."""
+        """Return how many clients share a chunk, as a function of the samples of its largest.
+
+        Where every thread takes chunks, each gets as many, of the same size.
+        """
         model = self.model.size * self.model.dtype.itemsize
         budget = CUDA_CHUNK if self.model.device.type == "cuda" else CPU_CHUNK
 
         def length_for(size: int) -> int:
             width = size if batch is None else min(size, batch)
-            return self._chunk or max(1, budget // (model + width * self.store.sample_bytes))
+            most = budget // (model + width * self.store.sample_bytes)
+            if self._chunk is not None or not 1 < most < len(self.index) or not self.independent:
+                return self._chunk or max(1, most)
+            turns = math.ceil(len(self.index) / (most * torch.get_num_threads()))
+            return math.ceil(len(self.index) / (turns * torch.get_num_threads()))
 
         return length_for
 

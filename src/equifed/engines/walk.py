@@ -125,7 +125,7 @@ class Walk:
 
     def _result(self, kind: str) -> Tensor:
         if kind == "displacement":
-            return self._x - self._u
+            return torch.sub(self._x, self._u, out=self._u)  # nobody needs the iterates any more
         if kind == "snapshot":
             assert self._snapshot is not None
             return self._snapshot
