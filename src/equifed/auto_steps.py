@@ -34,8 +34,9 @@ class AutoSizes(StepSizes):
         How often the safeguard halved the step sizes.
     steepest : float
         The coupling of weights and model, its largest over the last rounds.
-    by_gap : bool
-        Whether rounds are judged by their certified gap; by the objective if not.
+    by_gap, by_residual : bool
+        Whether rounds are judged by their certified gap, or by how far they are from a saddle
+        point; by the objective if neither.
     smoothed : float, optional
         Running mean of the objective where minibatches make it noisy.
     """
@@ -47,6 +48,7 @@ class AutoSizes(StepSizes):
     halvings: int = 0
     steepest: float = 0.0
     by_gap: bool = False
+    by_residual: bool = False
     smoothed: float | None = None
 
     def numbers(self) -> dict[str, float]:
@@ -83,7 +85,7 @@ class AutoSteps:
 
     .. math::
 
-       T &= \min(4, J) / L, \qquad \tau = T, \quad \eta = T / J, \quad \theta = 1 \\
+       T &= \min(4, J) / (L\, |\Lambda|_1), \qquad \tau = T, \quad \eta = T / J, \quad \theta = 1 \\
        K &\leftarrow \max\Bigl(\frac{|\sum_i \Delta\lambda_i \nabla f_i(x)|^2}
                      {|\Delta\lambda|^2},\ 0.8\, K\Bigr), \qquad
               \sigma \leftarrow \frac{0.7}{T K}, \ \text{changing at most twofold a round},
@@ -101,7 +103,10 @@ class AutoSteps:
     or, without a certificate, its objective more than doubled *and* more than half of what was
     gained lost again), training goes back to the best point, both steps are halved, and nothing is
     judged for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When
-    local steps overflow for everybody, training goes back too.
+    local steps overflow for everybody, training goes back too. Signed weights (relative fairness)
+    have no certificate; strongly convex clients are then judged, as by a gap, by the distance from
+    a saddle point, :math:`\Phi(x) - F(x, \lambda) + \tau |\nabla_x F(x, \lambda)|^2 / 2`, which
+    swings more, so with twice the patience.
 
     For **minibatches** T is half of that, because a minibatch is steeper than all samples, and the
     safeguard looks at a running mean of the objective, about ten rounds long. For
@@ -143,7 +148,9 @@ class AutoSteps:
         """Return the step sizes of the first round; may measure."""
         smoothness = self._smoothness(problem)
         steps = int(problem.local.steps_for(problem.clients.sizes).max())
-        time = min(self.horizon, steps) / smoothness
+        norm = problem.objective.l1_norm(len(problem.clients.names))
+        signed = norm > 1 + 1e-9
+        time = min(self.horizon, steps) / (smoothness * norm)
         if problem.local.batch is not None or problem.gradient_batch is not None:
             time /= 2
         dual = self.coupling / max(time * float(problem.gradients.squared_norms().sum()), TINY)
@@ -153,7 +160,8 @@ class AutoSteps:
             extrapolation=1.0,
             local=time / steps,
             smoothness=smoothness,
-            by_gap=_always_certified(problem),
+            by_gap=_strongly_convex(problem) and not signed,
+            by_residual=_strongly_convex(problem) and signed,
             smoothed=None if problem.gradient_batch is None else math.nan,
         )
 
@@ -169,11 +177,11 @@ class AutoSteps:
             return replace(sizes, best=here, first=merit)
         if merit < best.merit:
             return replace(sizes, best=here, stale=0)
-        if sizes.by_gap and best.merit <= 1e-12 * abs(seen.value):
+        if _vanishing(sizes) and best.merit <= 1e-12 * abs(seen.value):
             return sizes  # converged to rounding
         if sizes.stale >= 0 and merit > _limit(sizes, best.merit):
             return sizes.retreat() or sizes
-        if sizes.stale + 1 >= self.patience:
+        if sizes.stale + 1 >= self.patience * (1 + sizes.by_residual):
             return sizes.halved()
         return replace(sizes, stale=sizes.stale + 1)
 
@@ -209,27 +217,33 @@ def _noted(sizes: AutoSizes, value: float) -> AutoSizes:
     return replace(sizes, smoothed=value if fresh else 0.9 * sizes.smoothed + 0.1 * value)
 
 
+def _vanishing(sizes: AutoSizes) -> bool:
+    """Tell whether what a round is judged by is zero at the solution."""
+    return sizes.by_gap or sizes.by_residual
+
+
 def _merit(sizes: AutoSizes, seen: Seen) -> float | None:
     """Return what a round is judged by; smaller is better."""
     if sizes.by_gap:
         return seen.gap
+    if sizes.by_residual:
+        return seen.residual
     return seen.value if sizes.smoothed is None else sizes.smoothed
 
 
 def _limit(sizes: AutoSizes, best: float) -> float:
     """Return what is much worse than the best."""
-    if sizes.by_gap:
+    if _vanishing(sizes):
         return 100 * best
     return max(best + abs(best), (sizes.first + best) / 2)
 
 
-def _always_certified(problem: Problem) -> bool:
-    """Tell whether every round with everybody present will have a certificate."""
+def _strongly_convex(problem: Problem) -> bool:
+    """Tell whether every client's loss is known to be strongly convex, and everybody is present."""
     known, clients = problem.curvature, problem.clients
     return (
         isinstance(known, Curvature)
         and float(known.strong_convexity.min()) > 0
         and problem.gradient_batch is None
         and len(clients.index) == len(clients.names)
-        and problem.objective.l1_norm(len(clients.names)) <= 1 + 1e-9  # no negative weights
     )

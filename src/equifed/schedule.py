@@ -95,7 +95,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a round has shown when it ends.
+    r"""What a round has shown when it ends.
 
     Parameters
     ----------
@@ -105,6 +105,9 @@ class Seen:
         The objective there.
     gap : float, optional
         The certified gap there.
+    residual : float
+        How far model and weights are from a saddle point:
+        :math:`\Phi(x) - F(x, \lambda) + \tfrac{\tau}{2} |\nabla_x F(x, \lambda)|^2`.
     turn : Weights
         How far the weights of those present turned in this round.
     gradients : ClientVectors
@@ -114,6 +117,7 @@ class Seen:
     point: Point
     value: float
     gap: float | None
+    residual: float
     turn: Weights
     gradients: ClientVectors
 

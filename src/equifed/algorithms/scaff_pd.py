@@ -125,7 +125,10 @@ class ScaffPD:
         proof = self.certify(self.objective, state.curvature, clients, place, stream)
         gap = proof.gap if isinstance(proof, Certificate) else None
         turn = present - shares(state.weights, clients.index)
-        after = self.steps.next(size, Seen(Point(x, weights, losses), value, gap, turn, gradients))
+        slack = value - float(weights @ losses) + self.objective.penalty(weights)
+        residual = slack + 0.5 * size.primal * float(target @ target)
+        here = Point(x, weights, losses)
+        after = self.steps.next(size, Seen(here, value, gap, residual, turn, gradients))
         numbers = size.numbers() | (proof.numbers() if isinstance(proof, Certificate) else {})
         notes = size.said() if state.round == 0 else ()
         notes += (f"no certificate: {proof}",) if isinstance(proof, str) else ()
