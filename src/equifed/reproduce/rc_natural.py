@@ -157,13 +157,18 @@ def _shown(limits: Interval) -> str:
     return f"{limits.estimate:.1f}" + (f" ± {half:.1f}" if np.isfinite(half) else "")
 
 
+def _short(method: str) -> str:
+    """Return a name that fits beside a figure."""
+    return method.replace(EQUAL, ", equal")
+
+
 def _drawn(found: Histories) -> str:
     """Draw the clients' accuracies from worst to best, each method in its own order."""
     lines = {}
     for method, runs in found.items():
         values = np.sort(percentages(runs), axis=1)
         place = np.arange(1, values.shape[1] + 1)
-        lines[method] = Line(place, values.mean(0), values.min(0), values.max(0))
+        lines[_short(method)] = Line(place, values.mean(0), values.min(0), values.max(0))
     return figure(
         lines, title="Clients from worst to best",
         x_label="place of the client (line: mean, band: all seeds)", y_label="test accuracy, %",
@@ -175,7 +180,7 @@ def _drawn_together(found: Histories) -> str:
     lines = {}
     for method, runs in found.items():
         values = np.sort(pooled(runs))
-        lines[method] = Line(np.arange(1, len(values) + 1), values, dots=True)
+        lines[_short(method)] = Line(np.arange(1, len(values) + 1), values, dots=True)
     return figure(
         lines, title="Clients from worst to best, pooled",
         x_label="place of the client (test samples of all trials)", y_label="test accuracy, %",
