@@ -182,6 +182,9 @@ def test_every_method_is_searched_with_the_same_effort_in_the_full_form() -> Non
     table = definition("scaff-pd-cifar10")
     points = {m: np.prod([len(v) for v in axes.values()]) for m, axes in table["grid"].items()}
     assert set(points) == set(table["methods"]) and set(points.values()) == {6}
+    for method, axes in table["wider"].items():  # more effort for rivals, none for ours
+        assert method != "SCAFF-PD" and method in points
+        assert np.prod([len(v) for v in axes.values()]) == 12
     assert len(table["seeds"]) >= 5
     assert table["rho"] == sorted(table["rho"])
 
@@ -211,6 +214,8 @@ def test_a_small_form_chooses_compares_and_runs_only_what_is_missing(tmp_path: P
     assert [row[0] for row in outcome.tables["table-3"].rows] == methods
     picked = [row[0] for row in outcome.tables["grid"].rows if row[-1] == "chosen"]
     assert picked == [f"{kind} {m}" for kind in ("frozen", "tangent") for m in methods]
+    rivals = [row[0] for row in outcome.tables["wider"].rows]
+    assert rivals == ["AFL", "DRFA", "AgnosticFedAvg", "SCAFF-PD"]
     seen = {
         (run.parent.name.endswith(("grid-000", "grid-001")), (run / "metrics.csv").read_text())
         for run in (tmp_path / "runs").glob("*/seed-*")

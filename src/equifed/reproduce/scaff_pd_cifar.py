@@ -4,7 +4,8 @@ SCAFF-PD's Section 6.2 and the appendix of its earlier version (Table 3, Fig. 3 
 and 4 for other data): 20 clients, Dirichlet 0.05 by label, 30 % of the clients lose 70 % of their
 training samples, squared loss. Every method's settings come from a grid of the same number of
 points; the choice is made on validation samples of partitions that are not reported, once for each
-kind of features, and holds for the other settings too.
+kind of features, and holds for the other settings too. Because choices may lie at the edge of such
+small grids, the three methods that come nearest are searched once more over twice as many points.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from equifed.reproduce.running import Histories, run_variants
 Array = NDArray[np.float64]
 OURS, BASELINE = "SCAFF-PD", "SCAFFOLD"
 MEASURES = ("average", "worst-20 %", "best-20 %")
+WIDER = "wider"
+"""The scenario in which the nearest rivals, and they alone, are searched over more points."""
+
 MUCH = 3.0
 """Points of accuracy that "without sacrificing much" is read as."""
 
@@ -60,6 +64,7 @@ def run(context: Context) -> Outcome:
     files = {k: prepared(k, t, context.console) for k, t in settings["features"].items()}
     best, grid = _chosen(context, files)
     main = settings["scenarios"][0]
+    kind = settings["scenario"][main]["features"]
     found: dict[str, Histories] = {}
     problems = []
     for title in settings["scenarios"]:
@@ -70,38 +75,44 @@ def run(context: Context) -> Outcome:
              for method in settings["methods"]},
         )  # fmt: skip
         problems += failed
-    ours = best[settings["scenario"][main]["features"], OURS]
     strengths = {
-        f"rho = {rho:g}": merged(ours, {"algorithm": {"objective": {"rho": rho}}})
+        f"rho = {rho:g}": merged(best[kind, OURS], {"algorithm": {"objective": {"rho": rho}}})
         for rho in settings["rho"]
     }
     by_rho, failed = _run(context, "Fig. 3", strengths)
-    problems += failed
+    wide, wide_grid = _chosen(context, {kind: files[kind]}, WIDER)
+    found[WIDER], more = _run(context, WIDER, {method: wide[kind, method] for _, method in wide})
+    found[WIDER][OURS] = found[main][OURS]
+    problems += [*failed, *more]
     results = {title: ends(one) for title, one in found.items()}
     tables = {slug(title): _table(title, results[title], settings) for title in results}
-    tables |= {"rho": _rho_table(by_rho), "grid": grid}
+    tables |= {"rho": _rho_table(by_rho), "grid": grid, "wider-grid": wide_grid}
     figures = _figures(main, found[main], by_rho)
     return Outcome([*checks(results, settings), rho_check(by_rho)], tables, figures, problems)
 
 
 def _chosen(
-    context: Context, files: Mapping[str, Path]
+    context: Context, files: Mapping[str, Path], title: str = ""
 ) -> tuple[dict[tuple[str, str], Settings], Table]:
-    """Return the best variant for every kind of features and method, and all that was tried."""
+    """Return the best variant for every kind of features and method, and all that was tried.
+
+    The grids are those of the definition, or those under a title of their own.
+    """
     settings = context.settings
+    grids = settings[title or "grid"]
     methods, axes = {}, {}
     for kind, path in files.items():
         here = {"data": {"path": str(path)}, "evaluate": {"splits": ["validation"]}}
-        for method, variant in settings["methods"].items():
-            methods[f"{kind} {method}"] = merged(variant, here)
-            axes[f"{kind} {method}"] = settings["grid"][method]
+        for method in grids:
+            name = f"{title} {kind} {method}".strip()
+            methods[name], axes[name] = merged(settings["methods"][method], here), grids[method]
     searched = replace(context, settings={**settings, "methods": methods, "grid": axes})
     best, table = chosen_methods(searched, validation_score)
     reported = {"evaluate": {"splits": ["test"]}}
     return {
-        (kind, method): merged(best[f"{kind} {method}"], reported)
+        (kind, method): merged(best[f"{title} {kind} {method}".strip()], reported)
         for kind in files
-        for method in settings["methods"]
+        for method in grids
     }, table
 
 
