@@ -42,7 +42,8 @@ def figure(
     """Return a figure with a legend as the text of an SVG file."""
     shown = {name: _positive(line) if log else line for name, line in lines.items()}
     ys = [v for line in shown.values() for v in (line.y, line.low, line.high) if v is not None]
-    across = svg.limits(*[line.x for line in shown.values()], pad=0.0)
+    single = all(np.size(line.x) == 1 for line in shown.values())  # dots want room, lines do not
+    across = svg.limits(*[line.x for line in shown.values()], pad=0.05 if single else 0.0)
     up = y_limits or (_decades(ys) if log else svg.limits(*ys))
     plot = svg.frame(
         across, up, x_label=x_label, y_label=y_label, log_y=log, left=60.0, right=150.0,

@@ -182,8 +182,9 @@ def _figures(title: str, runs: Histories, by_rho: Histories) -> dict[str, str]:
             for name, values in results.items()
         }
         out[f"figure-4-{slug(measure)}"] = figure(
-            dots, title=f"Fig. 4: worst-20 % and {measure} ({title}, mean over seeds)",
-            x_label="worst-20 % test accuracy, %", y_label=f"{measure} test accuracy, %",
+            dots, title=f"Fig. 4, {title}",
+            x_label="worst-20 % test accuracy, % (mean over seeds)",
+            y_label=f"{measure} test accuracy, %",
         )  # fmt: skip
     return out
 
