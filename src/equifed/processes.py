@@ -39,7 +39,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     environment = os.environ | {
         "WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": os.environ.get(
             "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes))
         ),
@@ -91,7 +91,8 @@ def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
             process.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,0 +1,94 @@
+"""The same rounds in one and in several processes, one thread each.
+
+    python -m benchmarks.processes [2 ...]
+
+100 clients x 600 samples x 784 features, batch 50, 12 local steps, an MLP 784-50-10: FedAvg and
+SCAFF-PD. The numbers of processes take turns; the best round of each counts. All must end at the
+same model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+from benchmarks.engines import BATCH, CLASSES, FEATURES, STEPS, federation
+
+from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.engines.distributed import DistributedClients
+from equifed.local import LocalSGD
+from equifed.losses import cross_entropy
+from equifed.models import build
+from equifed.objectives.cvar import CVaR
+from equifed.processes import free_port
+from equifed.steps import ConstantSteps
+from equifed.streams import Stream
+
+WORK = LocalSGD(lr=0.05, steps=STEPS, batch=BATCH)
+ALGORITHMS = {
+    "FedAvg": FedAvg(WORK),
+    "SCAFF-PD": ScaffPD(CVaR(0.3), WORK, ConstantSteps(primal=0.3, dual=0.1)),
+}
+ROUNDS, TURNS = 8, 4
+
+
+def work() -> None:
+    """Be one process of a group: print the best seconds of a round and the end's norm."""
+    torch.set_num_threads(1)
+    clients = DistributedClients(federation(100), build("mlp", (FEATURES,), CLASSES), cross_entropy)
+    out = {}
+    for name, algorithm in ALGORITHMS.items():
+        state, times = algorithm.init(clients, clients.initial(Stream(0))), []
+        for r in range(ROUNDS):
+            clients.group.wait()
+            start = time.perf_counter()
+            state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+            times.append(time.perf_counter() - start)
+        norm = float(torch.linalg.vector_norm(state.x.double()))
+        out[name] = {"seconds": min(times[1:]), "norm": norm}
+    if clients.group.rank == 0:
+        print(json.dumps(out))
+
+
+def group(processes: int) -> dict[str, dict[str, float]]:
+    """Start a group and return what its first process found."""
+    common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    common["MASTER_PORT"] = str(free_port())
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.processes", "--work"],
+            env=os.environ | common | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    texts = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit("A process failed.")
+    found: dict[str, dict[str, float]] = json.loads(texts[0])
+    return found
+
+
+def main(numbers: list[int]) -> None:
+    found = [{n: group(n) for n in [1, *numbers]} for _ in range(TURNS)]
+    print("| algorithm | processes | ms a round | times as fast as one |\n|---|---:|---:|---:|")
+    for name in ALGORITHMS:
+        norms = [one[name]["norm"] for turn in found for one in turn.values()]
+        if max(norms) - min(norms) > 1e-5 * norms[0]:
+            raise SystemExit(f"The groups disagree on {name}: {norms}")
+        best = {n: min(turn[n][name]["seconds"] for turn in found) for n in [1, *numbers]}
+        for n, seconds in best.items():
+            print(f"| {name} | {n} | {1e3 * seconds:.0f} | {best[1] / seconds:.2f} |")
+
+
+if __name__ == "__main__":
+    if "--work" in sys.argv:
+        work()
+    else:
+        main([int(n) for n in sys.argv[1:]] or [2])
