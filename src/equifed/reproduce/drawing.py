@@ -79,7 +79,8 @@ def _legend(i: int, name: str) -> Markup:
     left, y = svg.WIDTH - 142, 40.0 + 18 * i
     dash = svg.tag("line", x1=left, x2=left + 14, y1=y - 4, y2=y - 4,
                    stroke=COLOURS[i % len(COLOURS)], stroke_width="2.5")  # fmt: skip
-    return Markup(dash + svg.tag("text", name, x=left + 19, y=y))
+    small = {"style": "font-size:10px"} if len(name) > 18 else {}  # the margin is narrow
+    return Markup(dash + svg.tag("text", name, x=left + 19, y=y, **small))
 
 
 def _positive(line: Line) -> Line:
