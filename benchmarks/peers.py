@@ -1,0 +1,222 @@
+"""The same FedAvg rounds in other simulators, each in an environment of its own, and in equifed.
+
+    python -m benchmarks.peers [--peers fedjax,pfl,flwr,flgo] [--rounds 5] [--threads 2]
+
+100 clients x 600 samples x 784 features, batch 50, 12 local steps (one shuffled pass), step size
+0.05, uniform averaging; an MLP 784-50-10 and logistic regression from the same initial models. All
+programs stay alive and do one round each in turn; the first round of each (tracing, start of
+workers) is left out. The environments are made at the first call under ``build/peers``.
+
+A row whose final loss is more than 3 % from that of ``equifed, loop`` does other work, and the
+table says so; exact agreement is not expected, because everyone draws its own shuffles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.engines import CLASSES, FEATURES, SAMPLES, federation
+
+from equifed.models import build, initialise
+from equifed.streams import Stream
+
+PINNED = {
+    "fedjax": ("fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2", "numpy==2.4.6"),
+    "pfl": ("pfl[pytorch]==0.6.0", "torch==2.13.0", "numpy==2.4.6"),
+    "flwr": ("flwr[simulation]==1.41.0", "torch==2.13.0"),
+    "flgo": ("flgo==0.4.4", "torch==2.13.0", "torchvision==0.28.0", "numpy==2.4.6"),
+}
+ROWS = {  # row of the table: environment, script, further arguments
+    "equifed, stacked": ("equifed", "with_equifed.py", "stacked"),
+    "equifed, loop": ("equifed", "with_equifed.py", "loop"),
+    "fedjax, jit": ("fedjax", "with_fedjax.py", "jit"),
+    "fedjax, pmap": ("fedjax", "with_fedjax.py", "pmap"),
+    "pfl, one process": ("pfl", "with_pfl.py"),
+    "pfl, processes": ("pfl", "with_pfl.py", "processes"),
+    "flwr": ("flwr", "with_flwr.py"),
+    "flgo": ("flgo", "with_flgo.py"),
+}
+MODELS = {"mlp": "MLP 784-50-10", "logistic": "Logistic regression"}
+RUNNERS, HOME = Path(__file__).parent / "peer_runners", Path("build/peers").resolve()
+PATIENCE, TOLERANCE = 120.0, 0.03
+
+
+# -- the environments and the work ----------------------------------------------------------------
+
+
+def environment(peer: str) -> Path:
+    """Return the interpreter of a peer's environment, made first if it is not there."""
+    folder, python = HOME / peer, HOME / peer / "bin" / "python"
+    made = folder / "pinned.txt"
+    if not made.exists() or made.read_text().split() != list(PINNED[peer]):
+        print(f"installing {' '.join(PINNED[peer])}", file=sys.stderr)
+        venv.create(folder, with_pip=True, symlinks=True)
+        command = [str(python), "-m", "pip", "install", "-q", *PINNED[peer]]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"not installed: {last_words(done.stderr)}")
+        made.write_text("\n".join(PINNED[peer]))
+    return python
+
+
+def write_work(folder: Path, clients: int) -> None:
+    """Write the data and the initial models."""
+    folder.mkdir(parents=True, exist_ok=True)
+    train = federation(clients).train
+    np.save(folder / "inputs.npy", train.inputs.reshape(clients, SAMPLES, FEATURES))
+    np.save(folder / "targets.npy", train.targets.reshape(clients, SAMPLES).astype(np.int64))
+    for model in MODELS:
+        module = initialise(build(model, (FEATURES,), CLASSES), Stream(0))
+        np.savez(folder / f"{model}.npz", *[p.detach().numpy() for p in module.parameters()])
+
+
+def last_words(text: str) -> str:
+    """Return the last line that names an error, or else the last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception)\b)", line)]
+    return (errors or lines or ["no message"])[-1]
+
+
+# -- the programs ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Program:
+    """One runner, alive between its rounds."""
+
+    name: str
+    process: subprocess.Popen[str] | None = None
+    failure: str = ""
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def start(self, model: str, rounds: int, threads: int) -> None:
+        """Start the runner."""
+        peer, script, *more = ROWS[self.name]
+        try:
+            python = Path(sys.executable) if peer == "equifed" else environment(peer)
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            self.failure = str(error)
+            return
+        settings = {"OMP_NUM_THREADS": str(threads), "JAX_PLATFORMS": "cpu"}
+        settings["GLOO_SOCKET_IFNAME"] = "lo"  # processes of one machine need no network
+        command: list[Any] = [python, RUNNERS / script, HOME / "work", model, rounds, *more]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | settings,
+                cwd=HOME,
+            )
+
+    @property
+    def log(self) -> Path:
+        """Where the runner's other output goes."""
+        return HOME / (self.name.replace(", ", "-").replace(" ", "-") + ".log")
+
+    def turn(self) -> None:
+        """Let the runner do one round; a runner that fails is left out from then on."""
+        if self.failure or self.process is None:
+            return
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write("round\n")
+            self.process.stdin.flush()
+            ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+            line = self.process.stdout.readline() if ready else ""
+            answer = json.loads(line or "{}")
+            self.seconds.append(answer["seconds"])
+            self.losses.append(answer["loss"])
+        except (OSError, KeyError, ValueError):
+            self.failure = f"failed: {last_words(self.log.read_text())}"
+
+    def end(self) -> None:
+        """Close the runner's input, and stop it if it does not end by itself."""
+        if self.process is None:
+            return
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            self.process.wait()
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+
+def compare(model: str, names: list[str], rounds: int, threads: int) -> list[Program]:
+    """Run all programs of one model turn by turn; the first round of each is a warm-up."""
+    programs = [Program(name) for name in names]
+    try:
+        for program in programs:
+            program.start(model, rounds + 1, threads)
+        for _ in range(rounds + 1):
+            for program in programs:
+                program.turn()
+    finally:
+        for program in programs:
+            program.end()
+    return programs
+
+
+def table(title: str, programs: list[Program]) -> str:
+    """Return seconds a round (best and median), the ratio of the best, and the final losses."""
+    ours = {program.name: program for program in programs}
+    base = min(ours["equifed, stacked"].seconds[1:])
+    reference = ours["equifed, loop"].losses[-1]
+    lines = [
+        title,
+        "",
+        "| simulator | best s | median s | times equifed | final loss | same work |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for program in programs:
+        if program.failure:
+            lines.append(f"| {program.name} | | | | | {program.failure} |")
+            continue
+        times, loss = program.seconds[1:], program.losses[-1]
+        off = abs(loss / reference - 1)
+        same = "yes" if off <= TOLERANCE else f"NO: {100 * off:.0f} % off"
+        lines.append(
+            f"| {program.name} | {min(times):.3f} | {float(np.median(times)):.3f} "
+            f"| {min(times) / base:.1f} | {loss:.4f} | {same} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--peers", default=",".join(PINNED))
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--threads", type=int, default=2)
+    arguments.add_argument("--clients", type=int, default=100)
+    given = arguments.parse_args()
+    chosen = ["equifed", *given.peers.split(",")]
+    if unknown := set(chosen) - set(PINNED) - {"equifed"}:
+        raise SystemExit(f"--peers expected some of {','.join(PINNED)}, got {sorted(unknown)}.")
+    write_work(HOME / "work", given.clients)
+    names = [name for name, row in ROWS.items() if row[0] in chosen]
+    for model, title in MODELS.items():
+        print(table(f"\n{title}", compare(model, names, given.rounds, given.threads)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
