@@ -1,4 +1,5 @@
 """FedAvg with fedjax: ``fedjax.algorithms.fed_avg`` on its ``jit`` or its ``pmap`` backend."""
+# ruff: noqa: E402  (settings come before the imports that read them)
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """FedAvg with Flower's simulation: a ServerApp, a ClientApp and one Ray actor a core."""
+# ruff: noqa: E402  (settings come before the imports that read them)
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """The rounds of ``Strategy.start``, without its evaluation and with turns in between."""
+    """Do the rounds of ``Strategy.start``, without its evaluation and with turns in between."""
     flat = [torch.from_numpy(part) for layer in work.layers for part in layer]
     keys = [f"{2 * i}.{kind}" for i in range(len(work.layers)) for kind in ("weight", "bias")]
     arrays = ArrayRecord(dict(zip(keys, flat, strict=True)))
