@@ -1,5 +1,4 @@
 """FedAvg with Flower's simulation: a ServerApp, a ClientApp and one Ray actor a core."""
-# ruff: noqa: E402  (settings come before the imports that read them)
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """FedAvg with pfl's ``SimulatedBackend``, in one process or in one process a core."""
-# ruff: noqa: E402  (torchrun starts before the imports that join its processes)
 
 from __future__ import annotations
 
