@@ -64,7 +64,7 @@ def certificate(
               \ \ge\ \Phi(l(x)) - \min_y \Phi(l(y)), \qquad
               F(x, \lambda) = \langle \lambda, l(x)\rangle - \psi(\lambda)
 
-    for any feasible :math:`\lambda` (``docs/mathematics.md``): :math:`\mu(\lambda)`-strong convexity
+    for any feasible :math:`\lambda` (docs/mathematics.md): :math:`\mu(\lambda)`-strong convexity
     gives :math:`\min_y F(y, \lambda) \ge F(x, \lambda) - |\nabla_x F|^2 / (2 \mu(\lambda))`, and no
     model has an objective below that. If every :math:`F(\cdot, \lambda)` is mu-strongly convex, so
     is :math:`\Phi(l(\cdot))`, and :math:`|x - x^\star|^2 \le 2\, \text{gap} / \mu`.
