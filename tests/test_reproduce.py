@@ -19,7 +19,7 @@ from equifed.cli import app
 from equifed.compare import merged
 from equifed.data.synthetic import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
-from equifed.reproduce import EXPERIMENTS, NOT_DONE, reproduce
+from equifed.reproduce import EXPERIMENTS, reproduce
 from equifed.reproduce.drfa_fashion import Decaying
 from equifed.reproduce.exact import Quadratics, projection_slope, solve, solve_in_box
 from equifed.reproduce.experiment import definition
@@ -189,12 +189,6 @@ def test_tuning_never_sees_the_seeds_that_are_reported() -> None:
             assert not set(table.get("tuning_seeds", [])) & set(table.get("seeds", []))
 
 
-@pytest.mark.parametrize("name", NOT_DONE)
-def test_an_experiment_that_is_not_built_says_so(name: str) -> None:
-    with pytest.raises(ValueError, match="not built yet"):
-        definition(name)
-
-
 def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match="did you mean 'ia-points'"):
         definition("ia-point")
@@ -285,7 +279,7 @@ def test_the_page_is_made_from_the_stored_results() -> None:
         pytest.skip("not in a clone of the repository")
     written = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
     assert written == page(stored)
-    for name in (*EXPERIMENTS, *NOT_DONE):
+    for name in EXPERIMENTS:
         assert name in written
 
 
@@ -304,7 +298,7 @@ def test_the_command_lists_experiments_and_refuses_others(tmp_path: Path) -> Non
     run = CliRunner()
     listed = run.invoke(app, ["reproduce", "--list"])
     assert listed.exit_code == 0
-    assert all(name in listed.stdout for name in (*EXPERIMENTS, *NOT_DONE))
+    assert all(name in listed.stdout for name in EXPERIMENTS)
     out = str(tmp_path / "points")
     done = run.invoke(app, ["reproduce", "ia-points", "--quick", "--out", out])
     assert done.exit_code == 0 and "agree: yes" in done.stdout

@@ -8,7 +8,6 @@ published. The results that the project has stored, and their discussion, are in
 
 from equifed.reproduce.experiment import (
     EXPERIMENTS,
-    NOT_DONE,
     Check,
     Context,
     Experiment,
@@ -19,7 +18,6 @@ from equifed.reproduce.running import reproduce
 
 __all__ = [
     "EXPERIMENTS",
-    "NOT_DONE",
     "Check",
     "Context",
     "Experiment",

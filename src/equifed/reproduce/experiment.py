@@ -197,9 +197,6 @@ EXPERIMENTS = {
     ),
 }
 
-NOT_DONE: dict[str, str] = {}
-"""Experiments that are planned and not built yet."""
-
 
 def definition(name: str, quick: bool = False) -> Settings:
     """Return the settings of an experiment; the quick form changes some of the full one's.
@@ -210,8 +207,6 @@ def definition(name: str, quick: bool = False) -> Settings:
     from equifed.catalogue import unknown
     from equifed.compare import merged
 
-    if name in NOT_DONE:
-        raise ValueError(f"the experiment {name!r} is not built yet ({NOT_DONE[name]})")
     if name not in EXPERIMENTS:
         raise ValueError(unknown("experiment", name, EXPERIMENTS))
     file = resources.files("equifed.reproduce") / "definitions" / f"{name}.toml"

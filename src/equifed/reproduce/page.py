@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from equifed.reproduce.experiment import EXPERIMENTS, NOT_DONE, Table
+from equifed.reproduce.experiment import EXPERIMENTS, Table
 
 HEAD = """# Reproductions
 
@@ -33,9 +33,6 @@ def page(folder: Path) -> str:
             parts.append("**Built, but the project has stored no results of it yet.**")
             continue
         parts += _measured(json.loads(stored.read_text(encoding="utf-8")))
-    parts.append("## Not done yet")
-    rows = [(name, what) for name, what in NOT_DONE.items()]
-    parts.append(Table("", ("experiment", "what"), rows).markdown())
     return "\n\n".join(parts) + "\n"
 
 

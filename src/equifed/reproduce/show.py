@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equifed.reproduce.experiment import EXPERIMENTS, NOT_DONE, Outcome
+from equifed.reproduce.experiment import EXPERIMENTS, Outcome
 
 
 def listing() -> str:
     """Return the experiments, a line each."""
-    width = max(map(len, (*EXPERIMENTS, *NOT_DONE)))
-    lines = [f"{name:{width}}  {one.title} ({one.paper})" for name, one in EXPERIMENTS.items()]
-    lines += [f"{name:{width}}  not built yet ({what})" for name, what in NOT_DONE.items()]
-    return "\n".join(lines)
+    width = max(map(len, EXPERIMENTS))
+    return "\n".join(
+        f"{name:{width}}  {one.title} ({one.paper})" for name, one in EXPERIMENTS.items()
+    )
 
 
 def outcome_lines(outcome: Outcome, folder: Path) -> list[str]:
