@@ -108,10 +108,8 @@ def table(outcomes: dict[str, list[Outcome]]) -> None:
 
 def signed_weights(problems: int = 10) -> None:
     """SCAFF-PD-IA: rounds to a saddle point, for growing phi."""
-    print(
-        "\nSCAFF-PD-IA: rounds until |sum w grad f| over its first and (Phi - F) / Phi are at most"
-    )
-    print(f"{TOLERANCE:.0e} (at most {IA_ROUNDS}), and R_AB there, for phi = 0, 0.1, 0.2, 0.3, 0.4")
+    print(f"\nSCAFF-PD-IA: rounds (of {IA_ROUNDS}) until (Phi - F) / Phi is {TOLERANCE:.0e} and")
+    print("|sum w grad f| 1e-5 of its first, and R_AB there, for phi = 0, 0.1, 0.2, 0.3, 0.4")
     for seed in range(problems):
         problem = convex_problem(seed)
         tail = CVaR(max(0.4, 1 / problem.n))
