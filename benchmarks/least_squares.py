@@ -1,6 +1,6 @@
 """Full-gradient local steps on least squares: Gram matrices against passes over the data.
 
-    python benchmarks/least_squares.py [--threads 1]
+    python -m benchmarks.least_squares [--threads 1]
 
 100 local steps of every client in float64; all paths must end at the same models.
 """

@@ -202,6 +202,17 @@ def test_signed_weights_reach_a_saddle_point(phi: float) -> None:
     assert rounds <= 120
 
 
+def test_signed_weights_shorten_the_steps_by_their_norm_and_are_judged_by_the_residual() -> None:
+    problem, sizes = convex_problem(6), {}
+    for phi in (0.0, 0.4):
+        clients, algorithm = problem.clients(), ScaffPD(RelativeFairness(phi, CVaR(0.4), CVaR(0.4)))
+        state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
+        sizes[phi] = state.sizes
+    assert sizes[0.4].primal == pytest.approx(sizes[0.0].primal * 0.6 / 1.4)
+    assert sizes[0.0].by_gap and not sizes[0.0].by_residual
+    assert sizes[0.4].by_residual and not sizes[0.4].by_gap
+
+
 def test_engines_agree_on_automatic_steps() -> None:
     problem = PROBLEMS["logistic"]
     states = []

@@ -12,7 +12,7 @@ from equifed.data.federation import Federation
 from equifed.engines.stacked import StackedClients
 from equifed.engines.threads import in_threads
 from equifed.local import LocalSGD
-from equifed.losses import cross_entropy
+from equifed.losses import cross_entropy, squared
 from equifed.models import build
 from equifed.streams import Stream
 
@@ -70,3 +70,10 @@ def test_same_bits_as_one_after_the_other(two_threads) -> None:
         results.append(torch.stack([gradients.weighted_sum(weights),
                                     moved.displacement.weighted_sum(weights)]))  # fmt: skip
     assert torch.equal(*results)
+
+
+def test_least_squares_remembers_in_one_place_and_stays_on_one_thread() -> None:
+    draw = np.random.default_rng(0)
+    clients = {f"c{i}": (draw.standard_normal((9, 4)), draw.standard_normal(9)) for i in range(3)}
+    federation = Federation.from_clients(clients)
+    assert not StackedClients(federation, torch.nn.Linear(4, 1), squared).independent

@@ -90,8 +90,10 @@ class StackedClients(InProcessClients):
         layer = LeastSquares.layer_of(rule, self.model.loss)
         on_device = self.model.device.type == "cuda" and not self.store.streamed
         self.graphs = Graphs() if on_device else None
-        # Written-out gradients touch no module, so several threads may use them at once.
-        self.independent = isinstance(rule, DenseLayersRule) and self.model.device.type == "cpu"
+        # Written-out gradients touch no module, so several threads may use them at once; the
+        # matrices that least squares remembers are in one place, which they may not.
+        written_out = isinstance(rule, DenseLayersRule) and layer is None
+        self.independent = written_out and self.model.device.type == "cpu"
         self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
 
     # The verbs.
