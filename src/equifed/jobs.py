@@ -60,8 +60,18 @@ def job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
 
 
 def check(jobs: Sequence[Job], overwrite: bool = False) -> None:
-    """Refuse folders that hold runs of other configurations, or empty them of their runs."""
+    """Refuse folders that two runs share, or that hold runs of other configurations.
+
+    With ``overwrite`` folders are emptied of their runs instead.
+    """
+    owners: dict[Path, Job] = {}
     for one in jobs:
+        owner = owners.setdefault(one.folder, one)
+        if owner is not one:
+            raise RunFolderError(
+                f"{owner.title!r} and {one.title!r} would share the folder {one.folder}; "
+                "rename one of them."
+            )
         if not one.started:
             continue
         if overwrite:

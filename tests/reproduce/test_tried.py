@@ -9,8 +9,11 @@ import pytest
 from rich.console import Console
 
 from equifed.history import History
+from equifed.jobs import check, job
 from equifed.reproduce.experiment import Context
+from equifed.reproduce.running import configured, run_variants
 from equifed.reproduce.tried import alternatives, choose
+from equifed.run_folder import RunFolderError
 
 
 def settings(rates: list[float]) -> dict[str, Any]:
@@ -73,3 +76,23 @@ def test_with_one_try_nothing_is_run(tmp_path: Path) -> None:
     assert variants["A"]["algorithm"]["local"]["lr"] == 0.1
     assert table.rows == [["A", "lr = 0.1, steps = 2", None, "given"]]
     assert not any(tmp_path.iterdir())
+
+
+def test_names_that_differ_late_have_runs_of_their_own(tmp_path: Path) -> None:
+    table = settings([0.1])
+    long = "a method with a name of more than forty letters, lr = "
+    variants = {f"{long}{lr}": {"algorithm": {"name": "fedavg", "local": {"lr": lr, "steps": 2}}}
+                for lr in (0.01, 0.1)}  # fmt: skip
+    found, failed = run_variants(Context(table, tmp_path, Console(quiet=True)), variants, [0])
+    assert not failed
+    first, second = (score(runs[0]) for runs in found.values())
+    assert first != second
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    table = settings([0.1])
+    config = configured(table, table["variants"]["A"], 0)
+    jobs = [job(name, config, 0, tmp_path / "same") for name in ("A", "B")]
+    with pytest.raises(RunFolderError, match=r"'A, seed 0' and 'B, seed 0' would share the folder"):
+        check(jobs)

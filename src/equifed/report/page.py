@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import re
+import zlib
 from pathlib import Path
 from urllib.parse import quote
 
@@ -27,6 +28,9 @@ from equifed.report.tables import (
     table_data,
 )
 from equifed.report.words import certificate_notes
+
+SLUG = 40
+"""Characters of a name in a path."""
 
 
 def write_report(report: Report, out: str | Path, *, per_client: bool = False) -> Path:
@@ -167,9 +171,14 @@ def _whose(method: Method, worst: int) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a name that is safe in a path.
+    """Return a name that is safe in a path; long ones end in a number that tells them apart.
 
     >>> slug("<script>alert(1)</script>")
     'script-alert-1-script'
+    >>> slug("a" * 50), slug("a" * 49 + "b")
+    ('aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-47d7ba7d', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-dedeebc7')
     """
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40].lower() or "client"
+    short = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "client"
+    if len(short) <= SLUG:
+        return short
+    return f"{short[: SLUG - 9]}-{zlib.crc32(name.encode()):08x}"

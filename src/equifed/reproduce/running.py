@@ -201,7 +201,7 @@ def write(name: str, outcome: Outcome, context: Context, command: str, seconds: 
         "experiment": name,
         "command": command,
         "versions": versions(),
-        "seconds": round(seconds, 1),
+        "seconds_of_last_call": round(seconds, 1),
         "settings": context.settings,
         "checks": [asdict(one) for one in outcome.checks],
         "problems": list(outcome.problems),
