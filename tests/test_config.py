@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -297,3 +298,10 @@ def test_any_value_anywhere_is_refused_by_key_or_makes_a_configuration(
         assert all(problem.startswith(place.split(".")[0]) for problem in error.problems)
     else:
         assert isinstance(dataclasses.asdict(config), dict)
+
+
+def test_an_error_says_the_same_when_it_comes_from_another_process() -> None:
+    error = ConfigError(["data.name: unknown", "rounds: must be at least 1"])
+    back = pickle.loads(pickle.dumps(error))
+    assert back.problems == error.problems
+    assert str(back) == str(error)

@@ -40,6 +40,10 @@ class ConfigError(ValueError):
         self.problems = list(problems)
         super().__init__("\n".join(self.problems))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        """Travel between processes as the list: the joined text would be read as letters."""
+        return type(self), (self.problems,)
+
 
 @dataclass(frozen=True)
 class Setting:

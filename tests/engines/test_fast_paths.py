@@ -88,13 +88,15 @@ def test_slopes_are_derivatives(loss: losses.Loss, outputs: int) -> None:
     draw = torch.Generator().manual_seed(0)
     o = 3 * torch.randn(6, outputs, generator=draw, dtype=torch.float64)
     t = torch.randint(2, (6,), generator=draw)
-    w = torch.rand(6, 1, generator=draw, dtype=torch.float64)
+    w = torch.rand(6, generator=draw, dtype=torch.float64)
     eps = 1e-6
-    slope = slope_of(loss)(o.clone(), t, w)
+    columns = o.view(2, 3, outputs).transpose(1, 2)  # two clients with three samples each
+    slope = slope_of(loss)(columns.clone(), t.view(2, 3), w.view(2, 3))
+    slope = slope.transpose(1, 2).reshape(6, outputs)
     for k in range(outputs):
         e = eps * torch.eye(outputs, dtype=torch.float64)[k]
         difference = (loss(o + e, t) - loss(o - e, t)) / (2 * eps)
-        torch.testing.assert_close(slope[:, k], w[:, 0] * difference, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(slope[:, k], w * difference, rtol=1e-6, atol=1e-8)
 
 
 def test_least_squares_remember_matrices_and_forget_the_oldest() -> None:

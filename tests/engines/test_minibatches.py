@@ -12,11 +12,12 @@ from equifed.engines.minibatches import Minibatches
 from equifed.streams import Stream
 
 
-def minibatches(sizes: list[int], batch: int | None, seed: int = 0, first: int = 0) -> Minibatches:
+def minibatches(
+    sizes: list[int], batch: int | None, seed: int = 0, first: int = 0, multiple: int = 1
+) -> Minibatches:
     clients = torch.arange(first, first + len(sizes))
-    return Minibatches(
-        Stream(seed), clients, torch.tensor(sizes), batch, torch.float64, dropout=True
-    )
+    given = (Stream(seed), clients, torch.tensor(sizes), batch, torch.float64)
+    return Minibatches(*given, dropout=True, multiple=multiple)
 
 
 @settings(deadline=None, max_examples=40)
@@ -37,6 +38,31 @@ def test_each_pass_uses_each_sample_once(sizes: list[int], batch: int | None) ->
     for m, seen in zip(sizes, used, strict=True):
         assert sorted(seen[:m]) == list(range(m))
         assert sorted(seen[m:]) == list(range(m))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 17), min_size=1, max_size=4),
+    equal=st.booleans(),
+    batch=st.integers(1, 20),
+    multiple=st.sampled_from([2, 4, 8]),
+)
+def test_padding_changes_no_sample(
+    sizes: list[int], equal: bool, batch: int, multiple: int
+) -> None:
+    sizes = sizes[:1] * len(sizes) if equal else sizes
+    plain, wide = minibatches(sizes, batch), minibatches(sizes, batch, multiple=multiple)
+    for step in range(7):
+        a, b = plain.at(step), wide.at(step)
+        assert b.positions.shape == b.weights.shape
+        assert b.positions.shape[1] % multiple == 0
+        assert a.keys is not None and b.keys is not None
+        for k, m in enumerate(sizes):
+            used, own = b.weights[k] > 0, a.weights[k] > 0
+            assert b.positions[k][used].tolist() == a.positions[k][own].tolist()
+            assert b.weights[k][used].tolist() == a.weights[k][own].tolist()
+            assert b.keys[k][used].tolist() == a.keys[k][own].tolist()
+            assert 0 <= int(b.positions[k].min()) <= int(b.positions[k].max()) < m
 
 
 def test_full_batches_keep_the_order() -> None:

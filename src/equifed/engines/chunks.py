@@ -20,6 +20,10 @@ CPU_CHUNK = 8 << 20
 CUDA_CHUNK = 1 << 32
 """The same on a GPU, which wants few, large calls; far below the memory of any that is used."""
 
+ALIGNED = 64
+"""Bytes: where rows of models begin. Matrix libraries take other paths for other addresses; with
+equal ones a client's numbers have the same bits wherever it stands in a chunk."""
+
 BLOCK = 1 << 23
 """Samples of one client that go through the model at once, in bytes; activations come on top."""
 
@@ -99,6 +103,16 @@ def rows_of(values: Tensor, places: slice | Index) -> Tensor:
     return values.index_select(0, torch.as_tensor(places, device=values.device))
 
 
+def empty_rows(count: int, like: Tensor) -> Tensor:
+    """Return a matrix to be filled, with as many columns as ``like`` and aligned rows.
+
+    >>> empty_rows(2, torch.zeros(10)).stride()
+    (16, 1)
+    """
+    columns, unit = like.shape[-1], ALIGNED // like.element_size()
+    return like.new_empty(count, -(-columns // unit) * unit).narrow(1, 0, columns)
+
+
 def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:
     """Write the rows of a matrix at a chunk's places."""
     if isinstance(places, slice):
@@ -124,16 +138,16 @@ class SampleStore:
         self.streamed = self.home.type != device.type
         self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
-    def fetch(self, chunk: Chunk, batch: Batch) -> Samples:
-        """Return one batch of the first clients of a chunk."""
-        rows = chunk.starts.narrow(0, 0, len(batch.positions)).unsqueeze(1) + batch.positions
+    def fetch(self, batch: Batch) -> Samples:
+        """Return one batch, whose positions count all clients' samples."""
+        rows = batch.positions
         inputs, targets = (self._select(v, rows) for v in (self._inputs, self._targets))
         return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
 
     def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
         """Return all samples of a chunk's clients, without copying them where that is possible."""
         if chunk.run is None:
-            return self.fetch(chunk, batch)
+            return self.fetch(batch)
         shape = (len(chunk), int(chunk.sizes[0]))
         inputs, targets = (
             v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
@@ -172,7 +186,7 @@ class Supply:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
         live = len(self._chunk) if live is None else live
         if self._batches.shuffled:
-            return [self._store.fetch(self._chunk, self._batches.at(step).first(live))]
+            return [self._store.fetch(self._batches.at(step).first(live))]
         whole = self.whole
         if whole.keys is not None and step > 0:  # the same samples, other units dropped
             keys = self._batches.at(step).keys

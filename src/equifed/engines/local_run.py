@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equifed.arrays import Losses, Weights
-from equifed.engines.chunks import Chunk, put_rows, rows_of
+from equifed.engines.chunks import Chunk, empty_rows, put_rows, rows_of
 from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
 from equifed.engines.shared_gradients import SharedGradients
 from equifed.engines.threads import in_threads
@@ -46,17 +46,17 @@ class LocalRun:
 
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
-        n, d = len(self._clients.index), len(self._x)
-        matrices = {kind: self._x.new_empty(n, d) for kind in self.kinds} if keep else {}
+        n = len(self._clients.index)
+        matrices = {kind: empty_rows(n, self._x) for kind in self.kinds} if keep else {}
         thresholds = np.zeros(n)
 
         def store(chunk: Chunk, walk: Walk) -> None:
             for kind, matrix in matrices.items():
-                put_rows(matrix, chunk.places, walk.result(kind))
+                put_rows(matrix, chunk.places, walk.result(kind))  # nothing to do if it is there
             if walk.threshold is not None:
                 thresholds[chunk.places] = to_numpy(walk.threshold)
 
-        self._carry_out(store)
+        self._carry_out(store, matrices.get("displacement"))
         return matrices, thresholds if self._work.hinge is not None else None
 
     def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
@@ -83,12 +83,17 @@ class LocalRun:
         self._carry_out(norms)
         return out
 
-    def _carry_out(self, use: Callable[[Chunk, Walk], Used]) -> list[Used]:
-        """Carry out the local steps and use every chunk's; raise at the end for diverged ones."""
+    def _carry_out(
+        self, use: Callable[[Chunk, Walk], Used], room: Tensor | None = None
+    ) -> list[Used]:
+        """Carry out the local steps and use every chunk's; raise at the end for diverged ones.
+
+        If there is ``room`` for all clients, their displacements may be made right there.
+        """
         lengths = self._x.new_zeros(len(self._clients.index))
 
         def one(chunk: Chunk) -> Used:
-            walk = self._walk(chunk)
+            walk = self._walk(chunk, room)
             put_rows(lengths, chunk.places, walk.result("lengths"))
             return use(chunk, walk)
 
@@ -98,7 +103,7 @@ class LocalRun:
         self._clients._refuse_non_finite(squared, "squared length of the local update")
         return used
 
-    def _walk(self, chunk: Chunk) -> Walk:
+    def _walk(self, chunk: Chunk, room: Tensor | None) -> Walk:
         clients, work = self._clients, self._work
         slope = None
         if self._slopes is not None:
@@ -114,7 +119,8 @@ class LocalRun:
             if replayed is not None:
                 return replayed
         supply = clients.supply(chunk, self._stream, work.batch)
-        return walked(Walk(self._x, work, steps, correction, slope), clients.rule, supply)
+        own = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
+        return walked(Walk(self._x, work, steps, correction, slope, own), clients.rule, supply)
 
     def _correction(self, chunk: Chunk) -> Tensor | None:
         """Return target - control of a chunk's clients."""

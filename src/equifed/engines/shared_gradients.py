@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equifed.arrays import Losses, Weights
-from equifed.engines.chunks import Chunk, put_rows
+from equifed.engines.chunks import Chunk, empty_rows, put_rows
 from equifed.engines.in_process import DenseVectors, to_numpy, to_tensor
 from equifed.engines.threads import in_threads
 from equifed.streams import Stream
@@ -53,7 +53,7 @@ class SharedGradients:
     def everything(self) -> tuple[Losses, Losses, DenseVectors]:
         """Return the losses, the squared norms and all gradients, side by side."""
         n = len(self._clients.index)
-        matrix, numbers = self._x.new_empty(n, len(self._x)), self._x.new_empty(n, 2)
+        matrix, numbers = empty_rows(n, self._x), self._x.new_empty(n, 2)
 
         def store(chunk: Chunk) -> None:
             gradient, value = self.rows(chunk)

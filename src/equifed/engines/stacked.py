@@ -54,6 +54,9 @@ MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
 
 
+PADDED = 4
+"""A GPU's minibatches are padded to multiples of this: 16 bytes in single precision."""
+
 ROOM = 0.6
 """Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
 
@@ -185,8 +188,16 @@ class StackedClients(InProcessClients):
 
     def supply(self, chunk: Chunk, stream: Keys, batch: int | None) -> Supply:
         """Return the samples of a chunk's clients, step by step."""
-        dropout, dtype = bool(self.model.dropouts), self.model.dtype
-        batches = Minibatches(stream, chunk.ids, chunk.sizes, batch, dtype, dropout)
+        batches = Minibatches(
+            stream,
+            chunk.ids,
+            chunk.sizes,
+            batch,
+            self.model.dtype,
+            dropout=bool(self.model.dropouts),
+            multiple=PADDED if self.model.device.type == "cuda" else 1,
+            starts=chunk.starts,
+        )
         return Supply(self.store, chunk, batches)
 
     def _placed(self, inputs: Tensor, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equifed.arrays import Index
-from equifed.engines.chunks import Supply
+from equifed.engines.chunks import Supply, empty_rows
 from equifed.engines.gradient_rules import PenalisedRule, Samples
 from equifed.local import LocalSGD
 
@@ -33,6 +33,8 @@ class Walk:
         target - control, added to every gradient.
     slope : Tensor (c,), optional
         Factor of the hinge.
+    room : Tensor (c, d), optional
+        Where the iterates and, at the end, the displacements are to be.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class Walk:
         steps: Index,
         correction: Tensor | None,
         slope: Tensor | None,
+        room: Tensor | None = None,
     ) -> None:
         assert (np.diff(steps) <= 0).all()
         self._x, self._work, self._steps, self._slope = x, work, steps, slope
         self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
-        self._u = x.expand(len(steps), -1).clone()
+        self._u = (empty_rows(len(steps), x) if room is None else room).copy_(x)
         self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
         if correction is not None:
             self._pull = -work.lr * correction
