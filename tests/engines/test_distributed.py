@@ -123,3 +123,18 @@ def test_a_config_runs_in_processes(tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr
+
+
+def test_the_group_is_left_before_python_ends() -> None:
+    """What remains of it at the exit may abort a process whose work is done."""
+    program = (
+        "import atexit, torch, torch.distributed as dist\n"
+        "atexit.register(lambda: print('left:', not dist.is_initialized()))\n"  # the last to run
+        "from equifed.engines.distributed import Group\n"
+        "print('size:', Group(torch.device('cpu')).size)\n"
+    )
+    alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=alone, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split("\n")[:2] == ["size: 1", "left: True"]

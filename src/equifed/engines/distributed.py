@@ -12,6 +12,7 @@ processes (the clock) is decided there and told to the others.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import datetime
 import json
@@ -63,6 +64,7 @@ class Group:
             else:
                 store = dist.HashStore()  # type: ignore[attr-defined]
                 dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=0, world_size=1)
+            atexit.register(_leave)
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
 
     def sum_in_order(self, part: Tensor) -> Tensor:
@@ -110,6 +112,12 @@ class Group:
                 f"({str(error).splitlines()[0][:120]}). Nothing up to the last checkpoint is lost: "
                 "continue the run with 'equifed resume', with any number of processes."
             ) from error
+
+
+def _leave() -> None:
+    """End the group's threads while Python still runs: left to the exit they may abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class DistributedVectors:
