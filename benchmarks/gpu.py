@@ -120,8 +120,11 @@ def difference(cpu: LoopClients, gpu: StackedClients, work: LocalSGD) -> float:
     return worst
 
 
-def jax_round(clients: int) -> Callable[[int], object] | None:
-    """Return the same round in JAX, one compiled program over all clients and steps."""
+def jax_round(clients: int, precision: str) -> Callable[[int], object] | None:
+    """Return the same round in JAX, one compiled program over all clients and steps.
+
+    Its products are in tf32 unless one asks for the "highest" precision.
+    """
     try:
         import jax
         import jax.numpy as jnp
@@ -134,7 +137,8 @@ def jax_round(clients: int) -> Callable[[int], object] | None:
     x = (w1, jnp.zeros(50), w2, jnp.zeros(10))
 
     def loss(p: tuple, a: object, t: object) -> object:
-        out = jax.nn.relu(a @ p[0] + p[1]) @ p[2] + p[3]
+        hidden = jax.nn.relu(jnp.matmul(a, p[0], precision=precision) + p[1])
+        out = jnp.matmul(hidden, p[2], precision=precision) + p[3]
         return -jnp.take_along_axis(jax.nn.log_softmax(out), t[:, None], 1).mean()
 
     def client(p: tuple, a: object, t: object, key: object) -> tuple:
@@ -165,6 +169,10 @@ VARIANTS = {
 }
 
 
+JAX = {"written out, graph": "highest", "written out, graph, tf32": "default"}
+"""JAX's precisions of products, by the variant that multiplies as exactly."""
+
+
 def engine_for(
     data: Federation, model: str, graph: bool = True, **options: object
 ) -> StackedClients:
@@ -180,12 +188,14 @@ def main() -> None:
     sizes = [int(n) for n in sys.argv[1:]] or [100, 1000, 10000]
     loop, reference = measured(LoopClients(problem(100), "mlp", device="cuda"), rounds=1)
     print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms a round", flush=True)
+    times: dict[tuple[int, str], float] = {}
     for clients in sizes:
         data = problem(clients)
         for name, options in VARIANTS.items():
             if clients > 1000 and (options.get("compiled") or not options.get("graph", True)):
                 continue  # slower, and long to prepare
             took, loss = measured(engine_for(data, "mlp", **options))
+            times[clients, name] = took
             ratio = f", {loop / took:.0f} times the loop" if clients == 100 else ""
             print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms a round{ratio}", end="")
             print(f" (loss {loss:.5f}, off by {abs(loss / reference - 1):.0e})", flush=True)
@@ -198,9 +208,15 @@ def main() -> None:
         )
     torch.cuda.empty_cache()
     for clients in sizes:
-        step = jax_round(clients)
-        if step is not None:
-            print(f"{clients:6d} clients, JAX: {1e3 * seconds(step):.2f} ms a round", flush=True)
+        for ours, precision in JAX.items():
+            step = jax_round(clients, precision)
+            if step is not None:
+                took = seconds(step)
+                print(
+                    f"{clients:6d} clients, JAX, precision {precision}: {1e3 * took:.2f} ms a round; "
+                    f"{ours!r} takes {times[clients, ours] / took:.2f} times as long",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -138,10 +138,16 @@ class SampleStore:
         self.streamed = self.home.type != device.type
         self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
-    def fetch(self, batch: Batch) -> Samples:
-        """Return one batch, whose positions count all clients' samples."""
-        rows = batch.positions
-        inputs, targets = (self._select(v, rows) for v in (self._inputs, self._targets))
+    def room(self, batch: Batch) -> Tensor | None:
+        """Return a place for the inputs of batches of this size; none if they are sent away."""
+        if self.streamed:
+            return None
+        return self._inputs.new_empty(batch.positions.numel(), *self._inputs.shape[1:])
+
+    def fetch(self, batch: Batch, room: Tensor | None = None) -> Samples:
+        """Return one batch, whose positions count all clients' samples; inputs in the room."""
+        inputs = self._select(self._inputs, batch.positions, room)
+        targets = self._select(self._targets, batch.positions)
         return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
 
     def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
@@ -154,14 +160,13 @@ class SampleStore:
         )
         return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
 
-    def _select(self, values: Tensor, rows: Tensor) -> Tensor:
-        # index_select copies whole rows, several times as fast as plain indexing.
+    def _select(self, values: Tensor, rows: Tensor, room: Tensor | None = None) -> Tensor:
         if self.streamed:
             shape = (rows.numel(), *values.shape[1:])
-            picked = torch.empty(shape, dtype=values.dtype, pin_memory=True)
-            torch.index_select(values, 0, rows.reshape(-1), out=picked)
-        else:
-            picked = values.index_select(0, rows.reshape(-1))
+            room = torch.empty(shape, dtype=values.dtype, pin_memory=True)
+        out = None if room is None else room.narrow(0, 0, rows.numel())
+        # index_select copies whole rows, several times as fast as plain indexing.
+        picked = torch.index_select(values, 0, rows.reshape(-1), out=out)
         return picked.view(*rows.shape, *values.shape[1:])
 
     def _sent(self, samples: Samples) -> Samples:
@@ -172,10 +177,18 @@ class SampleStore:
 
 
 class Supply:
-    """The samples of a chunk's clients, step by step; full batches are fetched once."""
+    """The samples of a chunk's clients, step by step; full batches are fetched once.
+
+    Minibatches take the place of those of the step before: new memory for each would have to be
+    made ready by the system again and again.
+    """
 
     def __init__(self, store: SampleStore, chunk: Chunk, batches: Minibatches) -> None:
         self._store, self._chunk, self._batches = store, chunk, batches
+
+    @cached_property
+    def _room(self) -> Tensor | None:
+        return self._store.room(self._batches.at(0))  # the first is as large as any
 
     @cached_property
     def whole(self) -> Samples:
@@ -186,7 +199,7 @@ class Supply:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
         live = len(self._chunk) if live is None else live
         if self._batches.shuffled:
-            return [self._store.fetch(self._batches.at(step).first(live))]
+            return [self._store.fetch(self._batches.at(step).first(live), self._room)]
         whole = self.whole
         if whole.keys is not None and step > 0:  # the same samples, other units dropped
             keys = self._batches.at(step).keys
