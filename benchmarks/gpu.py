@@ -213,7 +213,7 @@ def main() -> None:
             if step is not None:
                 took = seconds(step)
                 print(
-                    f"{clients:6d} clients, JAX, precision {precision}: {1e3 * took:.2f} ms a round; "
+                    f"{clients:6d} clients, JAX, {precision}: {1e3 * took:.2f} ms a round; "
                     f"{ours!r} takes {times[clients, ours] / took:.2f} times as long",
                     flush=True,
                 )
