@@ -18,9 +18,9 @@ from equifed.reproduce.all_methods import (
     paired,
     validation_score,
 )
+from equifed.reproduce.choice import alternatives
 from equifed.reproduce.experiment import definition
 from equifed.reproduce.running import configured
-from equifed.reproduce.tried import alternatives
 
 BOTH = ("heart-disease", "femnist")
 
@@ -94,10 +94,10 @@ def test_methods_whose_runs_failed_are_left_out() -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_every_method_of_the_catalogue_has_the_same_number_of_tries(name: str) -> None:
     table = definition(name)
-    used = [one["algorithm"]["name"] for one in table["variants"].values()]
+    used = [one["algorithm"]["name"] for one in table["methods"].values()]
     assert sorted(used) == sorted(set(ALGORITHMS) - {"q-fedsgd"})  # q-FedAvg with one step
-    for method in table["variants"]:
-        tries = alternatives(table, method)
+    for method in table["methods"]:
+        tries = alternatives(table, method).values()
         assert len({shown for shown, _ in tries}) == 6
         for _, variant in tries:
             local = configured(table, variant, 1).algorithm["local"]

@@ -13,10 +13,10 @@ from scipy.stats import t as student
 
 from equifed.history import History, MetricRecord
 from equifed.reproduce import reproduce
+from equifed.reproduce.choice import alternatives
 from equifed.reproduce.experiment import definition
 from equifed.reproduce.ia_networks import MEASURES, checks, measured, outside, validation_score
 from equifed.reproduce.running import Histories, configured
-from equifed.reproduce.tried import alternatives
 
 BOTH = ("ia-mnist", "ia-cifar10")
 TRAINED = {"ia-mnist": 480, "ia-cifar10": 400}
@@ -77,7 +77,7 @@ def made_up(table: dict[str, Any], worst_loss: dict[str, float]) -> Histories:
             )
             for seed in (0, 1)
         }
-        for name in table["variants"]
+        for name in table["methods"]
     }
 
 
@@ -121,8 +121,8 @@ def test_a_method_whose_runs_failed_is_left_out() -> None:
 @pytest.mark.parametrize("name", BOTH)
 def test_every_try_has_the_printed_learning_rates_and_five_passes(name: str) -> None:
     table = definition(name)
-    for method in table["variants"]:
-        for _, variant in alternatives(table, method):
+    for method in table["methods"]:
+        for _, variant in alternatives(table, method).values():
             config = configured(table, variant, 1).algorithm
             local, pd = config["local"], config["name"].startswith("scaff-pd")
             assert local["lr"] == (0.01 if pd else 0.1)
@@ -143,7 +143,7 @@ def test_every_group_is_the_six_of_the_table(name: str) -> None:
     table = definition(name)
     for group in table["groups"].values():
         assert [one.partition(",")[0] for one in group] == list(table["published"])
-        assert set(group) <= set(table["variants"])
+        assert set(group) <= set(table["methods"])
     assert table["highest_worst"] == max(
         table["published"], key=lambda method: table["published"][method][1]
     )

@@ -65,10 +65,10 @@ def test_pooled_accuracy_is_correct_answers_over_questions(seed: int) -> None:
 
 def test_scores_look_at_validation_samples_only() -> None:
     history = told({3: [0.2, 0.6, 1.0, 1.0]}, split="validation")
-    assert validation_score(history) == pytest.approx(-(0.2 + 0.7) / 2)
-    assert tail_score(history) == pytest.approx(-(0.2 + 0.7) / 2)  # a quarter of four is one
+    assert validation_score(history) == pytest.approx((0.2 + 0.7) / 2)
+    assert tail_score(history) == pytest.approx((0.2 + 0.7) / 2)  # a quarter of four is one
     history.metrics += told({3: [0.0] * 4}).metrics
-    assert validation_score(history) == pytest.approx(-(0.2 + 0.7) / 2)
+    assert validation_score(history) == pytest.approx((0.2 + 0.7) / 2)
 
 
 @settings(deadline=None, max_examples=50)
@@ -184,7 +184,7 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
             folders = (tmp_path / "runs").glob(f"{slug(method)}-grid-*/seed-{seed}")
             stored = [History.load(folder) for folder in folders]
             assert len(stored) == 2
-            assert tail_score(chosen) == min(map(tail_score, stored))
+            assert tail_score(chosen) == max(map(tail_score, stored))
     assert sum(int(str(row[3])) for row in searched.rows) == len(found) * len(table["seeds"])
     published = rc_natural.beside(found, table["published"])
     assert [row[1] for row in published.rows] == [87.3, 84.3, 87.7, 87.6, 87.3, 87.6]

@@ -131,7 +131,7 @@ def test_the_choice_sees_validation_samples_and_no_others() -> None:
     sizes = np.ones(5, dtype=np.int64)
     for split, values in (("validation", [0.1, 0.5, 0.5, 0.5, 0.9]), ("test", [1.0] * 5)):
         history.metrics.append(MetricRecord(3, split, "accuracy", np.array(values), sizes))
-    assert validation_score(history) == pytest.approx(-(0.5 + 0.1) / 2)
+    assert validation_score(history) == pytest.approx((0.5 + 0.1) / 2)
 
 
 def test_the_tails_of_twenty_clients_are_four_each() -> None:

@@ -172,7 +172,8 @@ class LeastSquares:
             a, b = self._remembered(key, lambda: self._data(samples).moments())
             coordinates = Primal(a, b, z, c)
         given = None if coordinates.correction is None else coordinates.correction.flatten(1)
-        walk = Walk(coordinates.start.flatten(1), work, steps, given, None)
+        start = coordinates.start.flatten(1)
+        walk = Walk(start, work, steps, given, None, torch.empty_like(start))
         rule = PenalisedRule(QuadraticRule(coordinates), self._l2)
         for step in range(int(steps[0])):
             walk.advance(step, rule, [samples])

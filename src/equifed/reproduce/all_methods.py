@@ -24,11 +24,11 @@ from equifed.metrics import (
     twenty_twenty,
     worst_fraction,
 )
+from equifed.reproduce.choice import choose
 from equifed.reproduce.drawing import Line, figure
 from equifed.reproduce.experiment import Check, Context, Outcome, Table
 from equifed.reproduce.ia_networks import per_client
 from equifed.reproduce.running import Histories, run_variants
-from equifed.reproduce.tried import choose
 
 Array = NDArray[np.float64]
 MEASURES = (

@@ -1,6 +1,8 @@
 """Settings chosen on validation samples, and tables of what the chosen ones reach on test samples.
 
-A definition names methods and a grid for each. Either one choice is made on seeds of its own and
+A definition names its methods and what is tried for each: a ``[grid.METHOD]``, all combinations of
+whose values are tried, or ``[tried.METHOD]`` and ``places``, where values at the same place belong
+together (a minibatch and the steps of a pass). Either one choice is made on seeds of its own and
 used for all reported seeds, or, where a seed draws the test samples too, every trial makes its own
 choice: validation samples of one trial may be test samples of another.
 """
@@ -15,13 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.compare import merged
 from equifed.history import History
 from equifed.metrics import mean_interval, worst_fraction
 from equifed.reproduce.experiment import Cell, Context, Settings, Table
-from equifed.reproduce.running import Histories, chosen, combinations, run_variants
+from equifed.reproduce.running import Histories, combinations, grid, run_variants
 
 Array = NDArray[np.float64]
 Score = Callable[[History], float]
+"""Maps a run to a number that says how good it is on validation samples: high is good."""
+
 Measure = Callable[[Array], Array]
 """Maps accuracies (seeds, clients) to one number for each seed."""
 
@@ -30,44 +35,84 @@ Adapt = Callable[[Settings, Mapping[str, History]], Settings]
 
 
 def validation_score(history: History) -> float:
-    """Return minus the mean of worst and average accuracy on the validation samples."""
+    """Return the mean of worst and average accuracy on the validation samples."""
     record = history.last("accuracy", "validation")
     assert record is not None
-    return -float(record.values.min() + record.values.mean()) / 2
+    return float(record.values.min() + record.values.mean()) / 2
 
 
 def tail_score(history: History) -> float:
-    """Return minus the mean of worst-quarter and average accuracy on the validation samples.
+    """Return the mean of worst-quarter and average accuracy on the validation samples.
 
     For clients with few validation samples, where the accuracy of a single one is nearly a coin.
     """
     record = history.last("accuracy", "validation")
     assert record is not None
     worst = worst_fraction(record.values, 0.25, higher_is_better=True)
-    return -float(worst + record.values.mean()) / 2
+    return float(worst + record.values.mean()) / 2
 
 
-def chosen_methods(
-    context: Context, score: Score = validation_score
+def alternatives(settings: Settings, method: str) -> dict[str, tuple[str, Settings]]:
+    """Return what is tried for a method by the name of its runs: in words, and the variant.
+
+    >>> settings = {
+    ...     "places": [0, 2],
+    ...     "methods": {"A": {"algorithm": {"name": "fedavg"}}},
+    ...     "tried": {"A": {"algorithm.local.lr": [0.1, 0.2, 0.3]}},
+    ... }
+    >>> alternatives(settings, "A")["A, lr = 0.3"]
+    ('lr = 0.3', {'algorithm': {'name': 'fedavg', 'local': {'lr': 0.3}}})
+    """
+    variant = settings["methods"][method]
+    if "grid" in settings:
+        axes = settings["grid"][method]
+        shown = [in_words(axes, values) for values in itertools.product(*axes.values())]
+        named = combinations(method, variant, axes).items()
+        return {name: (words, one) for words, (name, one) in zip(shown, named, strict=True)}
+    axes, out = settings["tried"][method], {}
+    for place in settings["places"]:
+        values = {path: [column[place]] for path, column in axes.items()}
+        words = in_words(values, [one[0] for one in values.values()])
+        out[f"{method}, {words}"] = (words, merged(variant, grid(values)[0]))
+    return out
+
+
+def choose(
+    context: Context, score: Score, title: str = "validation score (high is good)"
 ) -> tuple[dict[str, Settings], Table]:
-    """Return every method with its best settings on the tuning seeds, and all that was tried."""
-    settings, best, lines = context.settings, {}, []
-    axes, methods = settings["grid"], settings["methods"]
-    everything = {
-        title: one
-        for method, variant in methods.items()
-        for title, one in combinations(method, variant, axes[method]).items()
-    }
-    run_variants(context, everything, settings["tuning_seeds"])  # all at once, for many processes
-    for method, variant in methods.items():
-        best[method], rows = chosen(
-            context, method, variant, axes[method], score, settings["tuning_seeds"]
-        )
-        for row in rows:
-            value = -row[-2] if math.isfinite(row[-2]) else None
-            lines.append([method, in_words(axes[method], row[1:-2]), value, row[-1]])
-    columns = ("method", "settings", "validation score (high is good)", "")
-    return best, Table("Choice on validation samples", columns, lines)
+    """Return every method's best variant by a score on validation samples, and all that was tried.
+
+    The score is the mean over the seeds of validation; a try of which a run fails is not chosen,
+    and of equal ones the first is. All runs are started together, so that they share processes.
+    With one try for each method there is nothing to choose, and nothing is run.
+    """
+    settings, seeds = context.settings, context.settings["tuning_seeds"]
+    tried = {method: alternatives(settings, method) for method in settings["methods"]}
+    columns = ("method", "settings", title, "")
+    if all(len(tries) == 1 for tries in tried.values()):
+        only = {method: next(iter(tries.values())) for method, tries in tried.items()}
+        rows: list[list[Cell]] = [[m, words, None, "given"] for m, (words, _) in only.items()]
+        return {m: one for m, (_, one) in only.items()}, Table("Nothing was chosen", columns, rows)
+    everything = {name: one for tries in tried.values() for name, (_, one) in tries.items()}
+    found, _ = run_variants(context, everything, seeds)
+    variants, rows = {}, []
+    for method, tries in tried.items():
+        scores = {name: _mean(found[name], score, len(seeds)) for name in tries}
+        best = max(scores, key=lambda name: scores[name])
+        if not math.isfinite(scores[best]):
+            raise ValueError(f"{method}: every value that was tried failed; try others.")
+        variants[method] = tries[best][1]
+        for name, (words, _) in tries.items():
+            known = scores[name] if math.isfinite(scores[name]) else None
+            rows.append([method, words, known, "chosen" if name == best else ""])
+    return variants, Table("Choice on validation samples", columns, rows)
+
+
+def _mean(runs: Mapping[int, History], score: Score, wanted: int) -> float:
+    """Return the mean score of a try's runs, or minus infinity if one is missing."""
+    values = [score(history) for history in runs.values()]
+    complete = len(values) == wanted and all(map(math.isfinite, values))
+    return sum(values) / wanted if complete else -math.inf
 
 
 def chosen_in_each_trial(
@@ -80,27 +125,26 @@ def chosen_in_each_trial(
     """
     settings, lines, problems = context.settings, [], []
     found: Histories = {method: {} for method in settings["methods"]}
-    for method, variant in settings["methods"].items():
-        axes = settings["grid"][method]
-        tried = combinations(method, variant, axes)
-        scores: dict[str, list[float]] = {title: [] for title in tried}
+    for method in settings["methods"]:
+        tried = alternatives(settings, method)
+        scores: dict[str, list[float]] = {name: [] for name in tried}
         times = dict.fromkeys(tried, 0)
         for seed in settings["seeds"]:
             before = {name: runs[seed] for name, runs in found.items() if seed in runs}
-            fitted = {title: adapt(one, before) for title, one in tried.items()}
+            fitted = {name: adapt(one, before) for name, (_, one) in tried.items()}
             runs, failed = run_variants(context, fitted, [seed])
             problems += failed
-            ended = {title: score(runs[title][seed]) for title in tried if seed in runs[title]}
+            ended = {name: score(runs[name][seed]) for name in tried if seed in runs[name]}
             if not ended:
-                raise ValueError(f"{method}, trial {seed}: every value of the grid failed.")
-            best = min(ended, key=lambda title: ended[title])
+                raise ValueError(f"{method}, trial {seed}: every value that was tried failed.")
+            best = max(ended, key=lambda name: ended[name])
             found[method][seed] = runs[best][seed]
             times[best] += 1
-            for title, value in ended.items():
-                scores[title].append(-value)
-        for title, values in zip(tried, itertools.product(*axes.values()), strict=True):
-            mean = float(np.mean(scores[title])) if scores[title] else None
-            lines.append([method, in_words(axes, values), mean, times[title]])
+            for name, value in ended.items():
+                scores[name].append(value)
+        for name, (words, _) in tried.items():
+            mean = float(np.mean(scores[name])) if scores[name] else None
+            lines.append([method, words, mean, times[name]])
     columns = (
         "method",
         "settings",
@@ -111,14 +155,14 @@ def chosen_in_each_trial(
 
 
 def in_words(axes: Mapping[str, Any], values: Sequence[Any]) -> str:
-    """Return a combination of a grid as text.
+    """Return what is tried as text.
 
     >>> in_words({"algorithm.local.lr": [0.1], "algorithm.q": [1, 2]}, (0.1, 2))
     'lr = 0.1, q = 2'
     """
-    return ", ".join(
-        f"{path.rpartition('.')[2]} = {value}" for path, value in zip(axes, values, strict=True)
-    )
+    shown = [f"{value:g}" if isinstance(value, float) else value for value in values]
+    names = [path.rpartition(".")[2] for path in axes]
+    return ", ".join(f"{name} = {value}" for name, value in zip(names, shown, strict=True))
 
 
 def percentages(runs: Mapping[int, History], split: str = "test") -> Array:

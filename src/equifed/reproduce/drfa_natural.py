@@ -20,7 +20,7 @@ from equifed.engines.in_process import InProcessClients
 from equifed.history import History
 from equifed.metrics import Interval, mean_interval, paired_difference
 from equifed.report.page import slug
-from equifed.reproduce.choice import accuracy_table, chosen_methods
+from equifed.reproduce.choice import accuracy_table, choose, validation_score
 from equifed.reproduce.curves import drawn, rounds_to, series
 from equifed.reproduce.experiment import Cell, Check, Context, Outcome, Table
 from equifed.reproduce.running import Histories, run_variants
@@ -34,7 +34,7 @@ SAME_LEVEL = 1.0
 
 def run(context: Context) -> Outcome:
     """Choose settings on validation samples, then compare rounds and accuracies on test samples."""
-    variants, searched = chosen_methods(context)
+    variants, searched = choose(context, validation_score)
     found, problems = run_variants(context, variants, context.settings["seeds"])
     found = {name: runs for name, runs in found.items() if runs}
     measures = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from equifed.metrics import paired_difference
-from equifed.reproduce.choice import accuracy_table, chosen_methods, percentages
+from equifed.reproduce.choice import accuracy_table, choose, percentages, validation_score
 from equifed.reproduce.drawing import Line, figure
 from equifed.reproduce.experiment import Check, Context, Outcome
 from equifed.reproduce.running import Histories, run_variants
@@ -21,7 +21,7 @@ SOURCE = "RC-FL, Section 6 and Fig. 1 (no numbers in the text)"
 
 def run(context: Context) -> Outcome:
     """Choose every method's settings on validation samples, then compare test accuracies."""
-    variants, searched = chosen_methods(context)
+    variants, searched = choose(context, validation_score)
     found, problems = run_variants(context, variants, context.settings["seeds"])
     measures = {
         "average": lambda values: values.mean(1),

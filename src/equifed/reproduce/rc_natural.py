@@ -24,8 +24,8 @@ from equifed.metrics import Interval, best_fraction, paired_difference, worst_fr
 from equifed.reproduce.choice import (
     Measure,
     accuracy_table,
+    choose,
     chosen_in_each_trial,
-    chosen_methods,
     percentages,
     tail_score,
     with_interval,
@@ -74,7 +74,7 @@ def vehicle(context: Context) -> Outcome:
 
 def shakespeare(context: Context) -> Outcome:
     """Run the roles of Shakespeare with an LSTM and ten clients a round."""
-    variants, searched = chosen_methods(context, tail_score)
+    variants, searched = choose(context, tail_score)
     found, problems = run_variants(context, variants, context.settings["seeds"])
     tables = {"accuracy": accuracy_table(found, MEASURES), "grid": searched}
     source = "RC-FL, Table 1, Sent140 (tweets there, roles of Shakespeare here)"

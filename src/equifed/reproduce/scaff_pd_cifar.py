@@ -23,7 +23,7 @@ from equifed.compare import merged
 from equifed.history import History
 from equifed.metrics import best_fraction, paired_difference, worst_fraction
 from equifed.report.page import slug
-from equifed.reproduce.choice import chosen_methods, percentages, with_interval
+from equifed.reproduce.choice import choose, percentages, with_interval
 from equifed.reproduce.drawing import Line, figure
 from equifed.reproduce.experiment import Cell, Check, Context, Outcome, Settings, Table
 from equifed.reproduce.features import prepared
@@ -51,11 +51,11 @@ def measures(accuracies: Array) -> Array:
 
 
 def validation_score(history: History) -> float:
-    """Return minus the mean of average and worst-20 % accuracy on the validation samples."""
+    """Return the mean of average and worst-20 % accuracy on the validation samples."""
     record = history.last("accuracy", "validation")
     assert record is not None
     average, worst, _ = measures(record.values)
-    return -float(average + worst) / 2
+    return float(average + worst) / 2
 
 
 def run(context: Context) -> Outcome:
@@ -107,7 +107,7 @@ def _chosen(
             name = f"{title} {kind} {method}".strip()
             methods[name], axes[name] = merged(settings["methods"][method], here), grids[method]
     searched = replace(context, settings={**settings, "methods": methods, "grid": axes})
-    best, table = chosen_methods(searched, validation_score)
+    best, table = choose(searched, validation_score)
     reported = {"evaluate": {"splits": ["test"]}}
     return {
         (kind, method): merged(best[f"{title} {kind} {method}".strip()], reported)

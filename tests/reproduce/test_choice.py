@@ -10,9 +10,9 @@ from rich.console import Console
 
 from equifed.history import History
 from equifed.jobs import check, job
+from equifed.reproduce.choice import alternatives, choose
 from equifed.reproduce.experiment import Context
 from equifed.reproduce.running import configured, run_variants
-from equifed.reproduce.tried import alternatives, choose
 from equifed.run_folder import RunFolderError
 
 
@@ -23,7 +23,7 @@ def settings(rates: list[float]) -> dict[str, Any]:
         "tuning_seeds": [1000, 1001],
         "places": list(range(len(rates))),
         "run": {"rounds": 3, "threads": 1, "data": small, "model": {"name": "logistic"}},
-        "variants": {"A": {"algorithm": {"name": "fedavg", "local": {"steps": 2, "batch": 10}}}},
+        "methods": {"A": {"algorithm": {"name": "fedavg", "local": {"steps": 2, "batch": 10}}}},
         "tried": {
             "A": {
                 "algorithm.local.lr": rates,
@@ -42,7 +42,7 @@ def score(history: History) -> float:
 
 def test_values_at_the_same_place_belong_together() -> None:
     table = {**settings([0.1, 0.2, 0.3]), "places": [0, 2]}
-    tries = [one["algorithm"]["local"] for _, one in alternatives(table, "A")]
+    tries = [one["algorithm"]["local"] for _, one in alternatives(table, "A").values()]
     assert [(one["lr"], one["steps"]) for one in tries] == [(0.1, 2), (0.3, 4)]
     assert all(one["batch"] == 10 for one in tries)
 
@@ -92,7 +92,7 @@ def test_names_that_differ_late_have_runs_of_their_own(tmp_path: Path) -> None:
 
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     table = settings([0.1])
-    config = configured(table, table["variants"]["A"], 0)
+    config = configured(table, table["methods"]["A"], 0)
     jobs = [job(name, config, 0, tmp_path / "same") for name in ("A", "B")]
     with pytest.raises(RunFolderError, match=r"'A, seed 0' and 'B, seed 0' would share the folder"):
         check(jobs)
