@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import equifed
 from equifed.algorithms.drfa import DRFA
 from equifed.cli import app
-from equifed.compare import merged
 from equifed.data.synthetic import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
 from equifed.reproduce import EXPERIMENTS, reproduce
+from equifed.reproduce.choice import alternatives
 from equifed.reproduce.drfa_fashion import Decaying
 from equifed.reproduce.exact import Quadratics, projection_slope, solve, solve_in_box
 from equifed.reproduce.experiment import definition
@@ -172,12 +172,11 @@ def test_every_definition_is_a_valid_configuration(name: str, quick: bool) -> No
     if "run" not in table:
         return
     variants = {**table.get("variants", {}), **table.get("decaying", {}).get("variants", {})}
-    for method, variant in table.get("methods", {}).items():
-        for i, one in enumerate(grid(table["grid"][method])):
-            tried = merged(variant, one)
+    for method in table.get("methods", {}):
+        for title, (_, tried) in alternatives(table, method).items():
             if name == "scaff-pd-synthetic":
                 tried["algorithm"]["objective"]["rho"] = table["rho"][0]
-            variants[f"{method} {i}"] = tried
+            variants[title] = tried
     for variant in variants.values():
         configured(table, variant, 1)
 
