@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from equifed import losses
 from equifed.engines.dense_layers import DenseLayersRule, slope_of
 from equifed.engines.gradient_rules import FunctionRule
+from equifed.engines.in_process import DenseVectors
 from equifed.engines.least_squares import LeastSquares
 from equifed.local import LocalSGD, SmoothedHinge
 from equifed.models import build
@@ -148,3 +149,11 @@ def test_results_of_equal_clients_do_not_depend_on_the_chunk_size_in_any_bit() -
         np.testing.assert_array_equal(other[0], results[0][0])
         assert torch.equal(other[1], results[0][1])
         assert torch.equal(other[2], results[0][2])
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(5 * 64, True), (5 * 64 - 1, False)])
+def test_the_memory_bound_counts_what_rows_take(memory: int, kept: bool) -> None:
+    """Five clients with four numbers of eight bytes, each in a row of 64."""
+    _, clients = engines(regression(), nn.Linear(3, 1), losses.squared, memory=memory)
+    _, gradients = clients.value_and_gradient(start(clients), Stream(0))
+    assert isinstance(gradients, DenseVectors) == kept

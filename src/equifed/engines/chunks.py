@@ -109,8 +109,18 @@ def empty_rows(count: int, like: Tensor) -> Tensor:
     >>> empty_rows(2, torch.zeros(10)).stride()
     (16, 1)
     """
-    columns, unit = like.shape[-1], ALIGNED // like.element_size()
-    return like.new_empty(count, -(-columns // unit) * unit).narrow(1, 0, columns)
+    columns = like.shape[-1]
+    width = row_bytes(columns, like.dtype) // like.element_size()
+    return like.new_empty(count, width).narrow(1, 0, columns)
+
+
+def row_bytes(columns: int, dtype: torch.dtype) -> int:
+    """Return the memory of one aligned row.
+
+    >>> row_bytes(10, torch.float64)
+    128
+    """
+    return -(-columns * dtype.itemsize // ALIGNED) * ALIGNED
 
 
 def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:

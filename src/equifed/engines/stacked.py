@@ -30,6 +30,7 @@ from equifed.engines.chunks import (
     Supply,
     chunks,
     put_rows,
+    row_bytes,
 )
 from equifed.engines.cuda_graph import Graphs
 from equifed.engines.dense_layers import DenseLayersRule
@@ -210,7 +211,7 @@ class StackedClients(InProcessClients):
 
     def _fits(self, matrices: int) -> bool:
         """Tell whether that many (n, d) matrices stay within the memory bound."""
-        size = len(self.index) * self.model.size * self.model.dtype.itemsize
+        size = len(self.index) * row_bytes(self.model.size, self.model.dtype)
         return matrices * size <= self._memory
 
     def _sample_losses(self, x: Tensor, samples: Samples) -> Tensor:
