@@ -68,6 +68,11 @@ def made_up(scaff_pd: float, integrated: float) -> dict[str, dict[int, np.ndarra
     }
 
 
+def test_a_tie_is_not_a_lead() -> None:
+    values = {m: {s: row(1.0) for s in range(3)} for m in ("FedAvg", "DRFA", "SCAFF-PD")}
+    assert not any(one.agrees for one in checks(values))
+
+
 def test_the_checks_say_yes_and_no() -> None:
     worst_fifth, worst, unfair, fair = checks(made_up(70, 1.0))
     assert worst_fifth.agrees and worst.agrees and unfair.agrees and fair.agrees

@@ -179,7 +179,7 @@ def _first(
         source,
         f"{method} {means[method]:.4g}, best other {rival} {means[rival]:.4g}; difference within "
         f"seeds {change.mean() if len(change) else float('nan'):+.2f}{told}",
-        sign * means[method] >= sign * means[rival],
+        sign * means[method] > sign * means[rival],  # a tie is not a lead
         "" if sure else "the seeds do not tell the two apart",
     )
 
