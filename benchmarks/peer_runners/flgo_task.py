@@ -7,6 +7,7 @@ from shared import given
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+from torch_layers import torch_layers
 
 work = given()
 train_data = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in work.batches]
@@ -32,11 +33,4 @@ def compute_loss(model, batch, device):
 
 def get_model():
     """Return the initial model."""
-    module = nn.Sequential()
-    for weight, bias in work.layers:
-        if len(module):
-            module.append(nn.ReLU())
-        layer = nn.Linear(weight.shape[1], weight.shape[0])
-        layer.weight.data, layer.bias.data = torch.from_numpy(weight), torch.from_numpy(bias)
-        module.append(layer)
-    return module
+    return nn.Sequential(*torch_layers(work.layers))

@@ -27,6 +27,7 @@ from pfl.model.pytorch import PyTorchModel
 from shared import BATCH, LR, Turn, given
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch_layers import torch_layers
 
 FIRST = int(os.environ.get("RANK", "0")) == 0
 
@@ -86,13 +87,7 @@ def shuffled(user: int) -> PyTorchTensorDataset:
     return PyTorchTensorDataset([part[order] for part in data[user]])
 
 
-module = Scores()
-for weight, bias in work.layers:
-    if len(module):
-        module.append(nn.ReLU())
-    layer = nn.Linear(weight.shape[1], weight.shape[0])
-    layer.weight.data, layer.bias.data = torch.from_numpy(weight), torch.from_numpy(bias)
-    module.append(layer)
+module = Scores(*torch_layers(work.layers))
 users = FederatedDataset(shuffled, get_user_sampler("minimize_reuse", range(len(data))))
 FederatedAveraging().run(
     NNAlgorithmParams(
