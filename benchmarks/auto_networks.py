@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.data import Federation, load
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data import Federation
 from equifed.data.partitions import Dirichlet
-from equifed.engines.stacked import stacked
-from equifed.local import LocalSGD
-from equifed.metrics.evaluator import FederationEvaluator
-from equifed.models import build
+from equifed.datasets import load
+from equifed.engines.simulate import simulate
+from equifed.models.architectures import build
 from equifed.objectives import ChiSquare, RelativeFairness, SaddleObjective, WorstCase
-from equifed.streams import Stream
 
 EMBEDDED = ("fashion-three", "heart-disease", "penguins")
 
@@ -31,17 +31,19 @@ def run(
     model: str,
     objective: SaddleObjective,
     rounds: int,
-    batch: int | None = None,
-    gradient_batch: int | None = None,
+    batch_size: int | None = None,
+    gradient_batch_size: int | None = None,
     device: str = "cpu",
 ) -> str:
     """Train with every default but the batches and tell what came of it."""
     classes = federation.classes
     assert classes is not None
     module = build(model, federation.input_shape, classes)
-    clients = stacked(federation, module, "cross_entropy", device=device)
+    clients = simulate(federation, module, "cross_entropy", device=device)
     algorithm = ScaffPD(
-        objective, LocalSGD(lr=1.0, steps=8, batch=batch), gradient_batch=gradient_batch
+        objective,
+        LocalSGD(lr=1.0, steps=8, batch_size=batch_size),
+        gradient_batch_size=gradient_batch_size,
     )
     x = clients.initial(Stream(0))
     state, started = algorithm.init(clients, x), time.perf_counter()
@@ -49,8 +51,7 @@ def run(
         state, info = algorithm.round(state, clients, Stream(0).at("round", r))
     seconds = time.perf_counter() - started
     first, last = (objective.value(clients.losses(m, Stream(1))) for m in (x, state.x))
-    evaluator = FederationEvaluator(federation, clients.model)
-    accuracy = {e.split: e.metrics["accuracy"] for e in evaluator(state.x)}
+    accuracy = {e.split: e.metrics["accuracy"] for e in clients.evaluate(state.x)}
     shown = accuracy.get("test", accuracy["train"])
     return (
         f"objective {first:.3f} -> {last:.3f}  accuracy {np.nanmean(shown):.3f} worst "
@@ -80,12 +81,12 @@ def main() -> None:
     for name, model in (("mnist", "mlp"), ("cifar10", "cnn")):
         federation = load(name, partition=division, samples=arguments.samples)
         for objective in (WorstCase(), ChiSquare(0.1), signed):
-            for batch, gradient_batch in ((None, None), (50, None), (50, 100)):
+            for batch, gradient_batch_size in ((None, None), (50, None), (50, 100)):
                 text = run(
-                    federation, model, objective, arguments.rounds, batch, gradient_batch,
+                    federation, model, objective, arguments.rounds, batch, gradient_batch_size,
                     arguments.device,
                 )  # fmt: skip
-                about = f"{name} {model} {type(objective).__name__} {batch} {gradient_batch}"
+                about = f"{name} {model} {type(objective).__name__} {batch} {gradient_batch_size}"
                 print(f"{about:55}", text, flush=True)
 
 

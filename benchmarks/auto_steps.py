@@ -21,12 +21,12 @@ from benchmarks.convex_problems import (
 
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.certificate import Certify
-from equifed.clients import MissingClients
-from equifed.data.synthetic import synthetic_regression
-from equifed.local import LocalSGD
+from equifed.contract.clients import MissingClients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.datasets.synthetic import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
-from equifed.streams import Stream
+from equifed.steps.certificate import Certify
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
 

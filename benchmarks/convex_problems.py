@@ -17,7 +17,7 @@ from torch import nn
 
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
-from equifed.engines.stacked import stacked
+from equifed.engines.simulate import simulate
 from equifed.objectives import (
     KL,
     Average,
@@ -28,8 +28,8 @@ from equifed.objectives import (
     SaddleObjective,
     WorstCase,
 )
-from equifed.objectives.distance1 import Distance1
-from equifed.objectives.distance2 import Distance2
+from equifed.objectives.l1_distance import L1Distance
+from equifed.objectives.l2_distance import L2Distance
 from equifed.objectives.transport import Transport
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ class ConvexProblem:
         pairs = zip(self.inputs, self.targets, strict=True)
         federation = Federation.from_clients({f"client {i}": pair for i, pair in enumerate(pairs)})
         module = nn.Linear(self.d, 1, bias=False)
-        return stacked(federation, module, self.loss, l2=self.l2, dtype=dtype)
+        return simulate(federation, module, self.loss, l2=self.l2, dtype=dtype)
 
     def start(self) -> torch.Tensor:
         """Return the model zero."""
@@ -108,9 +108,9 @@ OBJECTIVES: dict[str, Draw] = {
     "chi-square": lambda draw, n: ChiSquare(10 ** draw.uniform(-2, 0)),
     "heterogeneous CVaR": lambda draw, n: HeterogeneousCVaR(tuple(draw.uniform(1 / n, 1, n))),
     "KL": lambda draw, n: KL(10 ** draw.uniform(-1, 1)),
-    "l1 distance": lambda draw, n: Distance1(10 ** draw.uniform(-1, 0)),
-    "l2 distance squared": lambda draw, n: Distance2(10 ** draw.uniform(-1, 1)),
-    "l2 distance": lambda draw, n: Distance2(10 ** draw.uniform(-1, 0), squared=False),
+    "l1 distance": lambda draw, n: L1Distance(10 ** draw.uniform(-1, 0)),
+    "l2 distance squared": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 1)),
+    "l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 0), squared=False),
     "transport": _transport,
     "relative fairness, phi=0": lambda draw, n: RelativeFairness(
         0.0, CVaR(max(0.3, 1 / n)), CVaR(max(0.3, 1 / n))
@@ -197,15 +197,15 @@ def _value(
             return objective.strength * cp.log_sum_exp(
                 losses / objective.strength - math.log(n)
             ), []
-        case Distance1():
+        case L1Distance():
             raised = cp.maximum(losses, cp.max(losses) - 2 * objective.strength)
             return cp.sum(raised) / n, []
         case Transport():
             reach = [cp.max(losses - objective.strength * np.array(row)) for row in objective.cost]
             return cp.sum(cp.hstack(reach)) / n, []
-        case Distance2(squared=True):
+        case L2Distance(squared=True):
             return _value(ChiSquare(objective.strength / n), losses, n)
-        case Distance2():
+        case L2Distance():
             slack, level = cp.Variable(n, nonneg=True), cp.Variable()
             away = losses - level + slack
             return level + cp.sum(away) / n, [cp.norm(away) <= objective.strength]

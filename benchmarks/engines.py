@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import StackedClients
-from equifed.local import LocalSGD
-from equifed.losses import cross_entropy
-from equifed.models import build
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy
 from equifed.objectives.cvar import CVaR
-from equifed.steps import ConstantSteps
-from equifed.streams import Stream
+from equifed.steps.schedules import ConstantSteps
 
 SAMPLES, FEATURES, CLASSES, HIDDEN, BATCH, STEPS = 600, 784, 10, 50, 50, 12
 
@@ -77,7 +77,7 @@ def fedavg_round(clients: InProcessClients, x: Tensor, work: LocalSGD) -> Tensor
 
 def compare(name: str, module: nn.Module, clients: int, quick: bool) -> None:
     data = federation(clients)
-    work = LocalSGD(lr=0.05, steps=STEPS, batch=BATCH)
+    work = LocalSGD(lr=0.05, steps=STEPS, batch_size=BATCH)
     engines = {
         "loop": LoopClients(data, module, cross_entropy),
         "stacked, torch.func": StackedClients(data, module, cross_entropy, fast=False),
@@ -120,7 +120,7 @@ def forward_backward(clients: StackedClients, x: Tensor, block: int = 6000) -> C
 def compare_scaff_pd(name: str, module: nn.Module, clients: int, quick: bool) -> None:
     """SCAFF-PD's round against a FedAvg round of the same local steps plus one plain pass."""
     engine = StackedClients(federation(clients), module, cross_entropy)
-    work, x = LocalSGD(lr=0.05, steps=STEPS, batch=BATCH), engine.initial(Stream(0))
+    work, x = LocalSGD(lr=0.05, steps=STEPS, batch_size=BATCH), engine.initial(Stream(0))
     algorithm = ScaffPD(CVaR(0.3), work, ConstantSteps(primal=0.3, dual=0.1))
     first, stream = algorithm.init(engine, x), Stream(0).at("round", 0)
     state, _ = algorithm.round(first, engine, stream)  # chooses step sizes once

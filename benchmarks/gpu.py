@@ -16,17 +16,18 @@ from functools import partial
 import numpy as np
 import torch
 
+from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import StackedClients, stacked
-from equifed.local import LocalSGD, SmoothedHinge
-from equifed.losses import cross_entropy
-from equifed.models import build
-from equifed.streams import Stream
+from equifed.engines.simulate import simulate
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy
 
 SAMPLES, FEATURES, BATCH, STEPS, LR = 600, 784, 50, 12, 0.05
-WORK = LocalSGD(lr=LR, steps=STEPS, batch=BATCH)
+WORK = LocalSGD(lr=LR, steps=STEPS, batch_size=BATCH)
 
 
 def problem(
@@ -83,9 +84,9 @@ def agreement() -> float:
     everything = {"proximal": 0.1, "radius": 2.0, "average": True, "mean_gradient": True}
     everything |= {"snapshot": 2, "hinge": SmoothedHinge(1.0, 0.1)}
     works = [
-        LocalSGD(lr=0.1, steps=4, batch=8),
+        LocalSGD(lr=0.1, steps=4, batch_size=8),
         LocalSGD(lr=0.1, steps=3),
-        LocalSGD(lr=0.1, epochs=2, batch=8, **everything),
+        LocalSGD(lr=0.1, epochs=2, batch_size=8, **everything),
     ]
     modules = [
         build("mlp", (20,), 10, dropout=0.3),
@@ -176,7 +177,7 @@ JAX = {"written out, graph": "highest", "written out, graph, tf32": "default"}
 def engine_for(
     data: Federation, model: str, graph: bool = True, **options: object
 ) -> StackedClients:
-    engine = stacked(data, model, device="cuda", **options)
+    engine = simulate(data, model, device="cuda", **options)
     if not graph:
         engine.graphs = None
     return engine

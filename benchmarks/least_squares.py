@@ -15,11 +15,11 @@ import torch
 from benchmarks.timing import best_times, table
 from torch import nn
 
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation, Split
-from equifed.engines.stacked import StackedClients
-from equifed.local import LocalSGD
-from equifed.losses import squared
-from equifed.streams import Stream
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models.losses import squared
 
 
 def federation(clients: int, samples: int, features: int) -> Federation:

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from benchmarks.engines import CLASSES, FEATURES, SAMPLES, federation
 
-from equifed.models import build, initialise
-from equifed.streams import Stream
+from equifed.contract.streams import Stream
+from equifed.models.architectures import build, initialise
 
 PINNED = {
     "fedjax": ("fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2", "numpy==2.4.6"),

@@ -20,16 +20,16 @@ from benchmarks.engines import BATCH, CLASSES, FEATURES, STEPS, federation
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.engines.distributed import DistributedClients
-from equifed.local import LocalSGD
-from equifed.losses import cross_entropy
-from equifed.models import build
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.engines.distributed.clients import DistributedClients
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy
 from equifed.objectives.cvar import CVaR
-from equifed.processes import free_port
-from equifed.steps import ConstantSteps
-from equifed.streams import Stream
+from equifed.runs.workers import free_port
+from equifed.steps.schedules import ConstantSteps
 
-WORK = LocalSGD(lr=0.05, steps=STEPS, batch=BATCH)
+WORK = LocalSGD(lr=0.05, steps=STEPS, batch_size=BATCH)
 ALGORITHMS = {
     "FedAvg": FedAvg(WORK),
     "SCAFF-PD": ScaffPD(CVaR(0.3), WORK, ConstantSteps(primal=0.3, dual=0.1)),

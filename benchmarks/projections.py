@@ -20,9 +20,9 @@ from equifed.objectives import (
     KL,
     ChiSquare,
     CVaR,
-    Distance1,
-    Distance2,
     HeterogeneousCVaR,
+    L1Distance,
+    L2Distance,
     RelativeFairness,
     SaddleObjective,
     WorstCase,
@@ -41,8 +41,8 @@ SYMMETRIC: dict[str, SaddleObjective] = {
 OTHERS: dict[str, SaddleObjective] = {
     "heterogeneous CVaR 0.3": HeterogeneousCVaR(0.3),
     "KL": KL(0.5),
-    "l1 distance": Distance1(1e-3),
-    "l2 distance, plain": Distance2(1e-3, squared=False),
+    "l1 distance": L1Distance(1e-3),
+    "l2 distance, plain": L2Distance(1e-3, squared=False),
 }
 SCALES = (1e-6, 1e-3, 1.0, 1e3)
 

@@ -19,14 +19,14 @@ import torch
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation, Split
-from equifed.engines.stacked import stacked
-from equifed.local import LocalSGD
-from equifed.losses import cross_entropy
-from equifed.models import build
+from equifed.engines.simulate import simulate
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy
 from equifed.objectives.cvar import CVaR
-from equifed.steps import ConstantSteps
-from equifed.streams import Stream
+from equifed.steps.schedules import ConstantSteps
 
 CLASSES = 10
 
@@ -50,8 +50,8 @@ def measure(case: dict[str, float]) -> dict[str, float]:
     torch.set_num_threads(int(case["threads"]))
     data = ragged(int(case["clients"]), int(case["samples"]), int(case["features"]), case["spread"])
     module = build("logistic", data.input_shape, CLASSES)
-    clients = stacked(data, module, cross_entropy, l2=1e-4)
-    work = LocalSGD(lr=0.1, epochs=1, batch=10)
+    clients = simulate(data, module, cross_entropy, l2=1e-4)
+    work = LocalSGD(lr=0.1, epochs=1, batch_size=10)
     part = case["participation"]
     if case["algorithm"] == "scaff_pd":
         steps = ConstantSteps(primal=0.3, dual=1e-3)
@@ -59,7 +59,7 @@ def measure(case: dict[str, float]) -> dict[str, float]:
     else:
         algorithm = FedAvg(work, participation=part)
     state = algorithm.init(clients, clients.initial(Stream(0)))
-    before = clients.losses(algorithm.answer(state), Stream(0)).mean()
+    before = clients.losses(algorithm.model(state), Stream(0)).mean()
     # On one thread the processor's time: it does not count what other programs use.
     clock = time.process_time if case["threads"] == 1 else time.perf_counter
     seconds, samples = [], []
@@ -68,7 +68,7 @@ def measure(case: dict[str, float]) -> dict[str, float]:
         state, info = algorithm.round(state, clients, Stream(0).at("round", t))
         seconds.append(clock() - start)
         samples.append(int(clients.subset(info.index).sizes.sum()))
-    after = clients.losses(algorithm.answer(state), Stream(0)).mean()
+    after = clients.losses(algorithm.model(state), Stream(0)).mean()
     if not after < before:
         raise SystemExit(f"The loss did not fall: {before} to {after}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -21,19 +21,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from equifed import runs, training
-from equifed.cli import app
-from equifed.config import RunConfig
+from equifed.cli.main import app
+from equifed.runs import run as runs
+from equifed.runs.config import RunConfig
+from equifed.training import loop as training
 
 FILES = ("model.safetensors", "metrics.csv", "weights.csv", "summary.json")
-LOCAL = {"lr": 0.05, "epochs": 1, "batch": 16}
+LOCAL = {"lr": 0.05, "epochs": 1, "batch_size": 16}
 METHODS: list[dict[str, Any]] = [
     {
         "name": "scaff-pd",
         "objective": {"name": "chi-square", "rho": 0.1},
         "local": LOCAL,
         "steps": {"name": "constant", "primal": 0.2, "dual": 0.1},
-        "gradient_batch": 32,
+        "gradient_batch_size": 32,
     },
     {"name": "scaffold", "local": LOCAL, "participation": 0.5},
     {"name": "fedavg", "local": LOCAL, "participation": 0.5},

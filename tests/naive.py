@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.oracles import capped_simplex_by_bisection
 from tests.problems import Problem
 
-from equifed.streams import Stream
+from equifed.contract.streams import Stream
 
 Array = NDArray[np.float64]
 

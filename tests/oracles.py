@@ -13,9 +13,9 @@ from equifed.objectives import (
     Average,
     ChiSquare,
     CVaR,
-    Distance1,
-    Distance2,
     HeterogeneousCVaR,
+    L1Distance,
+    L2Distance,
     RelativeFairness,
     SaddleObjective,
     Transport,
@@ -146,9 +146,9 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             return [*simplex, w <= shares(objective.sizes, n) / np.asarray(objective.tails)], 0.0
         case KL():
             return simplex, objective.strength * cp.sum(cp.rel_entr(w, shares(objective.prior, n)))
-        case Distance1():
+        case L1Distance():
             return simplex, objective.strength * cp.norm1(w - shares(objective.prior, n))
-        case Distance2():
+        case L2Distance():
             away = w - shares(objective.prior, n)
             penalty = cp.sum_squares(away) / 2 if objective.squared else cp.norm2(away)
             return simplex, objective.strength * penalty

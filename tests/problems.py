@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import stacked
-from equifed.streams import Stream
+from equifed.engines.simulate import simulate
 
 Array = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class Problem(ABC):
         return Federation.from_clients({f"client {i}": pair for i, pair in enumerate(pairs)})
 
     def clients(self, engine: str = "loop", **options: Any) -> InProcessClients:
-        make = {"loop": LoopClients, "stacked": stacked}[engine]
+        make = {"loop": LoopClients, "stacked": simulate}[engine]
         model = nn.Linear(self.d, 1, bias=False)
         return make(self.federation(), model, self.loss, l2=self.l2, dtype=torch.float64, **options)
 

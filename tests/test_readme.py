@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equifed.catalogue import ALGORITHMS, OBJECTIVES
+from equifed.runs.catalogue import ALGORITHMS, OBJECTIVES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from equifed.engines.flower.app_config import AppConfig
-from equifed.engines.flower.deploy import Deployment
-from equifed.engines.flower.new import write_app
 from equifed.engines.loop import LoopClients
-from equifed.losses import loss_by_name, outputs_for
-from equifed.runs import load_data
-from equifed.training import train
+from equifed.flower.app_config import AppConfig
+from equifed.flower.trial.deploy import Deployment
+from equifed.flower.trial.new import write_app
+from equifed.models.losses import loss_by_name, outputs_for
+from equifed.runs.run import load_data
+from equifed.training.loop import train
 
 
 class Trial:

@@ -15,8 +15,8 @@ import time
 
 import numpy as np
 
-from equifed.engines.flower.masks import from_fixed, pair_mask, public_key, to_fixed, worst_error
-from equifed.engines.flower.secure import Epoch, majority, opened_sum
+from equifed.flower.secure.masks import from_fixed, pair_mask, public_key, to_fixed, worst_error
+from equifed.flower.secure.session import Epoch, majority, opened_sum
 
 SLOTS = 16
 

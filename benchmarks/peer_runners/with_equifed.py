@@ -10,13 +10,13 @@ import torch
 from shared import BATCH, LR, STEPS, Turn, given
 
 from equifed.algorithms.fedavg import FedAvg
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation, Split
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import StackedClients
-from equifed.local import LocalSGD
-from equifed.losses import cross_entropy
-from equifed.models import build
-from equifed.streams import Stream
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 work = given()
@@ -31,7 +31,7 @@ data = Federation("random", names, split, classes=len(work.layers[-1][1]))
 engine = {"stacked": StackedClients, "loop": LoopClients}[sys.argv[4]]
 module = build("mlp" if len(work.layers) > 1 else "logistic", (features,), data.classes)
 clients = engine(data, module, cross_entropy)
-algorithm = FedAvg(LocalSGD(lr=LR, steps=STEPS, batch=BATCH), weighting="uniform")
+algorithm = FedAvg(LocalSGD(lr=LR, steps=STEPS, batch_size=BATCH), weighting="uniform")
 start = np.concatenate([part.ravel() for layer in work.layers for part in layer])
 state = algorithm.init(clients, torch.from_numpy(start))
 for i in range(work.rounds):
@@ -42,4 +42,4 @@ for i in range(work.rounds):
     for weight, bias in work.layers:
         flat = state.x[first : (first := first + weight.size + bias.size)].numpy()
         layers.append((flat[: weight.size].reshape(weight.shape), flat[weight.size :]))
-    turn.answer(work, layers)
+    turn.model(work, layers)

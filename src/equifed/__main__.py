@@ -1,6 +1,6 @@
 """``python -m equifed`` is the command line."""
 
-from equifed.cli import main
+from equifed.cli.main import main
 
 if __name__ == "__main__":
     main()

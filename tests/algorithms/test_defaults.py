@@ -10,15 +10,15 @@ import pytest
 import torch
 from tests.problems import PROBLEMS, start
 
-from equifed import catalogue
 from equifed.algorithms import FedAvg, QFedAvg, qfedsgd
 from equifed.algorithms.measured_step import with_measured_step
-from equifed.data import load
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.datasets import load
 from equifed.engines.in_process import named_model
-from equifed.engines.stacked import stacked
-from equifed.local import LocalSGD
+from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
-from equifed.streams import Stream
+from equifed.runs import catalogue
 
 WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {"scaff-pd": {"objective": CVaR(0.5)}}
 """What to minimise is the user's to say; the rest has a default."""
@@ -38,7 +38,7 @@ def test_defaults_learn(name: str, data: str, fraction: float) -> None:
     """The worst training loss falls to a fraction of the first one in twenty rounds."""
     federation = load(data)
     module, loss = named_model(federation, "linear", "auto")
-    clients = stacked(federation, module, loss, l2=1e-3)
+    clients = simulate(federation, module, loss, l2=1e-3)
     algorithm = catalogue.ALGORITHMS[name].load()(**WITHOUT_DEFAULT.get(name, {}))
     x = clients.initial(Stream(0).at("initial"))
     if name != "scaff-pd":  # it has a rule of its own
@@ -46,7 +46,7 @@ def test_defaults_learn(name: str, data: str, fraction: float) -> None:
     state = algorithm.init(clients, x)
     for r in range(20):
         state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
-    before, after = (clients.losses(y, Stream(0)) for y in (x, algorithm.answer(state)))
+    before, after = (clients.losses(y, Stream(0)) for y in (x, algorithm.model(state)))
     assert torch.isfinite(state.x).all()
     assert np.max(after) < fraction * np.max(before)
 
@@ -56,7 +56,7 @@ def test_the_measured_step_follows_the_smoothness() -> None:
     problem = PROBLEMS["least squares"]
     largest = max(np.linalg.eigvalsh(problem.hessian_of(i, start(problem)))[-1] for i in range(4))
     clients, x = problem.clients("stacked"), torch.as_tensor(start(problem))
-    local = LocalSGD(lr=9.0, steps=5, batch=4)
+    local = LocalSGD(lr=9.0, steps=5, batch_size=4)
     found = with_measured_step(FedAvg(local, "uniform"), clients, x, Stream(0))
     assert found.local.lr == pytest.approx(2 / (5 * largest), rel=0.1)
     assert found == FedAvg(replace(local, lr=found.local.lr), "uniform")

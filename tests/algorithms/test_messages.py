@@ -19,7 +19,7 @@ from equifed.algorithms import (
     Scaffold,
     TiltedERM,
 )
-from equifed.local import LocalSGD
+from equifed.contract.local import LocalSGD
 
 WORK = LocalSGD(lr=0.1, steps=2)
 EPOCHS = LocalSGD(lr=0.1, epochs=1)
@@ -34,14 +34,14 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: AgnosticFedAvg(WORK, -1.0), "dual_step must be positive, got -1.0"),
         (lambda: DRFA(EPOCHS), "needs local.steps"),
         (lambda: DRFA(WORK, 0.0), "dual_step must be positive"),
-        (lambda: DRFA(WORK, participants=0), "participants must be at least 1, got 0"),
+        (lambda: DRFA(WORK, clients_per_round=0), "participants must be at least 1, got 0"),
         (lambda: DRFA(WORK, output="best"), "'last' or 'average', got 'best'"),
         (lambda: DRFA(WORK, ascent="half"), "'snapshot' or 'full', got 'half'"),
         (lambda: RFedFair(EPOCHS), "needs local.steps"),
         (lambda: RFedFair(WORK, tails=1.5), r"must lie in \(0, 1\], got 1.5"),
         (lambda: RFedFair(WORK, tails=(0.5, 0.0)), r"must lie in \(0, 1\]"),
         (lambda: RFedFair(WORK, smoothing=0.0), "smoothing must be positive"),
-        (lambda: RFedFair(WORK, participants=0), "at least 1, got 0"),
+        (lambda: RFedFair(WORK, clients_per_round=0), "at least 1, got 0"),
         (lambda: RFedFair(WORK, output="best"), "'average' or 'last', got 'best'"),
         (lambda: QFedAvg(WORK, -0.1), "q must be a number of at least 0, got -0.1"),
         (lambda: QFedAvg(WORK, 1.0, 0.0), "lipschitz must be positive, got 0.0"),

@@ -21,9 +21,9 @@ from equifed.algorithms import (
     fedprox,
     qfedsgd,
 )
-from equifed.local import LocalSGD
+from equifed.contract.local import LocalSGD
 from equifed.objectives import ChiSquare, CVaR, WorstCase
-from equifed.steps import ConstantSteps
+from equifed.steps.schedules import ConstantSteps
 
 ROUNDS = 4
 WORK = LocalSGD(lr=0.05, steps=4)
@@ -108,14 +108,14 @@ def test_afl(problem: Problem, steps: int) -> None:
 @pytest.mark.parametrize("rho", [0.0, 0.2])
 def test_drfa(problem: Problem, rho: float, radius: float | None) -> None:
     work = LocalSGD(lr=0.05, steps=4, radius=radius)
-    algorithm = DRFA(work, 0.03, ChiSquare(rho), participants=3, output="average")
+    algorithm = DRFA(work, 0.03, ChiSquare(rho), clients_per_round=3, output="average")
     state = play(algorithm, problem, seed=5)
     x, weights, mean_x, mean_weights = naive.drfa(
         problem, start(problem), ROUNDS, 0.05, 4, 0.03, 3, seed=5, rho=rho, radius=radius
     )
     equal(state.x, x)
     equal(state.weights, weights)
-    equal(algorithm.answer(state), mean_x)
+    equal(algorithm.model(state), mean_x)
     equal(state.mean_weights, mean_weights)
 
 
@@ -123,24 +123,24 @@ def test_drfa_with_full_dual_gradient(problem: Problem) -> None:
     algorithm = DRFA(WORK, 0.1, ChiSquare(0.2), ascent="full")
     state = play(algorithm, problem)
     x, weights = naive.drfa_gda(problem, start(problem), ROUNDS, 0.05, 4, 0.1, 0.2)
-    equal(algorithm.answer(state), x)
+    equal(algorithm.model(state), x)
     equal(state.weights, weights)
 
 
-@pytest.mark.parametrize("participants", [None, 3])
-def test_rfedfair(problem: Problem, participants: int | None) -> None:
+@pytest.mark.parametrize("clients_per_round", [None, 3])
+def test_rfedfair(problem: Problem, clients_per_round: int | None) -> None:
     p = by_size(problem)
     tails = np.clip(np.linspace(0.4, 0.9, problem.n), p, 1)
     algorithm = RFedFair(
-        WORK, tuple(tails), smoothing=0.2, threshold=0.5, participants=participants
+        WORK, tuple(tails), smoothing=0.2, threshold=0.5, clients_per_round=clients_per_round
     )
     state = play(algorithm, problem, seed=7)
     x, threshold, mean = naive.rfedfair(
-        problem, start(problem), 0.5, ROUNDS, 0.05, 4, 0.2, tails, p, participants, seed=7
+        problem, start(problem), 0.5, ROUNDS, 0.05, 4, 0.2, tails, p, clients_per_round, seed=7
     )
     equal(state.x, x)
     equal(state.threshold, threshold)
-    equal(algorithm.answer(state), mean)
+    equal(algorithm.model(state), mean)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 2.0])

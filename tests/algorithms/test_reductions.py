@@ -22,7 +22,7 @@ from equifed.algorithms import (
     ScaffPD,
     TiltedERM,
 )
-from equifed.local import LocalSGD
+from equifed.contract.local import LocalSGD
 from equifed.objectives import (
     KL,
     Average,
@@ -33,11 +33,11 @@ from equifed.objectives import (
     RelativeFairness,
     WorstCase,
 )
-from equifed.steps import ConstantSteps
+from equifed.steps.schedules import ConstantSteps
 
 PROBLEM = PROBLEMS["more clients"]
 WORK = LocalSGD(lr=0.05, steps=4)
-MINIBATCHES = LocalSGD(lr=0.05, steps=4, batch=2)
+MINIBATCHES = LocalSGD(lr=0.05, steps=4, batch_size=2)
 
 
 def play(algorithm: Any, count: int = 5) -> Any:
@@ -62,7 +62,7 @@ def test_drfa_with_one_step_of_all_clients_is_afl(objective: Any, dual: Any) -> 
 def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
     """Line 2 and 13 are unbiased: the mean over many seeds approaches the step of all clients."""
     work, clients, x = LocalSGD(lr=0.05, steps=1), PROBLEM.clients(), start(PROBLEM)
-    one = DRFA(work, 1e-3, Average(), participants=3)
+    one = DRFA(work, 1e-3, Average(), clients_per_round=3)
     draws = [rounds(one, clients, x, 1, seed)[0].x.numpy() for seed in range(150)]
     everyone = rounds(DRFA(work, 1e-3, Average()), clients, x, 1)[0].x.numpy()
     error = np.std(draws, axis=0) / np.sqrt(len(draws))

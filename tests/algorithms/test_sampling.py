@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.problems import PROBLEMS, rounds, start
 
 from equifed.algorithms import AFL, DRFA, DeltaFL, ScaffPD
-from equifed.algorithms.base import drawn, running_mean
 from equifed.algorithms.delta_fl import upper_quantile
-from equifed.local import LocalSGD
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import draw_clients, running_mean
+from equifed.contract.streams import Stream
 from equifed.objectives import CVaR, RelativeFairness
-from equifed.steps import ConstantSteps
-from equifed.streams import Stream
+from equifed.steps.schedules import ConstantSteps
 
 PROBLEM = PROBLEMS["more clients"]
 WORK = LocalSGD(lr=0.05, steps=2)
@@ -25,7 +25,7 @@ def test_draws_follow_the_weights() -> None:
     weights = np.array([0.0, 0.1, 0.1, 0.2, 0.2, 0.4, 0.0])
     total = np.zeros(7)
     for seed in range(400):
-        chosen, share = drawn(clients, weights, 5, Stream(seed))
+        chosen, share = draw_clients(clients, weights, 5, Stream(seed))
         assert share.sum() == pytest.approx(1.0)
         total[chosen.index] += share
     error = np.sqrt(weights * (1 - weights) / (5 * 400))
@@ -34,13 +34,13 @@ def test_draws_follow_the_weights() -> None:
 
 def test_draws_leave_absent_clients_out() -> None:
     here = PROBLEM.clients().subset([2, 5])
-    chosen, share = drawn(here, np.array([0.9, 0, 0.02, 0, 0, 0.06, 0.02]), 1000, Stream(0))
+    chosen, share = draw_clients(here, np.array([0.9, 0, 0.02, 0, 0, 0.06, 0.02]), 1000, Stream(0))
     assert chosen.index.tolist() == [2, 5]
     assert share[1] == pytest.approx(0.75, abs=0.06)
 
 
 def test_negative_weights_cannot_be_drawn_by() -> None:
-    algorithm = DRFA(WORK, 1.0, RelativeFairness(phi=0.5), participants=3)
+    algorithm = DRFA(WORK, 1.0, RelativeFairness(phi=0.5), clients_per_round=3)
     with pytest.raises(ValueError, match="negative weights"):
         rounds(algorithm, PROBLEM.clients(), start(PROBLEM), 5)
 

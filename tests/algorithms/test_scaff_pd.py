@@ -10,11 +10,11 @@ import torch
 from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, saddle_point, start
 
 from equifed.algorithms import AFL, ScaffPD
-from equifed.data.synthetic import synthetic_regression
-from equifed.local import LocalSGD
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.datasets.synthetic import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
-from equifed.steps import ConstantSteps
-from equifed.streams import Stream
+from equifed.steps.schedules import ConstantSteps
 
 OBJECTIVES = {
     "worst case": (WorstCase(), 0.0, None),

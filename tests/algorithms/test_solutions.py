@@ -9,7 +9,7 @@ import pytest
 from tests.problems import PROBLEMS, rounds, saddle_point, start
 
 from equifed.algorithms import AFL, DRFA, QFedAvg, RFedFair, TiltedERM
-from equifed.local import LocalSGD
+from equifed.contract.local import LocalSGD
 from equifed.objectives import ChiSquare, HeterogeneousCVaR, QFair, Tilted
 
 PROBLEM = PROBLEMS["least squares"]

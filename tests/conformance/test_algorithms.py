@@ -13,7 +13,6 @@ import torch
 from tests.problems import LeastSquares
 from torch import Tensor
 
-from equifed import catalogue, checkpoints
 from equifed.algorithms import (
     AFL,
     DRFA,
@@ -29,19 +28,21 @@ from equifed.algorithms import (
     fedprox,
     qfedsgd,
 )
-from equifed.algorithms.base import AnyAlgorithm
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
 from equifed.engines.loop import LoopClients
-from equifed.local import LocalSGD
-from equifed.losses import squared
+from equifed.models.losses import squared
 from equifed.objectives import Average, ChiSquare, CVaR, Entropic, RelativeFairness
-from equifed.steps import ConstantSteps
-from equifed.streams import Stream
-from equifed.training import train
+from equifed.runs import catalogue
+from equifed.steps.schedules import ConstantSteps
+from equifed.training import checkpoints
+from equifed.training.loop import train
 
-STEPS = LocalSGD(lr=0.05, steps=3, batch=3)
-EPOCHS = LocalSGD(lr=0.05, epochs=1, batch=3)  # ragged: from one to four steps
+STEPS = LocalSGD(lr=0.05, steps=3, batch_size=3)
+EPOCHS = LocalSGD(lr=0.05, epochs=1, batch_size=3)  # ragged: from one to four steps
 PRIMAL_DUAL = ConstantSteps(0.1, 0.2, 0.9)
 
 CASES: dict[str, list[AnyAlgorithm]] = {
@@ -49,22 +50,22 @@ CASES: dict[str, list[AnyAlgorithm]] = {
     "fedprox": [fedprox(0.5, EPOCHS)],
     "scaffold": [
         Scaffold(EPOCHS, participation=0.5),
-        Scaffold(EPOCHS, "fresh", "size", gradient_batch=4),
+        Scaffold(EPOCHS, "fresh", "size", gradient_batch_size=4),
     ],
     "afl": [AFL(STEPS, 0.05), AFL(EPOCHS, 0.05, CVaR(0.5), 0.5, Entropic())],
     "drfa": [
-        DRFA(STEPS, 0.02, participants=3, output="average"),
+        DRFA(STEPS, 0.02, clients_per_round=3, output="average"),
         DRFA(STEPS, 0.02, ChiSquare(0.1), dual=Entropic()),
-        DRFA(STEPS, 0.05, ChiSquare(0.1), participants=2, ascent="full"),
+        DRFA(STEPS, 0.05, ChiSquare(0.1), clients_per_round=2, ascent="full"),
     ],
-    "rfedfair": [RFedFair(STEPS), RFedFair(STEPS, 0.4, participants=3, output="last")],
+    "rfedfair": [RFedFair(STEPS), RFedFair(STEPS, 0.4, clients_per_round=3, output="last")],
     "q-fedavg": [QFedAvg(EPOCHS, 1.0), QFedAvg(STEPS, 0.5, 10.0, "size", 0.5)],
-    "q-fedsgd": [qfedsgd(0.05, q=1.0, batch=3)],
+    "q-fedsgd": [qfedsgd(0.05, q=1.0, batch_size=3)],
     "delta-fl": [DeltaFL(EPOCHS), DeltaFL(STEPS, 0.3, "uniform", 0.7)],
     "agnostic-fedavg": [AgnosticFedAvg(EPOCHS, 0.1), AgnosticFedAvg(STEPS, participation=0.5)],
     "tilted-erm": [TiltedERM(EPOCHS, 0.5), TiltedERM(STEPS, -1.0, participation=0.5)],
     "scaff-pd": [
-        ScaffPD(ChiSquare(0.1), EPOCHS, PRIMAL_DUAL, gradient_batch=4),
+        ScaffPD(ChiSquare(0.1), EPOCHS, PRIMAL_DUAL, gradient_batch_size=4),
         ScaffPD(RelativeFairness(phi=0.3), STEPS, PRIMAL_DUAL),
         ScaffPD(Average(), STEPS, PRIMAL_DUAL, participation=0.5),
         ScaffPD(CVaR(0.5)),
@@ -161,7 +162,7 @@ def test_the_model_moves_and_the_round_tells_what_it_did(algorithm: AnyAlgorithm
     state = algorithm.init(clients, first(clients))
     new, info = algorithm.round(state, clients, Stream(1).at("round", 1))
     assert not torch.equal(new.x, state.x)
-    assert algorithm.answer(new).shape == state.x.shape
+    assert algorithm.model(new).shape == state.x.shape
     assert info.weights.shape == (5,) and info.weights.sum() == pytest.approx(1.0)
     assert info.losses is None or info.losses.shape == (5,)
     assert info.index is None or set(info.index) <= set(range(5))

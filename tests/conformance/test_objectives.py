@@ -17,11 +17,11 @@ from equifed.objectives import (
     Average,
     ChiSquare,
     CVaR,
-    Distance1,
-    Distance2,
     Entropic,
     Euclidean,
     HeterogeneousCVaR,
+    L1Distance,
+    L2Distance,
     RelativeFairness,
     SaddleObjective,
     Transport,
@@ -65,11 +65,11 @@ CATALOGUE: dict[str, Builder] = {
     "chi-square on kl": lambda order: ChiSquare(0.2, KL(0.3)),
     "kl": lambda order: KL(0.5),
     "kl by size": lambda order: KL(0.2, sizes(order)),
-    "l1": lambda order: Distance1(0.3),
-    "l1 by size": lambda order: Distance1(0.1, sizes(order)),
-    "l2 squared by size": lambda order: Distance2(0.7, sizes(order)),
-    "l2 plain": lambda order: Distance2(0.5, squared=False),
-    "l2 plain by size": lambda order: Distance2(0.2, sizes(order), squared=False),
+    "l1": lambda order: L1Distance(0.3),
+    "l1 by size": lambda order: L1Distance(0.1, sizes(order)),
+    "l2 squared by size": lambda order: L2Distance(0.7, sizes(order)),
+    "l2 plain": lambda order: L2Distance(0.5, squared=False),
+    "l2 plain by size": lambda order: L2Distance(0.2, sizes(order), squared=False),
     "transport": lambda order: Transport(0.6, costs(order)),
     "transport by size": lambda order: Transport(0.2, costs(order), sizes(order)),
     "size-weighted cvar": lambda order: HeterogeneousCVaR(
@@ -284,7 +284,7 @@ def test_entropic_steps_are_optimal_or_refused(build, losses, target, step):
         assert "Euclidean" in str(refusal)
         assert any(
             name in repr(objective)
-            for name in ("RelativeFairness", "Distance1", "squared=False", "Transport", "KL")
+            for name in ("RelativeFairness", "L1Distance", "squared=False", "Transport", "KL")
         )
         return
     assert violation(objective, best) <= 1e-12

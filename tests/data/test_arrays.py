@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equifed.config import RunConfig
 from equifed.data import DataError
-from equifed.data.pooled import arrays
-from equifed.runs import build
+from equifed.datasets.pooled import arrays
+from equifed.runs.config import RunConfig
+from equifed.runs.run import build
 
 PARTITION = {"name": "dirichlet", "clients": 4, "alpha": 0.5, "min_samples": 5}
 

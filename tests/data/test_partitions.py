@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equifed.contract.streams import Stream
 from equifed.data import DataError
 from equifed.data.partitions import (
     PARTITIONS,
@@ -19,7 +20,6 @@ from equifed.data.partitions import (
     table,
 )
 from equifed.data.shares import dirichlet
-from equifed.streams import Stream
 
 few = settings(deadline=None, max_examples=30)
 LABELS = np.random.default_rng(0).integers(10, size=3000)

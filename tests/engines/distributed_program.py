@@ -14,21 +14,22 @@ from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
+from equifed.contract.evaluation import SPLITS
+from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
-from equifed.engines.distributed import DistributedClients, SharedFolder
+from equifed.engines.distributed.clients import DistributedClients, SharedFolder
 from equifed.engines.loop import LoopClients
-from equifed.history import History
-from equifed.local import LocalSGD
 from equifed.objectives import ChiSquare
-from equifed.steps import ConstantSteps
-from equifed.training import Callback, train
+from equifed.steps.schedules import ConstantSteps
+from equifed.training.history import History
+from equifed.training.loop import Callback, train
 
-WORK = LocalSGD(lr=0.1, steps=4, batch=5)
+WORK = LocalSGD(lr=0.1, steps=4, batch_size=5)
 ALGORITHMS = {
     "scaff-pd": ScaffPD(ChiSquare(0.1), WORK, ConstantSteps(0.4, 0.1)),
     "scaffold": Scaffold(WORK, participation=0.6),
-    "drfa": DRFA(WORK, participants=3, output="average"),
-    "rfedfair": RFedFair(WORK, participants=3),
+    "drfa": DRFA(WORK, clients_per_round=3, output="average"),
+    "rfedfair": RFedFair(WORK, clients_per_round=3),
 }
 SIZES = [6, 11, 3, 8, 15, 9, 2]
 
@@ -41,7 +42,7 @@ def federation() -> Federation:
 
 def loop(name: str) -> History:
     clients = LoopClients(federation(), "mlp", dtype=torch.float64)
-    return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluator=clients.evaluator())
+    return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluate=SPLITS)
 
 
 class Die(Callback):
@@ -69,7 +70,7 @@ def run(name: str, folder: Path, mode: str) -> None:
         clients,
         rounds=6,
         seed=2,
-        evaluator=clients.evaluator(),
+        evaluate=SPLITS,
         folder=store,
         callbacks=[Die()] if dies else [],
         resume=mode == "resume",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import StackedClients
+from equifed.engines.stacked.clients import StackedClients
 
 SIZES = (1, 4, 7, 2, 9)
 

@@ -11,14 +11,15 @@ import torch
 from tests.engines.ragged import SIZES, classification, engines, regression, start
 from torch import nn
 
-from equifed import losses
-from equifed.clients import ClientVectors, MissingClients, Moved
+from equifed.contract.clients import ClientVectors, MissingClients, Moved
+from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
-from equifed.engines.stacked import StackedClients, stacked
-from equifed.local import LocalSGD, SmoothedHinge
-from equifed.models import build
-from equifed.streams import Stream
+from equifed.engines.simulate import simulate
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models import losses
+from equifed.models.architectures import build
 
 STREAM = Stream(7).at("round", 2)
 WEIGHTS = np.array([0.3, -0.1, 0.25, 0.4, 0.15])  # relative fairness has negative ones
@@ -63,16 +64,16 @@ PROBLEMS = {
 
 WORKS = {
     "full batch": LocalSGD(lr=0.1, steps=4),
-    "minibatches": LocalSGD(lr=0.1, steps=5, batch=2),
-    "batch above sizes": LocalSGD(lr=0.1, steps=3, batch=50),
-    "epochs": LocalSGD(lr=0.1, epochs=2, batch=3),
+    "minibatches": LocalSGD(lr=0.1, steps=5, batch_size=2),
+    "batch above sizes": LocalSGD(lr=0.1, steps=3, batch_size=50),
+    "epochs": LocalSGD(lr=0.1, epochs=2, batch_size=3),
     "full epochs": LocalSGD(lr=0.1, epochs=3),
-    "proximal": LocalSGD(lr=0.1, steps=4, batch=2, proximal=0.7),
-    "ball": LocalSGD(lr=0.3, steps=4, batch=2, radius=0.9),
-    "snapshot": LocalSGD(lr=0.1, epochs=2, batch=2, snapshot=3),
-    "average": LocalSGD(lr=0.1, epochs=2, batch=2, average=True),
-    "mean gradient": LocalSGD(lr=0.1, epochs=2, batch=2, mean_gradient=True),
-    "hinge": LocalSGD(lr=0.1, epochs=2, batch=2, hinge=SmoothedHinge(0.6, 0.2)),
+    "proximal": LocalSGD(lr=0.1, steps=4, batch_size=2, proximal=0.7),
+    "ball": LocalSGD(lr=0.3, steps=4, batch_size=2, radius=0.9),
+    "snapshot": LocalSGD(lr=0.1, epochs=2, batch_size=2, snapshot=3),
+    "average": LocalSGD(lr=0.1, epochs=2, batch_size=2, average=True),
+    "mean gradient": LocalSGD(lr=0.1, epochs=2, batch_size=2, mean_gradient=True),
+    "hinge": LocalSGD(lr=0.1, epochs=2, batch_size=2, hinge=SmoothedHinge(0.6, 0.2)),
     "full, all but hinge and ball": LocalSGD(
         lr=0.02,
         steps=12,
@@ -84,7 +85,7 @@ WORKS = {
     "everything": LocalSGD(
         lr=0.1,
         epochs=2,
-        batch=2,
+        batch_size=2,
         proximal=0.3,
         radius=1.1,
         snapshot=2,
@@ -120,20 +121,20 @@ def same_move(ours: Moved, theirs: Moved) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "mode", "batch"),
+    ("problem", "mode", "batch_size"),
     [
         *product(PROBLEMS, ["auto"], [None, 3]),
         *product(PROBLEMS, ["chunk 2", "lazy"], [None]),
         *product(["mlp", "cnn"], ["chunk 1", "lazy"], [3]),
     ],
 )
-def test_losses_and_gradients_agree(problem: str, mode: str, batch: int | None) -> None:
+def test_losses_and_gradients_agree(problem: str, mode: str, batch_size: int | None) -> None:
     reference, clients = engines(*PROBLEMS[problem], **MODES[mode])
     x = start(reference)
     np.testing.assert_allclose(
-        clients.losses(x, STREAM, batch), reference.losses(x, STREAM, batch), rtol=1e-10
+        clients.losses(x, STREAM, batch_size), reference.losses(x, STREAM, batch_size), rtol=1e-10
     )
-    ours, theirs = (c.value_and_gradient(x, STREAM, batch) for c in (clients, reference))
+    ours, theirs = (c.value_and_gradient(x, STREAM, batch_size) for c in (clients, reference))
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-10)
     same(ours[1], theirs[1], 5)
     np.testing.assert_array_equal(clients.traffic.up, reference.traffic.up)
@@ -207,7 +208,7 @@ def test_a_non_finite_client_is_named(mode: str) -> None:
     reference, clients = engines(
         Federation.from_clients(data), nn.Linear(3, 1), losses.squared, **MODES[mode]
     )
-    x, work = start(reference), LocalSGD(lr=0.1, steps=2, batch=3)
+    x, work = start(reference), LocalSGD(lr=0.1, steps=2, batch_size=3)
 
     def gradients(engine: LoopClients | StackedClients) -> object:
         return engine.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS)
@@ -269,13 +270,13 @@ def test_an_lstm_is_batched_or_falls_back_and_agrees_in_any_case() -> None:
     reference = LoopClients(text(), module, losses.cross_entropy, dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whether vmap takes an LSTM depends on torch
-        clients = stacked(text(), module, losses.cross_entropy, dtype=torch.float64)
+        clients = simulate(text(), module, losses.cross_entropy, dtype=torch.float64)
     x = start(reference)
     same_move(clients.local_steps(x, work, STREAM), reference.local_steps(x, work, STREAM))
 
 
 class Branching(nn.Module):
-    """Looks at its own numbers, which ``vmap`` cannot batch."""
+    """Looks at its own numbers, which ``vmap`` cannot batch_size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,7 +290,7 @@ class Branching(nn.Module):
 def test_a_module_that_vmap_cannot_take_falls_back_to_the_loop_with_one_notice() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        clients = stacked(classification(), Branching(), losses.cross_entropy)
+        clients = simulate(classification(), Branching(), losses.cross_entropy)
         clients.local_steps(clients.initial(STREAM), WORKS["minibatches"], STREAM)
     assert isinstance(clients, LoopClients)
     assert ["loop engine" in str(w.message) for w in caught] == [True]

@@ -8,14 +8,14 @@ import torch
 from tests.engines.ragged import classification, engines, start
 from torch import nn
 
-from equifed import losses
-from equifed.engines.chunks import chunks
-from equifed.engines.cuda_graph import SaltedKeys, _uniform
-from equifed.engines.gradient_rules import products_in
-from equifed.engines.stacked import StackedClients
-from equifed.local import LocalSGD, SmoothedHinge
-from equifed.models import build
-from equifed.streams import Stream
+from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.streams import Stream
+from equifed.engines.stacked.chunks import chunks
+from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.stacked.cuda_graph import SaltedKeys, _uniform
+from equifed.engines.stacked.gradient_rules import products_in
+from equifed.models import losses
+from equifed.models.architectures import build
 
 
 def test_salted_keys_are_those_of_the_stream() -> None:
@@ -33,7 +33,10 @@ def test_graphs_take_chunks_whose_clients_keep_step() -> None:
         everyone = np.arange(len(sizes))
         return next(chunks(everyone, offsets, lambda size: len(sizes), torch.device("cpu")))
 
-    steps, epochs = LocalSGD(lr=1.0, steps=3, batch=4), LocalSGD(lr=1.0, epochs=2, batch=4)
+    steps, epochs = (
+        LocalSGD(lr=1.0, steps=3, batch_size=4),
+        LocalSGD(lr=1.0, epochs=2, batch_size=4),
+    )
     assert _uniform(steps, chunk(8, 8)) and _uniform(epochs, chunk(8, 7))
     assert not _uniform(steps, chunk(9, 8))  # one begins its second pass later
     assert not _uniform(epochs, chunk(9, 8))
@@ -45,7 +48,7 @@ def test_bf16_products_stay_near_full_precision_and_keep_the_models_dtype() -> N
     full, rounded = (
         StackedClients(data, module, losses.cross_entropy, precision=p) for p in ("full", "bf16")
     )
-    x, work = full.initial(Stream(0)), LocalSGD(lr=0.1, steps=3, batch=2)
+    x, work = full.initial(Stream(0)), LocalSGD(lr=0.1, steps=3, batch_size=2)
     a, b = (c.local_steps(x, work, Stream(0)).displacement.dense() for c in (full, rounded))
     assert b.dtype == torch.float32
     assert 1e-5 < float((a - b).norm() / a.norm()) < 2e-2
@@ -68,7 +71,7 @@ def test_an_unknown_precision_is_refused() -> None:
 def test_compiled_gradients_agree() -> None:
     module = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
     reference, clients = engines(classification(), module, losses.cross_entropy, compiled=True)
-    x, work = start(reference), LocalSGD(lr=0.1, steps=3, batch=2)
+    x, work = start(reference), LocalSGD(lr=0.1, steps=3, batch_size=2)
     ours, theirs = (
         c.local_steps(x, work, Stream(0)).displacement.dense() for c in (clients, reference)
     )
@@ -86,7 +89,7 @@ def test_cuda_agrees_with_the_loop_on_the_cpu(name: str, options: dict[str, int]
         data, module, losses.cross_entropy, l2=0.1, dtype=torch.float64, device="cuda", **options
     )
     hinge = SmoothedHinge(1.0, 0.1)
-    works = [LocalSGD(lr=0.1, steps=3, batch=4), LocalSGD(lr=0.1, steps=2, hinge=hinge)]
+    works = [LocalSGD(lr=0.1, steps=3, batch_size=4), LocalSGD(lr=0.1, steps=2, hinge=hinge)]
     weights = np.full(5, 0.2)
     for work in works:
         for r in range(4):  # the second round of a shape captures a graph, later ones replay it

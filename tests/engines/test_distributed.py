@@ -14,8 +14,8 @@ import torch
 from tests.engines import distributed_program as program
 
 from equifed.data.federation import Federation
-from equifed.engines.distributed import holders, shard
-from equifed.history import History
+from equifed.engines.distributed.clients import holders, shard
+from equifed.training.history import History
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,7 +130,7 @@ def test_the_group_is_left_before_python_ends() -> None:
     program = (
         "import atexit, torch, torch.distributed as dist\n"
         "atexit.register(lambda: print('left:', not dist.is_initialized()))\n"  # the last to run
-        "from equifed.engines.distributed import Group\n"
+        "from equifed.engines.distributed.clients import Group\n"
         "print('size:', Group(torch.device('cpu')).size)\n"
     )
     alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}

@@ -9,14 +9,14 @@ from tests.engines.ragged import classification, engines, regression, start
 from torch import nn
 from torch.nn.utils import parametrize
 
-from equifed import losses
-from equifed.engines.dense_layers import DenseLayersRule, slope_of
-from equifed.engines.gradient_rules import FunctionRule
+from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
-from equifed.engines.least_squares import LeastSquares
-from equifed.local import LocalSGD, SmoothedHinge
-from equifed.models import build
-from equifed.streams import Stream
+from equifed.engines.stacked.dense_layers import DenseLayersRule, slope_of
+from equifed.engines.stacked.gradient_rules import FunctionRule
+from equifed.engines.stacked.least_squares import LeastSquares
+from equifed.models import losses
+from equifed.models.architectures import build
 
 
 def hooked() -> nn.Module:
@@ -69,7 +69,7 @@ def test_each_model_takes_its_path_and_both_agree(name: str) -> None:
     assert isinstance(clients.rule.data, DenseLayersRule if name in DENSE else FunctionRule)
     _, slow = engines(classification(), module, losses.cross_entropy, fast=False)
     assert isinstance(slow.rule.data, FunctionRule)
-    x, work = start(clients), LocalSGD(lr=0.1, epochs=2, batch=2)
+    x, work = start(clients), LocalSGD(lr=0.1, epochs=2, batch_size=2)
     ours, theirs = (c.local_steps(x, work, Stream(1)).displacement.dense() for c in (clients, slow))
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -125,7 +125,7 @@ def test_least_squares_are_used_where_they_pay() -> None:
     assert quick is not None
     assert quick.pays(LocalSGD(lr=0.1, steps=2), 2, size=9)
     assert not quick.pays(LocalSGD(lr=0.1, steps=1), 1, size=9)
-    assert not quick.pays(LocalSGD(lr=0.1, steps=50, batch=2), 50, size=9)
+    assert not quick.pays(LocalSGD(lr=0.1, steps=50, batch_size=2), 50, size=9)
     assert not quick.pays(LocalSGD(lr=0.1, steps=50, radius=1.0), 50, size=9)
     hinge = SmoothedHinge(0.1, 0.1)
     assert not quick.pays(LocalSGD(lr=0.1, steps=50, hinge=hinge), 50, size=9)
@@ -143,7 +143,7 @@ def test_results_of_equal_clients_do_not_depend_on_the_chunk_size_in_any_bit() -
         _, clients = engines(federation, module, losses.cross_entropy, chunk=chunk)
         x = start(clients) if x is None else x
         values, gradients = clients.value_and_gradient(x, Stream(0))
-        moved = clients.local_steps(x, LocalSGD(lr=0.1, epochs=2, batch=8), Stream(1))
+        moved = clients.local_steps(x, LocalSGD(lr=0.1, epochs=2, batch_size=8), Stream(1))
         results.append((values, gradients.dense(), moved.displacement.dense()))
     for other in results[1:]:
         np.testing.assert_array_equal(other[0], results[0][0])

@@ -8,26 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from equifed.contract.streams import Stream
 from equifed.engines.minibatches import Minibatches
-from equifed.streams import Stream
 
 
 def minibatches(
-    sizes: list[int], batch: int | None, seed: int = 0, first: int = 0, multiple: int = 1
+    sizes: list[int], batch_size: int | None, seed: int = 0, first: int = 0, multiple: int = 1
 ) -> Minibatches:
     clients = torch.arange(first, first + len(sizes))
-    given = (Stream(seed), clients, torch.tensor(sizes), batch, torch.float64)
+    given = (Stream(seed), clients, torch.tensor(sizes), batch_size, torch.float64)
     return Minibatches(*given, dropout=True, multiple=multiple)
 
 
 @settings(deadline=None, max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 17), min_size=1, max_size=4),
-    batch=st.none() | st.integers(1, 20),
+    batch_size=st.none() | st.integers(1, 20),
 )
-def test_each_pass_uses_each_sample_once(sizes: list[int], batch: int | None) -> None:
-    drawn, passes = minibatches(sizes, batch), 2
-    per_pass = [-(-m // batch) if batch else 1 for m in sizes]
+def test_each_pass_uses_each_sample_once(sizes: list[int], batch_size: int | None) -> None:
+    drawn, passes = minibatches(sizes, batch_size), 2
+    per_pass = [-(-m // batch_size) if batch_size else 1 for m in sizes]
     used: list[list[int]] = [[] for _ in sizes]
     for step in range(passes * max(per_pass)):
         b = drawn.at(step)
@@ -44,14 +44,14 @@ def test_each_pass_uses_each_sample_once(sizes: list[int], batch: int | None) ->
 @given(
     sizes=st.lists(st.integers(1, 17), min_size=1, max_size=4),
     equal=st.booleans(),
-    batch=st.integers(1, 20),
+    batch_size=st.integers(1, 20),
     multiple=st.sampled_from([2, 4, 8]),
 )
 def test_padding_changes_no_sample(
-    sizes: list[int], equal: bool, batch: int, multiple: int
+    sizes: list[int], equal: bool, batch_size: int, multiple: int
 ) -> None:
     sizes = sizes[:1] * len(sizes) if equal else sizes
-    plain, wide = minibatches(sizes, batch), minibatches(sizes, batch, multiple=multiple)
+    plain, wide = minibatches(sizes, batch_size), minibatches(sizes, batch_size, multiple=multiple)
     for step in range(7):
         a, b = plain.at(step), wide.at(step)
         assert b.positions.shape == b.weights.shape
@@ -72,10 +72,10 @@ def test_full_batches_keep_the_order() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=5), batch=st.integers(1, 7))
-def test_a_client_draws_the_same_alone(sizes: list[int], batch: int) -> None:
-    together = minibatches(sizes, batch)
-    alone = [minibatches([m], batch, first=k) for k, m in enumerate(sizes)]
+@given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=5), batch_size=st.integers(1, 7))
+def test_a_client_draws_the_same_alone(sizes: list[int], batch_size: int) -> None:
+    together = minibatches(sizes, batch_size)
+    alone = [minibatches([m], batch_size, first=k) for k, m in enumerate(sizes)]
     for step in range(6):
         b = together.at(step)
         for k, single in enumerate(alone):

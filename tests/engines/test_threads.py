@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.stacked import StackedClients
-from equifed.engines.threads import in_threads
-from equifed.local import LocalSGD
-from equifed.losses import cross_entropy, squared
-from equifed.models import build
-from equifed.streams import Stream
+from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.stacked.threads import in_threads
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy, squared
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_same_bits_as_one_after_the_other(two_threads) -> None:
         torch.set_num_threads(2 if independent else 1)
         x = engine.initial(Stream(0))
         _, gradients = engine.value_and_gradient(x, Stream(1))
-        moved = engine.local_steps(x, LocalSGD(lr=0.1, steps=5, batch=4), Stream(2))
+        moved = engine.local_steps(x, LocalSGD(lr=0.1, steps=5, batch_size=4), Stream(2))
         weights = np.full(7, 1 / 7)
         results.append(torch.stack([gradients.weighted_sum(weights),
                                     moved.displacement.weighted_sum(weights)]))  # fmt: skip

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from equifed.objectives import (
     Average,
     ChiSquare,
-    Distance1,
-    Distance2,
+    L1Distance,
+    L2Distance,
     QFair,
     Transport,
     WorstCase,
@@ -25,9 +25,9 @@ numbers = st.lists(st.floats(-2, 2) | st.sampled_from([0.0, 1.0]), min_size=4, m
 SIZES = (3.0, 1.0, 2.0, 4.0)
 LINE = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
 ALL = [
-    lambda strength: Distance1(strength, SIZES),
-    lambda strength: Distance2(strength, SIZES),
-    lambda strength: Distance2(strength, SIZES, squared=False),
+    lambda strength: L1Distance(strength, SIZES),
+    lambda strength: L2Distance(strength, SIZES),
+    lambda strength: L2Distance(strength, SIZES, squared=False),
     lambda strength: Transport(strength, LINE, SIZES),
 ]
 
@@ -50,7 +50,7 @@ def test_a_transport_that_costs_the_same_everywhere_is_half_the_l1_distance(
     losses, point, strength
 ):
     moved = Transport(strength, 1 - np.eye(4), SIZES)
-    away = Distance1(strength / 2, SIZES)
+    away = L1Distance(strength / 2, SIZES)
     assert moved.value(losses) == pytest.approx(away.value(losses), abs=1e-12)
     weights = away.prox(point, 1.0)
     assert np.allclose(moved.prox(point, 1.0), weights, rtol=0, atol=1e-11)
@@ -86,7 +86,7 @@ def test_the_transport_prox_meets_the_conditions_of_optimality(n):
 
 def test_the_squared_distance_is_chi_square_by_another_name():
     losses = np.array([0.4, 2.0, 1.1, 0.3])
-    ours, known = Distance2(0.8, SIZES), ChiSquare(0.2, centre=SIZES)
+    ours, known = L2Distance(0.8, SIZES), ChiSquare(0.2, centre=SIZES)
     assert np.array_equal(ours.weights(losses), known.weights(losses))
     assert ours.penalty(losses) == pytest.approx(known.penalty(losses), abs=1e-15)
     assert ours.strong_convexity(4) == known.strong_convexity(4)
@@ -99,8 +99,8 @@ def test_the_plain_distance_keeps_the_prior_until_the_losses_differ_by_its_stren
     if spread < 1e-6:
         return
     prior = Average(SIZES).start(4)
-    above = Distance2(spread * 1.001, SIZES, squared=False).weights(losses)
-    below = Distance2(spread * 0.999, SIZES, squared=False).weights(losses)
+    above = L2Distance(spread * 1.001, SIZES, squared=False).weights(losses)
+    below = L2Distance(spread * 0.999, SIZES, squared=False).weights(losses)
     assert np.array_equal(above, prior)
     assert below.min() == 0.0  # homogeneous: once it pays to leave, it pays to the boundary
 
@@ -110,7 +110,7 @@ def test_the_prox_of_the_plain_distance_is_stationary(n):
     rng = np.random.default_rng(n)
     for strength in (1e-3, 0.03, 0.3):
         prior = rng.dirichlet(np.ones(n))
-        objective = Distance2(strength, tuple(prior), squared=False)
+        objective = L2Distance(strength, tuple(prior), squared=False)
         point = rng.normal(0, 0.2, n)
         weights = objective.prox(point, 1.0)
         away = weights - prior
@@ -161,9 +161,9 @@ def test_q_zero_is_the_sum_and_with_a_prior_the_average():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: Distance1(0.0), "strength"),
-        (lambda: Distance2(-1.0), "strength"),
-        (lambda: Distance2(1.0, (1, 0)), "positive"),
+        (lambda: L1Distance(0.0), "strength"),
+        (lambda: L2Distance(-1.0), "strength"),
+        (lambda: L2Distance(1.0, (1, 0)), "positive"),
         (lambda: Transport(1.0, ((0, 1),)), "square"),
         (lambda: Transport(1.0, ((0, -1), (1, 0))), ">= 0"),
         (lambda: Transport(1.0, ((1, 1), (1, 0))), "diagonal"),

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from equifed.history import History, MetricRecord, RoundRecord
 from equifed.report import Method, RunData
+from equifed.training.history import History, MetricRecord, RoundRecord
 
 METHODS = ("fedavg", "scaffold", "afl", "drfa", "q-fedavg", "scaff-pd")
 

@@ -226,8 +226,8 @@ def test_print_shows_the_whole_table(six, browser):
 def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser, capsys):
     from rich.console import Console
 
-    from equifed.demo import METHODS as SHOWN
-    from equifed.demo import run_demo
+    from equifed.runs.demo import METHODS as SHOWN
+    from equifed.runs.demo import run_demo
 
     run_demo(tmp_path, rounds=2, overwrite=False, json_only=False, console=Console(quiet=True))
     page = tmp_path / "report.html"

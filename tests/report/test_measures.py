@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.report.synthetic import comparison, history
 
-from equifed.history import History, MetricRecord, RoundRecord
 from equifed.metrics import paired_difference, summary, wilson_interval, worst_client_interval
 from equifed.report import (
     Method,
@@ -26,6 +25,7 @@ from equifed.report import (
 from equifed.report.frontier import non_dominated
 from equifed.report.measures import bytes_until, run_measures
 from equifed.report.scales import Scale
+from equifed.training.history import History, MetricRecord, RoundRecord
 
 
 def accuracies(*rows, n=100, metric="accuracy"):
@@ -211,7 +211,7 @@ def test_a_page_of_a_thousand_clients_is_small(tmp_path):
 
 def test_a_history_reports_itself(tmp_path):
     run = history(("<b>", "c"))
-    path = run.report(tmp_path / "deep" / "report.html")
+    path = write_report(run, tmp_path / "deep" / "report.html")
     assert path.exists() and path.with_suffix(".json").exists()
     assert "&lt;b&gt;" in run._repr_html_() and "<b>" not in run._repr_html_()
     assert "not evaluated" in History(("a",))._repr_html_()

@@ -2,7 +2,6 @@
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
-from equifed.algorithms.base import Algorithm, AnyAlgorithm, Info
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, fedprox
@@ -13,6 +12,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.tilted import TiltedERM
+from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
 
 __all__ = [
     "AFL",

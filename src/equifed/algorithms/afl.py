@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equifed.algorithms.base import Info, check_participation, sampled
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.arrays import Losses, Vector, Weights
-from equifed.clients import Clients, merged, shares
-from equifed.local import LocalSGD
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import (
+    carry_over,
+    check_participation,
+    sample_clients,
+    scale_to_present,
+)
+from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
 from equifed.objectives.worst_case import WorstCase
-from equifed.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -68,17 +74,17 @@ class AFL:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        clients = sampled(clients, self.participation, stream)
-        seen = clients.losses(state.x, stream.at("losses"), self.local.batch)
-        losses = merged(state.losses, clients.index, seen, len(clients.names))
+        clients = sample_clients(clients, self.participation, stream)
+        seen = clients.losses(state.x, stream.at("losses"), self.local.batch_size)
+        losses = carry_over(state.losses, clients.index, seen, len(clients.names))
         weights = state.weights
         if state.losses is not None:
             weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
         moved = clients.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - moved.displacement.weighted_sum(shares(weights, clients.index))
+        x = state.x - moved.displacement.weighted_sum(scale_to_present(weights, clients.index))
         info = Info(weights, losses, self.objective.value(losses), clients.index)
         return State(x, weights, losses), info
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x

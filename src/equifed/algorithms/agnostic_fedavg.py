@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equifed.algorithms.base import Info, check_participation, sampled
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.arrays import Losses, Vector, Weights
-from equifed.clients import Clients, merged, shares
-from equifed.local import LocalSGD
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import (
+    carry_over,
+    check_participation,
+    sample_clients,
+    scale_to_present,
+)
+from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Entropic
 from equifed.objectives.worst_case import WorstCase
-from equifed.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -81,16 +87,16 @@ class AgnosticFedAvg:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen = sampled(clients, self.participation, stream)
-        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch)  # L_i
-        losses = merged(state.losses, chosen.index, seen, len(clients.names))
+        chosen = sample_clients(clients, self.participation, stream)
+        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)  # L_i
+        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        beta = shares(state.weights, chosen.index)
+        beta = scale_to_present(state.weights, chosen.index)
         x = state.x - self.server_lr * moved.displacement.weighted_sum(beta)
         weights = self.dual.ascend(self.objective, state.weights, losses, self.dual_step)
         info = Info(state.weights, losses, self.objective.value(losses), chosen.index)
         return State(x, weights, losses), info
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x

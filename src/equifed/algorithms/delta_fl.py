@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.algorithms.base import Info, check_participation, sampled, spread
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
-from equifed.arrays import Losses, Vector, Weights
-from equifed.clients import Clients
-from equifed.local import LocalSGD
-from equifed.streams import Stream
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class DeltaFL:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen = sampled(clients, self.participation, stream)  # S
+        chosen = sample_clients(clients, self.participation, stream)  # S
         losses = chosen.losses(state.x, stream.at("losses"))
         threshold = upper_quantile(losses, client_weights(self.weighting, chosen.sizes), self.level)
         tail = chosen.subset(chosen.index[losses >= threshold])  # T
@@ -79,14 +80,14 @@ class DeltaFL:
         moved = tail.local_steps(state.x, self.local, stream.at("local"))
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
         info = Info(
-            spread(weights, tail.index, len(clients.names)),
+            scatter(weights, tail.index, len(clients.names)),
             objective=float(weights @ losses[losses >= threshold]),
             index=tail.index,
             numbers={"threshold": threshold},
         )
         return State(x), info
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
 

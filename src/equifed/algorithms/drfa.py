@@ -7,15 +7,16 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.algorithms.base import Info, drawn, running_mean
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.arrays import Losses, Vector, Weights
-from equifed.clients import Clients, Moved, merged, shares
-from equifed.local import LocalSGD
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients, Moved
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import carry_over, draw_clients, running_mean, scale_to_present
+from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
 from equifed.objectives.worst_case import WorstCase
-from equifed.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class DRFA:
         gamma; 0.008 in the paper's experiments. Theorem 1 wants T^(-5/8) for T local steps in all.
     objective : SaddleObjective
         Set and penalty of the weights.
-    participants : int, optional
+    clients_per_round : int, optional
         m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
     output : {"last", "average"}
         Model to give out: the last, or the mean of all local iterates (that of Theorem 1).
@@ -79,7 +80,7 @@ class DRFA:
     local: LocalSGD = DEFAULT_WORK
     dual_step: float = 0.008
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
-    participants: int | None = None
+    clients_per_round: int | None = None
     output: Literal["last", "average"] = "last"
     ascent: Literal["snapshot", "full"] = "snapshot"
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
@@ -89,8 +90,8 @@ class DRFA:
             raise ValueError("DRFA needs local.steps: tau is the same for every client.")
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
-        if self.participants is not None and self.participants < 1:
-            raise ValueError(f"DRFA participants must be at least 1, got {self.participants}.")
+        if self.clients_per_round is not None and self.clients_per_round < 1:
+            raise ValueError(f"DRFA participants must be at least 1, got {self.clients_per_round}.")
         if self.output not in ("last", "average"):
             raise ValueError(f"DRFA output is 'last' or 'average', got {self.output!r}.")
         if self.ascent not in ("snapshot", "full"):
@@ -102,9 +103,11 @@ class DRFA:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen, share = clients, shares(state.weights, clients.index)
-        if self.participants is not None:
-            chosen, share = drawn(clients, state.weights, self.participants, stream)  # line 2
+        chosen, share = clients, scale_to_present(state.weights, clients.index)
+        if self.clients_per_round is not None:
+            chosen, share = draw_clients(
+                clients, state.weights, self.clients_per_round, stream
+            )  # line 2
         moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
         v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15
@@ -131,16 +134,16 @@ class DRFA:
         n, here = len(clients.names), clients.index
         if moved.snapshot is None or self.local.steps is None:
             losses = clients.losses(x, stream.at("losses"))
-            return merged(None, here, losses, n), self.dual_step
+            return carry_over(None, here, losses, n), self.dual_step
         at = moved.snapshot.weighted_sum(share)  # line 12
-        m = len(here) if self.participants is None else min(self.participants, len(here))
+        m = len(here) if self.clients_per_round is None else min(self.clients_per_round, len(here))
         asked = np.sort(stream.at("asked").generator().choice(here, size=m, replace=False))
-        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch)
+        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch_size)
         v = np.full(n, seen.mean())
         v[here] = 0
         v[asked] = len(here) / m * seen  # line 15
         return v, self.local.steps * self.dual_step
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates."""
         return state.x if state.mean_x is None else state.mean_x

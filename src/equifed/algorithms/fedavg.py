@@ -7,15 +7,16 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.algorithms.base import Info, check_participation, sampled, spread
-from equifed.arrays import Index, Vector, Weights
-from equifed.clients import Clients
-from equifed.local import LocalSGD
-from equifed.streams import Stream
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Index, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.streams import Stream
 
 Weighting = Literal["size", "uniform"]
 
-DEFAULT_WORK = LocalSGD(lr=0.02, steps=10, batch=50)
+DEFAULT_WORK = LocalSGD(lr=0.02, steps=10, batch_size=50)
 """Local work where none is given: ten steps on batches of fifty as in DRFA's experiments.
 
 The step size is ours and a guess: :func:`equifed.algorithms.with_measured_step` finds a better one.
@@ -41,7 +42,7 @@ class FedAvg:
 
     Examples
     --------
-    >>> FedAvg(LocalSGD(lr=0.1, epochs=1, batch=32), participation=0.1).weighting
+    >>> FedAvg(LocalSGD(lr=0.1, epochs=1, batch_size=32), participation=0.1).weighting
     'size'
     """
 
@@ -59,13 +60,15 @@ class FedAvg:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen = sampled(clients, self.participation, stream)
+        chosen = sample_clients(clients, self.participation, stream)
         weights = client_weights(self.weighting, chosen.sizes)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
-        return State(x), Info(spread(weights, chosen.index, len(clients.names)), index=chosen.index)
+        return State(x), Info(
+            scatter(weights, chosen.index, len(clients.names)), index=chosen.index
+        )
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
 

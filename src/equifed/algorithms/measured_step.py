@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from equifed.arrays import Vector
-from equifed.clients import Clients
-from equifed.curvature import measured_smoothness
-from equifed.local import LocalSGD
-from equifed.streams import Stream
+from equifed.contract.arrays import Vector
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.steps.curvature import measured_smoothness
 
 A = TypeVar("A")
 
@@ -22,10 +22,11 @@ def with_measured_step(
     .. math:: \text{lr} = \min(\text{horizon}, J) / (L J)
 
     for J local steps (the most that a client takes) and the smoothness L of the least smooth client
-    at x, measured (:func:`equifed.curvature.measured_smoothness`, about 12 exchanges). Without a
-    correction clients drift towards their own optima for J lr; 2/L keeps that short enough even for
-    clients that hold one class each, and is long enough to make progress on the embedded data. It
-    is a rule of ours, with no guarantee; SCAFF-PD has better ones (:mod:`equifed.auto_steps`).
+    at x, measured (:func:`equifed.steps.curvature.measured_smoothness`, about 12 exchanges).
+    Without a correction clients drift towards their own optima for J lr; 2/L keeps that short
+    enough even for clients that hold one class each, and is long enough to make progress on the
+    embedded data. It is a rule of ours, with no guarantee; SCAFF-PD has better ones
+    (:mod:`equifed.steps.automatic`).
     """
     holder: Any = algorithm  # any frozen dataclass with local work
     local: LocalSGD = holder.local

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.algorithms.base import Info, check_participation, sampled, spread
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
-from equifed.arrays import Vector
-from equifed.clients import Clients
-from equifed.local import LocalSGD
-from equifed.streams import Stream
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Vector
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.streams import Stream
 
 LEAST_LOSS = 1e-10
 """Losses below this count as this: a power below zero of a loss of zero has no value."""
@@ -75,7 +76,7 @@ class QFedAvg:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen = sampled(clients, self.participation, stream)
+        chosen = sample_clients(clients, self.participation, stream)
         constant = 1 / self.local.lr if self.lipschitz is None else self.lipschitz  # L
         seen = chosen.losses(state.x, stream.at("losses"))
         losses = np.maximum(seen, LEAST_LOSS)  # F_k
@@ -85,13 +86,13 @@ class QFedAvg:
         squares = constant**2 * moved.displacement.squared_norms()  # |Dw_k|^2
         h = power @ (self.q * squares / losses + constant)  # sum of h_k
         x = state.x - moved.displacement.weighted_sum(power * (constant / h))
-        weights = spread(power / power.sum(), chosen.index, len(clients.names))
+        weights = scatter(power / power.sum(), chosen.index, len(clients.names))
         with np.errstate(over="ignore"):
             value = float(p @ losses ** (self.q + 1)) / (self.q + 1)
         objective = value if np.isfinite(value) else None
         return State(x), Info(weights, objective=objective, index=chosen.index)
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
 
@@ -99,7 +100,7 @@ class QFedAvg:
 def qfedsgd(
     lr: float = DEFAULT_WORK.lr,
     q: float = 0.2,
-    batch: int | None = None,
+    batch_size: int | None = None,
     weighting: Weighting = "uniform",
     participation: float = 1.0,
 ) -> QFedAvg:
@@ -110,4 +111,6 @@ def qfedsgd(
     >>> qfedsgd(lr=0.1).local.steps
     1
     """
-    return QFedAvg(LocalSGD(lr=lr, steps=1, batch=batch), q, None, weighting, participation)
+    return QFedAvg(
+        LocalSGD(lr=lr, steps=1, batch_size=batch_size), q, None, weighting, participation
+    )

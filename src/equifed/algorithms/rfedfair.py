@@ -7,12 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.algorithms.base import Info, drawn, running_mean, spread
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
-from equifed.arrays import Vector, Weights
-from equifed.clients import Clients
-from equifed.local import LocalSGD, SmoothedHinge
-from equifed.streams import Stream
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.participation import draw_clients, running_mean, scatter
+from equifed.contract.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class RFedFair:
         above them it keeps everybody waiting until it has fallen.
     weighting : {"size", "uniform"}
         p_i.
-    participants : int, optional
+    clients_per_round : int, optional
         K; None lets every client take part.
     output : {"average", "last"}
         Which model to give out.
@@ -73,7 +74,7 @@ class RFedFair:
     smoothing: float = 0.1
     threshold: float = 0.0
     weighting: Weighting = "size"
-    participants: int | None = None
+    clients_per_round: int | None = None
     output: Literal["average", "last"] = "average"
 
     def __post_init__(self) -> None:
@@ -81,8 +82,10 @@ class RFedFair:
             raise ValueError("RFedFair needs local.steps: kappa is the same for every client.")
         if not all(0 < tail <= 1 for tail in np.ravel(self.tails)):
             raise ValueError(f"RFedFair tails must lie in (0, 1], got {self.tails}.")
-        if self.participants is not None and self.participants < 1:
-            raise ValueError(f"RFedFair participants must be at least 1, got {self.participants}.")
+        if self.clients_per_round is not None and self.clients_per_round < 1:
+            raise ValueError(
+                f"RFedFair participants must be at least 1, got {self.clients_per_round}."
+            )
         if self.output not in ("average", "last"):
             raise ValueError(f"RFedFair output is 'average' or 'last', got {self.output!r}.")
         SmoothedHinge(0.0, self.smoothing)  # refuses what is not positive
@@ -96,9 +99,9 @@ class RFedFair:
         """Return the state after one round."""
         chosen, p = clients, client_weights(self.weighting, clients.sizes)
         tails = self._tails(clients)
-        if self.participants is not None:
-            everyone = spread(p, clients.index, len(clients.names))
-            chosen, p = drawn(clients, everyone, self.participants, stream)
+        if self.clients_per_round is not None:
+            everyone = scatter(p, clients.index, len(clients.names))
+            chosen, p = draw_clients(clients, everyone, self.clients_per_round, stream)
         hinge = SmoothedHinge(state.threshold, self.smoothing)
         work = replace(self.local, hinge=hinge, average=self.output == "average")
         moved = chosen.local_steps(
@@ -111,14 +114,14 @@ class RFedFair:
             before = moved.average.weighted_sum(p) + step / int(moved.steps[0])
             mean_x = running_mean(state.mean_x, before, rounds)
         threshold = float(p @ moved.thresholds)
-        weights = spread(p, chosen.index, len(clients.names))
+        weights = scatter(p, chosen.index, len(clients.names))
         info = Info(weights, index=chosen.index, numbers={"threshold": threshold})
         return State(state.x - step, threshold, rounds, mean_x), info
 
     def _tails(self, clients: Clients) -> Weights:
         """Return alpha_i of all clients of the federation."""
         n, p = len(clients.names), client_weights(self.weighting, clients.sizes)
-        share = spread(p, clients.index, n)
+        share = scatter(p, clients.index, n)
         if not isinstance(self.tails, tuple):
             return np.maximum(self.tails, share)
         if len(self.tails) != n:
@@ -132,6 +135,6 @@ class RFedFair:
             )
         return tails
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the mean of the models before each step, or the last model."""
         return state.x if state.mean_x is None else state.mean_x

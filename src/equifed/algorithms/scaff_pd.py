@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from equifed.algorithms.base import Info, check_participation, sampled
-from equifed.arrays import Losses, Vector, Weights
-from equifed.auto_steps import AutoSizes, AutoSteps
-from equifed.certificate import Certificate, Certify, Place
-from equifed.clients import Clients, ClientVectors, MissingClients, merged, shares
-from equifed.curvature import Curvature
-from equifed.local import LocalSGD
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients, ClientVectors, MissingClients
+from equifed.contract.curvature import Curvature
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import (
+    carry_over,
+    check_participation,
+    sample_clients,
+    scale_to_present,
+)
+from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
-from equifed.schedule import Point, Problem, Schedule, Seen, StepSizes
-from equifed.streams import Stream
+from equifed.steps.automatic import AutoSizes, AutoSteps
+from equifed.steps.certificate import Certificate, Certify, Place
+from equifed.steps.schedule import Point, Problem, Schedule, Seen, StepSizes
 
 __all__ = ["AutoSizes", "Curvature", "Point", "ScaffPD", "State", "StepSizes"]  # a state holds them
 
@@ -61,7 +67,7 @@ class ScaffPD:
     is the paper's algorithm; with fewer its convergence guarantees no longer apply.
 
     With full gradients, everybody present and strongly convex losses every round proves how far it
-    is from the optimum (:mod:`equifed.certificate`), at no further exchange.
+    is from the optimum (:mod:`equifed.steps.certificate`), at no further exchange.
 
     Parameters
     ----------
@@ -71,7 +77,7 @@ class ScaffPD:
         J steps of size eta, which the schedule may set (the automatic one does).
     steps : Schedule
         tau, sigma and theta of every round; automatic unless given.
-    gradient_batch : int, optional
+    gradient_batch_size : int, optional
         Samples for the losses and the control variates; None means all of them.
     participation : float
         Fraction of clients in a round.
@@ -82,7 +88,7 @@ class ScaffPD:
     objective: SaddleObjective
     local: LocalSGD = LocalSGD(lr=1.0, steps=8)  # noqa: RUF009 - a frozen value
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
-    gradient_batch: int | None = None
+    gradient_batch_size: int | None = None
     participation: float = 1.0
     certify: Certify = Certify()  # noqa: RUF009 - a frozen value
 
@@ -95,7 +101,7 @@ class ScaffPD:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round, or after stepping back if everybody overflowed."""
-        clients = sampled(clients, self.participation, stream)
+        clients = sample_clients(clients, self.participation, stream)
         try:
             return self._round(state, clients, stream)
         except MissingClients as lost:
@@ -107,24 +113,26 @@ class ScaffPD:
     def _round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """One line of code for one line of the paper."""
         x, n = state.x, len(clients.names)
-        seen, gradients = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch)
+        seen, gradients = clients.value_and_gradient(
+            x, stream.at("gradient"), self.gradient_batch_size
+        )
         state = self._prepared(state, clients, gradients, stream)
         size, local = self._sizes(state)
-        losses = merged(state.losses, clients.index, seen, n)
+        losses = carry_over(state.losses, clients.index, seen, n)
         before = losses if state.losses is None else state.losses
         ahead = losses + size.extrapolation * (losses - before)  # s
         weights = self.objective.prox(state.weights + size.dual * ahead, size.dual)  # (4.1)
-        present = shares(weights, clients.index)
+        present = scale_to_present(weights, clients.index)
         target = gradients.weighted_sum(present)  # c
         moved = clients.local_steps(x, local, stream.at("local"), control=gradients, target=target)
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
         point = Point(x - size.primal * update, weights, losses)  # (4.2)
 
         value = self.objective.value(losses)
-        place = Place(x, losses, weights, target, self.gradient_batch is None, state.round)
+        place = Place(x, losses, weights, target, self.gradient_batch_size is None, state.round)
         proof = self.certify(self.objective, state.curvature, clients, place, stream)
         gap = proof.gap if isinstance(proof, Certificate) else None
-        turn = present - shares(state.weights, clients.index)
+        turn = present - scale_to_present(state.weights, clients.index)
         slack = value - float(weights @ losses) + self.objective.penalty(weights)
         residual = slack + 0.5 * size.primal * float(target @ target)
         here = Point(x, weights, losses)
@@ -143,7 +151,7 @@ class ScaffPD:
             return state
         curvature = self.certify.curvature(clients)
         problem = Problem(
-            clients, state.x, self.objective, self.local, self.gradient_batch, curvature,
+            clients, state.x, self.objective, self.local, self.gradient_batch_size, curvature,
             gradients, stream.at("steps"),
         )  # fmt: skip
         return replace(state, sizes=self.steps.start(problem), curvature=curvature)
@@ -162,7 +170,7 @@ class ScaffPD:
         info = Info(best.weights, best.losses, value, None, sizes.numbers(), (note,))
         return _moved(state, best, sizes), info
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from equifed.algorithms.base import Info
 from equifed.algorithms.scaff_pd import AutoSizes, Curvature, Point, ScaffPD, State, StepSizes
-from equifed.arrays import Vector
-from equifed.auto_steps import AutoSteps
-from equifed.certificate import Certify
-from equifed.choose_phi import choose_phi
-from equifed.clients import Clients
-from equifed.local import LocalSGD
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Vector
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness, Side
 from equifed.objectives.worst_case import WorstCase
-from equifed.schedule import Schedule
-from equifed.streams import Stream
+from equifed.steps.automatic import AutoSteps
+from equifed.steps.certificate import Certify
+from equifed.steps.phi import choose_phi
+from equifed.steps.schedule import Schedule
 
 __all__ = [  # a state holds most of them
     "AutoSizes", "Curvature", "Point", "ScaffPDIA", "ScaffPDIAState", "State", "StepSizes",
@@ -45,7 +45,7 @@ class ScaffPDIA:
 
     With a number for phi it is ``ScaffPD(RelativeFairness(phi, upper, lower, rho))`` (Algorithm 1;
     the dual step is exact). With ``phi = "auto"`` it follows Section 5.3: ``warmup`` rounds with
-    phi = 0, then phi from equation (8) at the model reached (:func:`equifed.choose_phi.choose_phi`,
+    phi = 0, then phi from equation (8) at the model reached (:func:`equifed.steps.phi.choose_phi`,
     two exchanges for each Hessian-vector product of its conjugate gradients), then on with that
     phi. The choice and the trade-off it predicts are recorded as an event.
 
@@ -57,7 +57,7 @@ class ScaffPDIA:
         As for :class:`equifed.objectives.RelativeFairness`.
     warmup : int
         Rounds with phi = 0 before phi is chosen.
-    local, steps, gradient_batch, participation, certify
+    local, steps, gradient_batch_size, participation, certify
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
     """
 
@@ -68,7 +68,7 @@ class ScaffPDIA:
     warmup: int = 50
     local: LocalSGD = LocalSGD(lr=1.0, steps=8)  # noqa: RUF009 - a frozen value
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
-    gradient_batch: int | None = None
+    gradient_batch_size: int | None = None
     participation: float = 1.0
     certify: Certify = Certify()  # noqa: RUF009 - a frozen value
 
@@ -95,7 +95,7 @@ class ScaffPDIA:
         numbers = {**info.numbers, "phi": state.phi or 0.0}
         return replace(state, inner=inner), replace(info, numbers=numbers, notes=info.notes + notes)
 
-    def answer(self, state: ScaffPDIAState) -> Vector:
+    def model(self, state: ScaffPDIAState) -> Vector:
         """Return the last model."""
         return state.x
 
@@ -107,7 +107,7 @@ class ScaffPDIA:
             self._objective(phi),
             self.local,
             self.steps,
-            self.gradient_batch,
+            self.gradient_batch_size,
             self.participation,
             self.certify,
         )

@@ -7,12 +7,13 @@ from typing import Literal
 
 import torch
 
-from equifed.algorithms.base import Info, check_participation, sampled, spread
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
-from equifed.arrays import Vector
-from equifed.clients import Clients, ClientVectors
-from equifed.local import LocalSGD
-from equifed.streams import Stream
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Vector
+from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Scaffold:
     weighting: Weighting = "uniform"
     participation: float = 1.0
     server_lr: float = 1.0
-    gradient_batch: int | None = None
+    gradient_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -61,7 +62,7 @@ class Scaffold:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen = sampled(clients, self.participation, stream)
+        chosen = sample_clients(clients, self.participation, stream)
         return (
             self._stored(state, chosen, stream)
             if state.variate is not None
@@ -82,13 +83,13 @@ class Scaffold:
         change = moved.mean_gradient.weighted_sum(weights) - own.weighted_sum(weights)
         variates = clients.remember(state.variates, clients.index, moved.mean_gradient)
         state = State(x, state.variate + share * change, variates)  # c + |S|/N mean(c_i+ - c_i)
-        return state, Info(spread(weights, clients.index, n), index=clients.index)
+        return state, Info(scatter(weights, clients.index, n), index=clients.index)
 
     def _fresh(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         n = len(clients.names)
         weights = client_weights(self.weighting, clients.sizes)
         losses, gradients = clients.value_and_gradient(
-            state.x, stream.at("gradient"), self.gradient_batch
+            state.x, stream.at("gradient"), self.gradient_batch_size
         )
         target = gradients.weighted_sum(weights)
         moved = clients.local_steps(
@@ -97,9 +98,9 @@ class Scaffold:
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
         objective = float(weights @ losses)
         return State(x), Info(
-            spread(weights, clients.index, n), objective=objective, index=clients.index
+            scatter(weights, clients.index, n), objective=objective, index=clients.index
         )
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equifed.algorithms.base import Info, check_participation, sampled
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.arrays import Losses, Vector
-from equifed.clients import Clients, merged, shares
-from equifed.local import LocalSGD
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import (
+    carry_over,
+    check_participation,
+    sample_clients,
+    scale_to_present,
+)
+from equifed.contract.streams import Stream
 from equifed.objectives.tilted import Tilted
-from equifed.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -70,16 +76,16 @@ class TiltedERM:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen, objective = (
-            sampled(clients, self.participation, stream), Tilted(self.tilt, self.prior)
+            sample_clients(clients, self.participation, stream), Tilted(self.tilt, self.prior)
         )  # fmt: skip
-        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch)
-        losses = merged(state.losses, chosen.index, seen, len(clients.names))
+        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
+        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
         weights = objective.weights(losses)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        update = moved.displacement.weighted_sum(shares(weights, chosen.index))
+        update = moved.displacement.weighted_sum(scale_to_present(weights, chosen.index))
         info = Info(weights, losses, objective.value(losses), chosen.index)
         return State(state.x - self.server_lr * update, losses), info
 
-    def answer(self, state: State) -> Vector:
+    def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x

@@ -1,7 +1,6 @@
-"""Federations: bring your own, load a known one, or generate one."""
+"""A federation, and how to make one from your own data."""
 
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation, Split
-from equifed.data.registry import DATASETS, DataSet, fetch, load
 
-__all__ = ["DATASETS", "DataError", "DataSet", "Federation", "Split", "fetch", "load"]
+__all__ = ["DataError", "Federation", "Split"]

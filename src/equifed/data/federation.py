@@ -17,9 +17,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.contract.streams import Stream
 from equifed.data import checks
 from equifed.data.tables import Table
-from equifed.streams import Stream
 
 Array = NDArray[Any]
 

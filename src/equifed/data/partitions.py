@@ -13,11 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.contract.streams import Stream
 from equifed.data.checks import DataError
 from equifed.data.columns import grouped
 from equifed.data.shares import cuts, dirichlet, follow, limited_counts, topped_up
 from equifed.data.tables import Table
-from equifed.streams import Stream
 
 __all__ = [
     "PARTITIONS",

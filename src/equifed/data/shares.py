@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.streams import Stream
+from equifed.contract.streams import Stream
 
 Rows = NDArray[np.int64]
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equifed.arrays import Index, Losses, Weights
-from equifed.clients import ClientVectors, MissingClients, Traffic, check_index
-from equifed.engines.flat_model import FlatModel, SampleLoss
-from equifed.local import LocalSGD
-from equifed.metrics.evaluator import SPLITS, FederationEvaluator
-from equifed.models import build, initialise, loss_by_name, outputs_for
-from equifed.streams import Stream
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.clients import ClientVectors, MissingClients, Traffic, check_index
+from equifed.contract.curvature import Curvature
+from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.engines.evaluator import FederationEvaluator
+from equifed.models.architectures import build, initialise, loss_by_name, outputs_for
+from equifed.models.curvature import known_curvature
+from equifed.models.flat import FlatModel, SampleLoss, as_data
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
@@ -55,12 +58,12 @@ class InProcessClients:
 
     Parameters
     ----------
-    federation : Federation
+    data : Federation
         The clients' data; training uses its ``train`` split.
-    module : torch.nn.Module or str
-        The model's architecture, or its name in :data:`equifed.models.MODELS`.
+    model : torch.nn.Module or str
+        The model's architecture, or its name in :data:`equifed.models.architectures.MODELS`.
     loss : callable or str
-        Per-sample loss of (outputs, targets), or its name in :data:`equifed.losses.LOSSES`;
+        Per-sample loss of (outputs, targets), or its name in :data:`equifed.models.losses.LOSSES`;
         ``"auto"`` is cross-entropy for classes and squared for numbers.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2`` in every client's loss.
@@ -72,21 +75,22 @@ class InProcessClients:
 
     def __init__(
         self,
-        federation: Federation,
-        module: nn.Module | str,
+        data: Federation,
+        model: nn.Module | str,
         loss: SampleLoss | str = "auto",
         *,
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
-        module, loss = named_model(federation, module, loss)
-        split = federation.train
-        self.federation = federation
-        self.names = federation.names
-        self.index: Index = np.arange(len(federation.names))
-        self.traffic = Traffic(len(federation.names))
+        module, loss = named_model(data, model, loss)
+        split = data.train
+        self.federation = data
+        self.names = data.names
+        self.index: Index = np.arange(len(data.names))
+        self.traffic = Traffic(len(data.names))
         self._template = module
+        self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
         self._inputs = self._placed(as_data(split.inputs, dtype, "cpu"), torch.device(device))
         self._targets = as_data(split.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(split.offsets, dtype=np.int64)
@@ -101,15 +105,22 @@ class InProcessClients:
         """Return the training inputs of a client of the federation."""
         return self._inputs[self._offsets[client] : self._offsets[client + 1]]
 
+    def curvature(self) -> Curvature | str:
+        """Return bounds on the curvature of the clients' losses, or why none are known."""
+        return known_curvature(self.model, len(self.names), self.inputs_of)
+
     def initial(self, stream: Stream) -> Tensor:
         """Return a freshly initialised model."""
         fresh = copy.deepcopy(self._template)
         initialise(fresh, stream)
         return self.model.flatten(fresh)
 
-    def evaluator(self, *splits: str) -> FederationEvaluator:
-        """Return what measures this model on splits of the federation; all of them by default."""
-        return FederationEvaluator(self.federation, self.model, splits or SPLITS)
+    def evaluate(self, x: Tensor, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
+        """Return what the model is worth to all clients of the federation, split by split."""
+        wanted = tuple(splits)
+        if wanted not in self._evaluators:
+            self._evaluators[wanted] = FederationEvaluator(self.federation, self.model, wanted)
+        return self._evaluators[wanted](x)
 
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
         """Return the model's parameters by name and in their shapes."""
@@ -183,14 +194,6 @@ def check_local_arguments(
         raise ValueError("local_steps takes control and target together or neither.")
     if (work.hinge is None) != (slopes is None):
         raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
-
-
-def as_data(
-    array: np.ndarray[Any, np.dtype[Any]], dtype: torch.dtype, device: str | torch.device
-) -> Tensor:
-    """Return samples as a tensor: real numbers in the model's precision, whole numbers as int64."""
-    tensor = torch.as_tensor(np.ascontiguousarray(array))
-    return tensor.to(device, dtype if tensor.is_floating_point() else torch.int64)
 
 
 def to_numpy(values: Tensor) -> Losses:

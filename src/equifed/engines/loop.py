@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equifed.arrays import Losses, Weights
-from equifed.clients import ClientVectors, Moved
+from equifed.contract.arrays import Losses, Weights
+from equifed.contract.clients import ClientVectors, Moved
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.engines.in_process import (
     DenseVectors,
     InProcessClients,
@@ -18,27 +20,29 @@ from equifed.engines.in_process import (
     to_numpy,
 )
 from equifed.engines.minibatches import Batch, Minibatches
-from equifed.local import LocalSGD
-from equifed.streams import Stream
 
 
 class LoopClients(InProcessClients):
     """One client after the other; arguments as for :class:`InProcessClients`."""
 
-    def losses(self, x: Tensor, stream: Stream, batch: int | None = None) -> Losses:
+    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
         """Return f_i(x) on all of each client's samples, or on one minibatch."""
         with torch.no_grad():
-            values = [self._loss(x, k, self._batches(k, stream, batch).at(0)) for k in self._each()]
+            values = [
+                self._loss(x, k, self._batches(k, stream, batch_size).at(0)) for k in self._each()
+            ]
         self._book(down=1, up=0, losses=1)
         out = to_numpy(torch.stack(values))
         self._refuse_non_finite(out, "loss")
         return out
 
     def value_and_gradient(
-        self, x: Tensor, stream: Stream, batch: int | None = None
+        self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
         """Return f_i(x) and a handle for the gradients at x."""
-        pairs = [self._gradient(x, k, self._batches(k, stream, batch).at(0)) for k in self._each()]
+        pairs = [
+            self._gradient(x, k, self._batches(k, stream, batch_size).at(0)) for k in self._each()
+        ]
         self._book(down=1, up=1, losses=1)
         losses = to_numpy(torch.stack([value for value, _ in pairs]))
         self._refuse_non_finite(losses, "loss")
@@ -95,8 +99,8 @@ class LoopClients(InProcessClients):
         correction: Tensor | None,
         slope: float | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """One client's local steps; see :class:`equifed.local.LocalSGD` for the formula."""
-        batches = self._batches(k, stream, work.batch)
+        """One client's local steps; the formula is in :class:`equifed.LocalSGD`."""
+        batches = self._batches(k, stream, work.batch_size)
         u, iterates, gradients, snapshot = x, torch.zeros_like(x), torch.zeros_like(x), None
         threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
         for step in range(steps):
@@ -125,13 +129,13 @@ class LoopClients(InProcessClients):
     def _each(self) -> range:
         return range(len(self.index))
 
-    def _batches(self, k: int, stream: Stream, batch: int | None) -> Minibatches:
+    def _batches(self, k: int, stream: Stream, batch_size: int | None) -> Minibatches:
         device = self.model.device
         i = int(self.index[k])
         client = torch.tensor([i], device=device)
         size = torch.tensor([self._offsets[i + 1] - self._offsets[i]], device=device)
         dropout = bool(self.model.dropouts)
-        return Minibatches(stream, client, size, batch, self.model.dtype, dropout)
+        return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
 
     def _loss(self, u: Tensor, k: int, batch: Batch) -> Tensor:
         """Mean loss of the k-th client's batch, with the L2 penalty."""

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.arrays import Index
+from equifed.contract.arrays import Index
 
 _LAST = (1 << 63) - 1
 
 
 class Keys(Protocol):
-    """Anything that draws keys by address, such as :class:`equifed.streams.Stream`."""
+    """Anything that draws keys by address, such as :class:`equifed.contract.streams.Stream`."""
 
     def at(self, *more: int | str) -> Keys:
         """Return the keys at a longer address."""
@@ -68,7 +68,7 @@ class Minibatches:
         Positions of the clients in the federation.
     sizes : array of int or int64 tensor, shape (c,)
         Their numbers of samples.
-    batch : int, optional
+    batch_size : int, optional
         Samples per step.
     dtype : torch.dtype
         Precision of the weights.
@@ -82,7 +82,7 @@ class Minibatches:
 
     Examples
     --------
-    >>> from equifed.streams import Stream
+    >>> from equifed.contract.streams import Stream
     >>> pair = Minibatches(Stream(0), torch.tensor([3, 8]), np.array([4, 2]), 2, torch.float64)
     >>> sorted(pair.at(0).positions[0].tolist() + pair.at(1).positions[0].tolist())
     [0, 1, 2, 3]
@@ -93,7 +93,7 @@ class Minibatches:
         stream: Keys,
         clients: Tensor,
         sizes: Index | Tensor,
-        batch: int | None,
+        batch_size: int | None,
         dtype: torch.dtype,
         dropout: bool = False,
         multiple: int = 1,
@@ -104,8 +104,8 @@ class Minibatches:
         self._stream, self._clients, self._dtype, self._dropout = stream, clients, dtype, dropout
         self._sizes = torch.as_tensor(sizes, device=clients.device)
         self._longest = int(counts.max())
-        self._batch = self._longest if batch is None else min(batch, self._longest)
-        self.shuffled = batch is not None
+        self._batch = self._longest if batch_size is None else min(batch_size, self._longest)
+        self.shuffled = batch_size is not None
         self._per_pass: Index = -(-counts // self._batch) if self.shuffled else np.ones_like(counts)
         self._passes: Index = np.full_like(counts, -1)
         self._multiple = multiple if self.shuffled else 1

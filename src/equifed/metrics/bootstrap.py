@@ -42,9 +42,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from equifed.contract.streams import Stream
 from equifed.metrics.checks import Reduced, Values, finite, positions
 from equifed.metrics.intervals import Interval, check_counts, check_level, wilson_interval
-from equifed.streams import Stream
 
 Statistic: TypeAlias = Callable[..., Reduced]
 """Takes one array (b, n) for each column given, and returns (b,) numbers; every reducer is one."""

@@ -14,9 +14,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from equifed.contract.streams import Stream
 from equifed.metrics.checks import Values
 from equifed.metrics.intervals import Interval, check_level
-from equifed.streams import Stream
 
 Kind: TypeAlias = Literal["t", "bootstrap"]
 

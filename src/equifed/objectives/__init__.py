@@ -4,11 +4,11 @@ from equifed.objectives.average import Average
 from equifed.objectives.base import CappedSet, Objective, SaddleObjective, SymmetricSet
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR
-from equifed.objectives.distance1 import Distance1
-from equifed.objectives.distance2 import Distance2
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
 from equifed.objectives.heterogeneous_cvar import HeterogeneousCVaR
 from equifed.objectives.kl import KL
+from equifed.objectives.l1_distance import L1Distance
+from equifed.objectives.l2_distance import L2Distance
 from equifed.objectives.q_fair import QFair
 from equifed.objectives.relative_fairness import RelativeFairness
 from equifed.objectives.tilted import Tilted
@@ -21,12 +21,12 @@ __all__ = [
     "CVaR",
     "CappedSet",
     "ChiSquare",
-    "Distance1",
-    "Distance2",
     "DualStep",
     "Entropic",
     "Euclidean",
     "HeterogeneousCVaR",
+    "L1Distance",
+    "L2Distance",
     "Objective",
     "QFair",
     "RelativeFairness",

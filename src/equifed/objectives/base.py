@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 
 if TYPE_CHECKING:
     from equifed.objectives.permutahedron import Permutahedron

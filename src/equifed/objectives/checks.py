@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equifed.arrays import Weights
+from equifed.contract.arrays import Weights
 
 _SHOWN = 5
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import CappedSet, SaddleObjective
 from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size
 from equifed.objectives.entropic import entropic_prox, tilt

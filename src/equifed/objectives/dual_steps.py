@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import CappedSet, SaddleObjective
 from equifed.objectives.checks import finite, step_size
 from equifed.objectives.entropic import tilt

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.projections import project_capped_simplex
 
 Index = NDArray[np.int64]

@@ -21,7 +21,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.arrays import Weights
+from equifed.contract.arrays import Weights
 
 Arc = tuple[int, int]
 Flow = dict[Arc, float]

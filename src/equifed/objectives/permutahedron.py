@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.projections import project_permutahedron, spread_evenly
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 
 
 def capped_corner(n: int, tail: float) -> Weights:

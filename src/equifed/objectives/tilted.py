@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.average import Average
 from equifed.objectives.checks import frozen_numbers
 from equifed.objectives.kl import KL

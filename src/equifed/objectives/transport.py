@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size, strength_of
 from equifed.objectives.forests import transport_prox
 
@@ -23,7 +23,7 @@ class Transport:
         \Phi(\ell) = \sum_i p_i \max_j (\ell_j - \tau C_{ij})
 
     Mass moves only between clients that are near each other at cost C: a hospital in one region
-    can stand for others of that region. C = 1 - identity gives ``Distance1`` of half the strength.
+    can stand for others of that region. C = 1 - identity gives ``L1Distance`` of half the strength.
 
     ``value`` and ``weights`` are closed forms in O(n^2). ``penalty`` is the transport linear
     programme, solved by the simplex method of HiGHS in n^2 variables. ``prox`` is a quadratic

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.arrays import Index, Losses, Weights
+from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
 from equifed.report.methods import Method
 from equifed.report.scales import Scale

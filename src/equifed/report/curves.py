@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.arrays import Index, Losses
+from equifed.contract.arrays import Index, Losses
 from equifed.metrics import best_fraction, worst_fraction
 from equifed.report import svg
 from equifed.report.figures import Figure, colour, csv_text

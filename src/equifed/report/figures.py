@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from equifed.arrays import Losses
+from equifed.contract.arrays import Losses
 from equifed.metrics import gini, lorenz_curve
 from equifed.report import svg
 from equifed.report.clients import ClientRows

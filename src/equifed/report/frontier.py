@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equifed.arrays import Losses
+from equifed.contract.arrays import Losses
 from equifed.report import svg
 from equifed.report.figures import Figure, colour, csv_text
 from equifed.report.measures import Estimate

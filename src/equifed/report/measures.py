@@ -9,8 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.arrays import Index, Losses
-from equifed.history import History
+from equifed.contract.arrays import Index, Losses
 from equifed.metrics import (
     Interval,
     accuracy_intervals,
@@ -22,6 +21,7 @@ from equifed.metrics import (
 )
 from equifed.report.methods import Method
 from equifed.report.scales import Scale
+from equifed.training.history import History
 
 Form = Literal["value", "gap", "index", "count", "bytes"]
 Source = Literal["seeds", "samples", "none"]

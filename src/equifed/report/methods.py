@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from equifed.arrays import Index, Losses, Weights
-from equifed.history import History
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.training.history import History
 
 PLAN = "comparison.json"
 

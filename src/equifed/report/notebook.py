@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from markupsafe import Markup, escape
 
-from equifed.history import History
 from equifed.report.clients import client_rows, ordered
 from equifed.report.methods import as_methods
 from equifed.report.scales import DASH, Scale, plural
+from equifed.training.history import History
 
 MOST_ROWS = 20
 

@@ -8,16 +8,17 @@ import hashlib
 import json
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
 
-from equifed.report.document import Report, all_figures, as_json, headline
+from equifed.report.document import Report, all_figures, as_json, build, headline
 from equifed.report.figures import colour
 from equifed.report.measures import written
-from equifed.report.methods import Method
+from equifed.report.methods import Method, as_methods
 from equifed.report.scales import TIMES, bytes_text, plural
 from equifed.report.tables import (
     clients_csv,
@@ -28,13 +29,30 @@ from equifed.report.tables import (
     table_data,
 )
 from equifed.report.words import certificate_notes
+from equifed.training.history import History
 
 SLUG = 40
 """Characters of a name in a path."""
 
 
-def write_report(report: Report, out: str | Path, *, per_client: bool = False) -> Path:
-    """Write ``out`` (HTML), the same numbers beside it as JSON, and the participants' pages."""
+def write_report(
+    runs: Report | History | Mapping[str, History | Sequence[History]],
+    out: str | Path,
+    *,
+    per_client: bool = False,
+) -> Path:
+    """Write ``out`` (HTML), the same numbers beside it as JSON, and the participants' pages.
+
+    Parameters
+    ----------
+    runs : History, mapping of name to histories, or Report
+        One run, or methods with a run for each seed, or what was built of them already.
+    out : path
+        The page.
+    per_client : bool
+        Write a page for each participant, too.
+    """
+    report = runs if isinstance(runs, Report) else build(as_methods(runs))
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render(report), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from equifed.arrays import Losses
+from equifed.contract.arrays import Losses
 from equifed.report import svg
 from equifed.report.curves import Series, series
 from equifed.report.document import Report

@@ -1,0 +1,1 @@
+"""The published experiments, run again on the public interface of equifed."""

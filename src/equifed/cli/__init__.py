@@ -1,0 +1,1 @@
+"""Words typed by people."""

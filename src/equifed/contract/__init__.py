@@ -1,0 +1,1 @@
+"""What an algorithm may see: arrays, streams, local work, clients."""

@@ -1,0 +1,65 @@
+"""What an algorithm is: a state, and a round that maps it to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.streams import Stream
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a round can tell about itself; it is recorded and never read back by the algorithm.
+
+    Parameters
+    ----------
+    weights : array, shape (N,)
+        Weight that each client of the federation had in the round's update.
+    losses : array, shape (N,), optional
+        Client losses at the round's starting point, where the algorithm asked for them; the last
+        known ones for clients that took no part.
+    objective : float, optional
+        Value of the objective at these losses.
+    index : array of int, optional
+        Clients that took part; None means all.
+    numbers : dict of float
+        Anything else worth a column (step sizes, a certificate).
+    notes : tuple of str
+        What a reader of the run should know; each is recorded once, as an event.
+    """
+
+    weights: Weights
+    losses: Losses | None = None
+    objective: float | None = None
+    index: Index | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Algorithm(Protocol[S]):
+    """State in, state out.
+
+    ``State`` is a frozen dataclass with the model ``x`` in it, sufficient to go on from. Nothing in
+    the algorithm itself changes after construction, so the same state, clients and stream give the
+    same result twice.
+    """
+
+    def init(self, clients: Clients, x: Vector) -> S:
+        """Return the state before the first round."""
+        ...
+
+    def round(self, state: S, clients: Clients, stream: Stream) -> tuple[S, Info]:
+        """Return the state after one round, and what there is to tell."""
+        ...
+
+    def model(self, state: S) -> Vector:
+        """Return the model that training would give out now."""
+        ...
+
+
+AnyAlgorithm = Algorithm[Any]

@@ -1,0 +1,222 @@
+"""The contract between algorithms and engines: four verbs, and handles for what clients keep.
+
+An algorithm sees the clients through :class:`Clients` alone. Per-client numbers (losses) come back
+as NumPy arrays; per-client vectors (gradients, updates) stay behind a :class:`ClientVectors` handle
+that gives out weighted sums and norms, never a single client's vector. That is what lets one
+algorithm file run in one process, on many, and on a federation whose server must not see an
+individual vector.
+
+A verb either answers for every client it was asked about or raises :class:`MissingClients`; nobody
+is averaged away. The training loop then repeats the round with ``clients.subset(those left)``, and
+an algorithm sees who takes part in ``clients.index``: absent clients and clients that were not
+sampled are the same thing to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.curvature import Curvature
+from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+
+
+class ClientVectors(Protocol):
+    """One vector per client, kept where it is: shape (n, d) in thought only."""
+
+    def weighted_sum(self, weights: Weights) -> Vector:
+        """Return sum_i weights_i v_i, summed in the order of the clients."""
+        ...
+
+    def squared_norms(self) -> Losses:
+        """Return |v_i|^2 for every client."""
+        ...
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What came of one call of ``local_steps``.
+
+    Parameters
+    ----------
+    displacement : ClientVectors
+        x - u_i, from the server's model to where the client ended.
+    steps : array of int, shape (n,)
+        Local steps each client took.
+    snapshot, average, mean_gradient : ClientVectors, optional
+        The iterate after ``snapshot`` steps, the mean of the iterates, the mean of the plain
+        gradients; each present if the local work asked for it.
+    thresholds : array, shape (n,), optional
+        Where each client's copy of the hinge's threshold ended.
+    """
+
+    displacement: ClientVectors
+    steps: Index
+    snapshot: ClientVectors | None = None
+    average: ClientVectors | None = None
+    mean_gradient: ClientVectors | None = None
+    thresholds: Losses | None = None
+
+
+class Clients(Protocol):
+    """The clients that take part, as an engine presents them.
+
+    Attributes
+    ----------
+    names : sequence of str
+        Names of all clients of the federation, taking part or not.
+    index : array of int, shape (n,)
+        Positions in ``names`` of those that take part here, increasing. All per-client arrays below
+        follow it.
+    sizes : array of int, shape (n,)
+        Training samples of those that take part.
+    traffic : Traffic
+        Ledger shared by all subsets of one engine.
+    """
+
+    traffic: Traffic
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all clients of the federation."""
+        ...
+
+    @property
+    def index(self) -> Index:
+        """Positions of those that take part."""
+        ...
+
+    @property
+    def sizes(self) -> Index:
+        """Training samples of those that take part."""
+        ...
+
+    def initial(self, stream: Stream) -> Vector:
+        """Return a freshly initialised model."""
+        ...
+
+    def parameters(self, x: Vector) -> dict[str, Vector]:
+        """Return the model's parameters by name and in their shapes."""
+        ...
+
+    def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:
+        """Return f_i(x) on all of each client's samples, or on one minibatch."""
+        ...
+
+    def value_and_gradient(
+        self, x: Vector, stream: Stream, batch_size: int | None = None
+    ) -> tuple[Losses, ClientVectors]:
+        """Return f_i(x) and a handle for the gradients at the shared model x, in one exchange."""
+        ...
+
+    def local_steps(
+        self,
+        x: Vector,
+        work: LocalSGD,
+        stream: Stream,
+        *,
+        control: ClientVectors | None = None,
+        target: Vector | None = None,
+        slopes: Weights | None = None,
+    ) -> Moved:
+        """Let every client do ``work`` from x.
+
+        ``control`` and ``target`` are the SCAFFOLD-type correction (both or none); ``slopes`` are
+        the factors of the hinge, one per client.
+        """
+        ...
+
+    def evaluate(self, x: Vector, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
+        """Return what the model is worth to all clients; splits that nobody has are left out."""
+        ...
+
+    def curvature(self) -> Curvature | str:
+        """Return bounds on the curvature of all clients' losses, or why none are known."""
+        ...
+
+    def subset(self, index: Index) -> Clients:
+        """Return the same engine restricted to clients ``index``: positions in ``names``."""
+        ...
+
+    def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
+        """Return what clients ``index`` keep of a memory of all clients; zeros if it is None."""
+        ...
+
+    def remember(
+        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
+    ) -> ClientVectors:
+        """Return the memory of all clients after those in ``index`` replaced their vector."""
+        ...
+
+
+class MissingClients(RuntimeError):
+    """Clients that did not give a usable answer.
+
+    Parameters
+    ----------
+    reasons : dict
+        Position of each such client in the federation, and what was wrong with its answer.
+    names : sequence of str
+        Names of all clients.
+    """
+
+    def __init__(self, reasons: dict[int, str], names: Sequence[str]) -> None:
+        self.reasons = dict(sorted(reasons.items()))
+        self.names = names
+        listed = [f"{names[i]}: {reason}" for i, reason in self.reasons.items()]
+        more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
+        super().__init__(f"{len(listed)} client(s) missing: " + "; ".join(listed[:5]) + more)
+
+
+@dataclass
+class Traffic:
+    """What went over the wire, or would have: engines write it, the training loop reads it.
+
+    ``up`` and ``down`` count bytes per client of the federation; a model float costs its dtype's
+    width, a loss eight.
+
+    >>> ledger = Traffic(2)
+    >>> ledger.record(np.array([1]), down=40, up=8)
+    >>> ledger.exchanges, ledger.up.tolist(), ledger.down.tolist()
+    (1, [0, 8], [0, 40])
+    """
+
+    clients: int
+    exchanges: int = 0
+    up: Index = field(init=False)
+    down: Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.up = np.zeros(self.clients, dtype=np.int64)
+        self.down = np.zeros(self.clients, dtype=np.int64)
+
+    def record(self, index: Index, *, down: int, up: int) -> None:
+        """Book one exchange with clients ``index``: bytes down to each and up from each."""
+        self.exchanges += 1
+        self.down[index] += down
+        self.up[index] += up
+
+    def totals(self) -> tuple[int, int, int]:
+        """Return exchanges, bytes up and bytes down so far."""
+        return self.exchanges, int(self.up.sum()), int(self.down.sum())
+
+
+def check_index(index: Iterable[int] | Index, n: int) -> Index:
+    """Return a sorted index of clients without repeats, or raise."""
+    out: Index = np.asarray(index, dtype=np.int64)
+    if out.ndim != 1 or len(out) == 0:
+        raise ValueError(f"A subset of clients needs at least one position, got shape {out.shape}.")
+    if out.min() < 0 or out.max() >= n:
+        raise ValueError(f"Client positions must lie in 0..{n - 1}, got {out.min()}..{out.max()}.")
+    ordered = np.unique(out)
+    if len(ordered) != len(out):
+        raise ValueError(
+            "A subset of clients has no repeats; give a client a larger weight instead."
+        )
+    return ordered

@@ -1,0 +1,145 @@
+"""What a client does between two messages, as a value.
+
+A :class:`LocalSGD` is frozen and made of plain numbers, so every engine (one process, many, or a
+federation over the network) receives the same description and does the same work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SmoothedHinge:
+    r"""Outer transform of a client's loss: a smoothed hinge above a shared threshold.
+
+    The client minimises, over its model u and its copy e of the threshold,
+
+    .. math:: \text{slope}_i\, \varphi_\mu(f_i(u) - e) + e, \qquad
+              \varphi_\mu(t) = \mu \log(1 + e^{t/\mu}),
+
+    whose partial derivatives are :math:`s\,\nabla f_i(u)` and :math:`1 - s` with
+    :math:`s = \text{slope}_i\, \mathrm{sigmoid}((f_i(u) - e)/\mu)` (RC-FL, Algorithm 1).
+    """
+
+    threshold: float
+    smoothing: float
+
+    def __post_init__(self) -> None:
+        if not (self.smoothing > 0 and math.isfinite(self.smoothing)):
+            raise ValueError(f"SmoothedHinge smoothing must be positive, got {self.smoothing}.")
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"SmoothedHinge threshold must be finite, got {self.threshold}.")
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    r"""Stochastic gradient steps on one client, from the server's model x.
+
+    .. math::
+       u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) - c_i + c)\bigr)
+
+    where :math:`g_i` is the gradient of the client's loss on a minibatch (its L2 penalty included),
+    :math:`c_i` (control) and :math:`c` (target) are given by the algorithm or absent, and
+    :math:`\Pi` projects onto the ball of ``radius`` around the origin.
+
+    Parameters
+    ----------
+    lr : float
+        Step size.
+    steps, epochs : int, optional
+        Exactly one is given: the number of steps, the same for every client, or of passes over the
+        client's samples (a client with m samples then takes ``epochs * ceil(m / batch_size)``
+        steps).
+    batch_size : int, optional
+        Samples per step, drawn without replacement until all were used (the last batch of a pass
+        may be smaller); None means all samples in every step.
+    proximal : float
+        Weight of the FedProx term ``proximal / 2 |u - x|^2``.
+    radius : float, optional
+        Radius of the ball the iterates are projected onto.
+    snapshot : int, optional
+        Also return the iterate after this many steps (DRFA).
+    average : bool
+        Also return the mean of the iterates after each step (DRFA's averaged output).
+    mean_gradient : bool
+        Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
+        II).
+    hinge : SmoothedHinge, optional
+        Outer transform of the client's loss (rFedFair).
+
+    Examples
+    --------
+    >>> LocalSGD(lr=0.1, epochs=2, batch_size=50).steps_for([100, 120])
+    array([4, 6])
+    """
+
+    lr: float
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    proximal: float = 0.0
+    radius: float | None = None
+    snapshot: int | None = None
+    average: bool = False
+    mean_gradient: bool = False
+    hinge: SmoothedHinge | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"LocalSGD lr must be a positive number, got {self.lr}.")
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                f"LocalSGD needs either steps or epochs, got steps={self.steps} and "
+                f"epochs={self.epochs}."
+            )
+        for name in ("steps", "epochs", "batch_size", "snapshot"):
+            value = getattr(self, name)
+            if value is not None and (value != int(value) or value < 1):
+                raise ValueError(
+                    f"LocalSGD {name} must be a whole number of at least 1, got {value}."
+                )
+        if not (self.proximal >= 0 and math.isfinite(self.proximal)):
+            raise ValueError(f"LocalSGD proximal must be at least 0, got {self.proximal}.")
+        if self.radius is not None and not self.radius > 0:
+            raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
+        if self.snapshot is not None and self.steps is not None and self.snapshot > self.steps:
+            raise ValueError(
+                f"LocalSGD snapshot={self.snapshot} lies beyond the {self.steps} steps."
+            )
+
+    def steps_for(self, sizes: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
+        """Return how many steps clients with these numbers of samples take."""
+        sizes = np.asarray(sizes, dtype=np.int64)
+        if self.steps is not None:
+            return np.full(sizes.shape, self.steps, dtype=np.int64)
+        assert self.epochs is not None
+        return self.epochs * batches_per_pass(sizes, self.batch_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers for a message or a file; :meth:`from_dict` reads them back.
+
+        >>> work = LocalSGD(lr=0.1, steps=3, hinge=SmoothedHinge(1.0, 0.1))
+        >>> LocalSGD.from_dict(work.to_dict()) == work
+        True
+        """
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LocalSGD:
+        """Build the value that :meth:`to_dict` described."""
+        hinge = values.get("hinge")
+        return cls(**{**values, "hinge": SmoothedHinge(**hinge) if hinge else None})
+
+
+def batches_per_pass(sizes: NDArray[np.int64], batch_size: int | None) -> NDArray[np.int64]:
+    """Return how many minibatches one pass over ``sizes`` samples has."""
+    if batch_size is None:
+        return np.ones_like(sizes)
+    return -(-sizes // batch_size)

@@ -1,0 +1,264 @@
+"""Pools of samples without owners, divided by a partition: images, or arrays of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.contract.streams import Stream
+from equifed.data.checks import DataError
+from equifed.data.federation import Federation, Split
+from equifed.data.partitions import ByColumn, Imbalance, Partition, follow, partition_from
+from equifed.datasets.files import RemoteFile, checksums, find, obtain_all
+from equifed.datasets.formats import read_cifar_archive, read_cifar_mosaics, read_idx
+
+Array = NDArray[Any]
+Pool = tuple[Array, Array]
+Spec = Partition | str | Mapping[str, Any]
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+TEN_IID: dict[str, Any] = {"name": "iid", "clients": 10}
+
+
+def _idx_files(folder: str, url: str, sums: str) -> tuple[RemoteFile, ...]:
+    names = [
+        f"{s}-{k}.gz" for s in ("train", "t10k") for k in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    ]
+    rows = zip(names, sums.split(), strict=True)
+    return tuple(
+        RemoteFile(folder, name, f"{url}/{name}", pair.split(":")[0], int(pair.split(":")[1]))
+        for name, pair in rows
+    )
+
+
+MNIST_FILES = _idx_files(
+    "mnist",
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    """440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609:9912422
+    3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c:28881
+    8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6:1648877
+    f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6:4542""",
+)
+FASHION_FILES = _idx_files(
+    "fashion_mnist",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    """3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84:26421880
+    a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845:29515
+    346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073:4422102
+    67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5:5148""",
+)
+CIFAR_FILES = (
+    RemoteFile(
+        "cifar10",
+        "cifar-10-binary.tar.gz",
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        170052171,
+    ),
+)
+FASHION_CLASSES = (
+    *("T-shirt", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+)
+CIFAR_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+
+
+def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None) -> Federation:
+    """MNIST digits: 60,000 training and 10,000 test images (1, 28, 28) in [0, 1].
+
+    Parameters
+    ----------
+    partition : Partition, name or mapping
+        How to divide the training images among clients (see
+        :func:`equifed.data.partitions.partition_from`); test images follow in proportion, class
+        by class.
+    seed : int
+        Seed of the partition.
+    samples : int, optional
+        Use only the first training images, and a sixth as many test images.
+    """
+    return _digits(
+        "mnist", MNIST_FILES, partition, seed, samples, tuple("0123456789"), "CC BY-SA 3.0"
+    )
+
+
+def fashion_mnist(
+    *, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None
+) -> Federation:
+    """Fashion-MNIST: 60,000 training and 10,000 test images (1, 28, 28) in [0, 1].
+
+    Parameters as for :func:`mnist`.
+    """
+    return _digits("fashion-mnist", FASHION_FILES, partition, seed, samples, FASHION_CLASSES, "MIT")
+
+
+def cifar10(
+    *,
+    partition: Spec = TEN_IID,
+    seed: int = 0,
+    samples: int | None = None,
+    standardised: bool = False,
+) -> Federation:
+    """CIFAR-10: 50,000 training and 10,000 test images (3, 32, 32) in [0, 1].
+
+    Reads ``cifar-10-binary.tar.gz`` or ``cifar-10-python.tar.gz`` as published (the latter
+    without unpickling), or lossless mosaics ``data_batch_1.webp`` ... with ``labels.npz``.
+    ``standardised`` subtracts the training mean and divides by the training deviation of each
+    colour. Other parameters as for :func:`mnist`.
+    """
+    pools, paths = _cifar_pools()
+    train, test = (_cut(pools[k], n) for k, n in (("train", samples), ("test", _sixth(samples))))
+    scaled = [
+        (x.reshape(-1, 3, 32, 32).astype(np.float32) / np.float32(255), y) for x, y in (train, test)
+    ]
+    if standardised:
+        mean = scaled[0][0].mean((0, 2, 3), dtype=np.float64).astype(np.float32)[:, None, None]
+        deviation = scaled[0][0].std((0, 2, 3), dtype=np.float64).astype(np.float32)[:, None, None]
+        scaled = [((x - mean) / deviation, y) for x, y in scaled]
+    source = {"publisher": "A. Krizhevsky 2009", "licence": "none stated; research use"}
+    return divide(
+        "cifar10", scaled[0], scaled[1], partition, seed, CIFAR_CLASSES, source | checksums(paths)
+    )
+
+
+def arrays(
+    path: str | Path, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None
+) -> Federation:
+    """Your own arrays in an .npz file, divided by a partition.
+
+    The file holds ``x_train`` and ``y_train``, ``x_test`` and ``y_test``: one sample a row, labels
+    as whole numbers from 0 (frozen features of a network, say). ``about``, a text in it, goes into
+    the federation's source. Other parameters as for :func:`mnist`.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"There is no file {path}; give an .npz file with {', '.join(ARRAYS)}.")
+    with np.load(path, allow_pickle=False) as stored:
+        missing = [name for name in ARRAYS if name not in stored]
+        if missing:
+            raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(stored)}.")
+        train, test = ((stored[f"x_{k}"], stored[f"y_{k}"]) for k in ("train", "test"))
+        about = {"about": str(stored["about"])} if "about" in stored else {}
+    for label, (x, y) in (("train", train), ("test", test)):
+        if len(x) != len(y):
+            raise DataError(f"{path}: x_{label} has {len(x)} rows, y_{label} {len(y)} labels.")
+    classes = tuple(str(k) for k in range(int(max(train[1].max(), test[1].max())) + 1))
+    return divide(
+        path.stem, _cut(train, samples), _cut(test, _sixth(samples)), partition, seed, classes,
+        about | checksums([path]),
+    )  # fmt: skip
+
+
+def divide(
+    name: str,
+    train: Pool,
+    test: Pool,
+    partition: Spec,
+    seed: int,
+    class_names: tuple[str, ...],
+    source: dict[str, str],
+) -> Federation:
+    """Divide a pool by a partition; test samples follow the training samples class by class."""
+    chosen, stream = partition_from(partition), Stream(seed).at("partition")
+    labels = train[1].astype(np.int64)
+    parts = chosen.assign(labels, stream)
+    # Imbalance removes training samples only, so test samples follow the division before it.
+    whole = chosen.base.assign(labels, stream) if isinstance(chosen, Imbalance) else parts
+    held = follow(whole, labels, test[1].astype(np.int64), stream)
+    width = len(str(len(parts) - 1))
+    return Federation(
+        name=name,
+        names=tuple(f"client {i:0{width}d}" for i in range(len(parts))),
+        train=_dealt(train, parts),
+        test=_dealt(test, held),
+        classes=len(class_names),
+        class_names=class_names,
+        source=source | {"partition": repr(chosen), "partition seed": str(seed)},
+    )
+
+
+def divide_by_column(
+    name: str,
+    train: Pool,
+    test: Pool,
+    owners: list[list[str]],
+    class_names: tuple[str, ...],
+    source: dict[str, str],
+) -> Federation:
+    """Divide a pool by the values of a column, in training and test alike."""
+    stream, nobody = Stream(0), np.empty(0, dtype=np.int64)
+    here, there = (
+        dict(zip(column.names, column.assign(pool[1], stream), strict=True))
+        for column, pool in (
+            (ByColumn(tuple(owners[0])), train),
+            (ByColumn(tuple(owners[1])), test),
+        )
+    )
+    return Federation(
+        name=name,
+        names=tuple(here),
+        train=_dealt(train, list(here.values())),
+        test=_dealt(test, [there.get(client, nobody) for client in here]),
+        classes=len(class_names),
+        class_names=class_names,
+        source=source,
+    )
+
+
+# -- small parts ----------------------------------------------------------------------------------
+
+
+def _digits(
+    name: str,
+    files: tuple[RemoteFile, ...],
+    partition: Spec,
+    seed: int,
+    samples: int | None,
+    class_names: tuple[str, ...],
+    licence: str,
+) -> Federation:
+    paths = [find(f.folder, f.name.removesuffix(".gz")) or f.obtain() for f in files]
+    arrays = [read_idx(path) for path in paths]
+    if any(len(x) != len(y) for x, y in (arrays[:2], arrays[2:])):
+        raise DataError(f"{name}: images and labels differ in number; fetch the files again.")
+    pools = []
+    for (images, labels), count in ((arrays[:2], samples), (arrays[2:], _sixth(samples))):
+        x, y = _cut((images, labels), count)
+        pools.append((x[:, None].astype(np.float32) / np.float32(255), y))
+    source = {"publisher": files[0].url.rsplit("/", 1)[0], "licence": licence}
+    source |= checksums(paths)
+    return divide(name, pools[0], pools[1], partition, seed, class_names, source)
+
+
+def _cifar_pools() -> tuple[dict[str, Pool], list[Path]]:
+    mosaic = find("cifar10", "test_batch.webp")
+    for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
+        archive = find("cifar10", name)
+        if archive:
+            return dict(read_cifar_archive(archive)), [archive]
+    if mosaic:
+        return dict(read_cifar_mosaics(mosaic.parent)), sorted(mosaic.parent.glob("*.webp"))
+    paths = obtain_all(CIFAR_FILES)
+    return dict(read_cifar_archive(paths[0])), paths
+
+
+def _dealt(pool: Pool, parts: list[NDArray[np.int64]]) -> Split:
+    whole = np.array([0, len(pool[1])], dtype=np.int64)
+    return Split(pool[0], pool[1].astype(np.int64), whole).take(parts)
+
+
+def _cut(pool: Pool, count: int | None) -> Pool:
+    if count is not None and count < 1:
+        raise DataError(f"samples must be at least 1, got {count}.")
+    return pool[0][:count], pool[1][:count]
+
+
+def _sixth(count: int | None) -> int | None:
+    return None if count is None else max(1, count // 6)

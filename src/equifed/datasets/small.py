@@ -1,0 +1,250 @@
+"""The three data sets inside the package: they need no download and no further dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.data.checks import DataError
+from equifed.data.columns import Columns, one_hot, read_columns, read_csv, to_numbers
+from equifed.data.federation import Federation, Split
+from equifed.data.own import from_table
+from equifed.data.preprocess import fill_missing, standardise
+
+EMBEDDED = Path(str(resources.files("equifed.datasets"))) / "embedded"
+
+FASHION_CLIENTS = {"T-shirt": "t_shirt", "pullover": "pullover", "shirt": "shirt"}
+
+HEART_SITES = {
+    "Cleveland": "cleveland",
+    "Hungary": "hungarian",
+    "Switzerland": "switzerland",
+    "Long Beach": "va",
+}
+HEART_COLUMNS = tuple(
+    "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()  # noqa: SIM905
+)
+HEART_USED = HEART_COLUMNS[:10]  # the other three are missing in most of three hospitals
+HEART_CATEGORIES = {"cp": ["1", "2", "3", "4"], "restecg": ["0", "1", "2"]}
+HEART_NUMBERS = [name for name in HEART_USED if name not in HEART_CATEGORIES]
+HEART_CONTINUOUS = ("age", "trestbps", "chol", "thalach", "oldpeak")
+HEART_GAPS = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
+
+PENGUIN_MEASURES = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
+PENGUIN_RAW_TITLES = {
+    "Species": "species",
+    "Island": "island",
+    "Culmen Length (mm)": "bill_length_mm",
+    "Culmen Depth (mm)": "bill_depth_mm",
+    "Flipper Length (mm)": "flipper_length_mm",
+    "Body Mass (g)": "body_mass_g",
+    "Sex": "sex",
+}
+
+
+def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
+    """T-shirts, pullovers and shirts of Fashion-MNIST: three clients with one class each.
+
+    The case of AFL (Mohri et al. 2019) and RC-FL: shirts are hard to tell from the other two, so a
+    model of the average serves their client badly. Classes 0, 2 and 6 become 0, 1 and 2; images
+    are (1, 28, 28) in [0, 1]. The package holds the first 1,000 training and 500 test images of
+    each class, in published order; fewer may be asked for.
+    """
+    for label, wanted, held in (("train", train, 1000), ("test", test, 500)):
+        if not 1 <= wanted <= held:
+            raise DataError(f"fashion-three: {label} must lie in 1..{held}, got {wanted}.")
+    with np.load(EMBEDDED / "fashion_three.npz") as stored:
+        splits = {
+            label: Split.from_clients(
+                [
+                    (images(stored[f"{name}_{label}"][:count]), np.full(count, k, dtype=np.int64))
+                    for k, name in enumerate(FASHION_CLIENTS.values())
+                ]
+            )
+            for label, count in (("train", train), ("test", test))
+        }
+    return Federation(
+        name="fashion-three",
+        names=tuple(FASHION_CLIENTS),
+        train=splits["train"],
+        test=splits["test"],
+        classes=3,
+        class_names=tuple(FASHION_CLIENTS),
+        source={
+            "publisher": "Zalando Research, Fashion-MNIST (Xiao, Rasul, Vollgraf 2017)",
+            "licence": "MIT",
+            "preparation": "classes 0, 2 and 6; first 1,000 training and 500 test images of each",
+        },
+    )
+
+
+def images(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return grey images (n, h, w) of bytes as (n, 1, h, w) in [0, 1]."""
+    return pixels[:, None].astype(np.float32) / np.float32(255)
+
+
+def heart_disease(
+    *,
+    missing: Literal["impute", "complete"] = "impute",
+    test: float = 0.3,
+    validation: float = 0.0,
+    seed: int = 0,
+    folder: str | Path | None = None,
+) -> Federation:
+    """UCI heart disease: four hospitals predict whether a patient has heart disease (0 or 1).
+
+    The first ten attributes are used; the other three are missing for most patients outside
+    Cleveland. Chest pain type and resting ECG become 0/1 columns; age, blood pressure, cholesterol,
+    heart rate and ST depression are standardised with the training numbers of all hospitals.
+
+    Parameters
+    ----------
+    missing : {"impute", "complete"}
+        ``impute`` keeps all 303 + 294 + 123 + 200 patients: a missing value takes the median of
+        the training patients, and a 0/1 column says that it was missing. A cholesterol or blood
+        pressure of 0 counts as missing (all of Switzerland's cholesterol is recorded as 0).
+        ``complete`` keeps the patients with all ten attributes, zeros included, as FLamby does:
+        303 + 261 + 46 + 130; it loses most Swiss patients.
+    test, validation : float
+        Fraction of each hospital's patients to hold out.
+    seed : int
+        Seed of the split.
+    folder : path, optional
+        Read the four ``processed.*.data`` files from there, not from the package.
+    """
+    if missing not in ("impute", "complete"):
+        raise DataError(f"heart-disease: missing must be 'impute' or 'complete', got {missing!r}.")
+    place = Path(folder) if folder else EMBEDDED
+    clients = {}
+    for site, code in HEART_SITES.items():
+        table = read_columns(read_csv(place / f"processed.{code}.data", header=HEART_COLUMNS))
+        clients[site] = _heart_client(table, keep_all=missing == "impute")
+    federation = Federation.from_clients(
+        clients,
+        name="heart-disease",
+        class_names=("healthy", "ill"),
+        source={
+            "publisher": "UCI; A. Janosi (Budapest), W. Steinbrunn (Zurich), M. Pfisterer (Basel), "
+            "R. Detrano (Long Beach and Cleveland), 1989",
+            "licence": "CC BY 4.0",
+            "preparation": f"first ten attributes, missing={missing}, standardised in training",
+        },
+    ).split(validation=validation, test=test, seed=seed)
+    if missing == "impute":
+        width = len(HEART_GAPS)
+        gaps = {k: s.inputs[:, -width:] > 0 for k, s in federation.splits().items()}
+        federation = fill_missing(federation, gaps, [HEART_NUMBERS.index(c) for c in HEART_GAPS])
+    federation = standardise(federation, [HEART_NUMBERS.index(c) for c in HEART_CONTINUOUS])
+    held = {k: replace(s, inputs=s.inputs.astype(np.float32)) for k, s in _parts(federation)}
+    return replace(federation, **held)  # type: ignore[arg-type]  # the keys are names of splits
+
+
+def _parts(federation: Federation) -> list[tuple[str, Split]]:
+    return list(federation.splits().items())
+
+
+def _heart_client(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return one hospital's features (numbers, 0/1 columns, gap indicators) and labels."""
+    numbers = {
+        name: np.array([np.nan if v is None else float(v) for v in table[name]])
+        for name in (*HEART_USED, "num")
+    }
+    if keep_all:
+        for name in ("trestbps", "chol"):
+            numbers[name][numbers[name] == 0] = np.nan  # nobody has a pressure or cholesterol of 0
+        rows = np.arange(len(numbers["num"]))
+    else:
+        rows = np.flatnonzero(~np.isnan([numbers[name] for name in HEART_USED]).any(0))
+    blocks = [np.nan_to_num(numbers[name])[rows, None] for name in HEART_NUMBERS]
+    for name, categories in HEART_CATEGORIES.items():
+        codes = ["" if np.isnan(v) else str(int(v)) for v in numbers[name][rows]]
+        blocks.append(one_hot(codes, categories))
+    if keep_all:
+        blocks += [np.isnan(numbers[name])[:, None].astype(np.float64) for name in HEART_GAPS]
+    return np.hstack(blocks), (numbers["num"][rows] > 0).astype(np.int64)
+
+
+def penguins(
+    *,
+    clients: Literal["species", "island"] = "species",
+    target: str = "sex",
+    features: Sequence[str] | None = None,
+    first: int | None = None,
+    test: float = 0.3,
+    validation: float = 0.0,
+    standardised: bool = True,
+    seed: int = 0,
+    path: str | Path | None = None,
+) -> Federation:
+    """Palmer penguins: species or islands as clients, from body measurements.
+
+    Only the 333 penguins without a missing value are used. The target is ``sex`` or ``species``
+    (classes), or a measurement (regression). With ``clients="species"``,
+    ``target="bill_length_mm"``, ``features=["bill_depth_mm", "flipper_length_mm"]``, ``first=10``,
+    ``test=0`` and ``standardised=False`` this is the simulation of SCAFF-PD-IA.
+
+    Parameters
+    ----------
+    clients : {"species", "island"}
+        Column that tells the clients.
+    target : str
+        Column to predict.
+    features : sequence of str, optional
+        Columns to predict from; by default the four measurements, without the target.
+    first : int, optional
+        Use only the first rows of each client.
+    test, validation : float
+        Fraction of each client's penguins to hold out.
+    standardised : bool
+        Standardise the features with the training numbers of all clients.
+    seed : int
+        Seed of the split.
+    path : path, optional
+        Read this ``penguins.csv`` or ``penguins-raw.csv``, not the one in the package.
+    """
+    table = _penguin_table(Path(path) if path else EMBEDDED / "penguins.csv")
+    for name, value in (("clients", clients), ("target", target)):
+        if value not in table:
+            raise DataError(f"penguins: {name} must be one of {', '.join(table)}, got {value!r}.")
+    seen: dict[str, int] = {}
+    rows = []
+    for row, owner in enumerate(table[clients]):
+        seen[owner] = seen.get(owner, 0) + 1
+        if first is None or seen[owner] <= first:
+            rows.append(row)
+    federation = from_table(
+        {name: [values[r] for r in rows] for name, values in table.items()},
+        client=clients,
+        target=target,
+        features=features or [name for name in PENGUIN_MEASURES if name != target],
+        task="regression" if target in PENGUIN_MEASURES else "classification",
+        name="penguins",
+        dtype="float32" if standardised else "float64",
+        source={
+            "publisher": "K. Gorman, Palmer Station LTER; Horst, Hill, Gorman 2020",
+            "licence": "CC0",
+            "preparation": f"complete rows; clients by {clients}, target {target}",
+        },
+    ).split(validation=validation, test=test, seed=seed)
+    return standardise(federation) if standardised else federation
+
+
+def _penguin_table(path: Path) -> Columns:
+    """Return the complete rows of ``penguins.csv`` or, under the same titles, the raw table."""
+    table = read_columns(path)
+    if "Species" in table:
+        table = {PENGUIN_RAW_TITLES[k]: v for k, v in table.items() if k in PENGUIN_RAW_TITLES}
+        table["species"] = [v.split()[0] for v in table["species"]]
+        table["sex"] = [v.lower() if v else v for v in table["sex"]]
+    complete = [r for r, row in enumerate(zip(*table.values(), strict=True)) if None not in row]
+    chosen = {name: [values[r] for r in complete] for name, values in table.items()}
+    absent = [name for name in PENGUIN_MEASURES if to_numbers(chosen.get(name, ["?"])) is None]
+    if absent:
+        raise DataError(f"{path} is not the penguins table: no numeric column {absent[0]!r}.")
+    return chosen

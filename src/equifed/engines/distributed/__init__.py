@@ -1,0 +1,1 @@
+"""Clients spread over the processes of a group."""

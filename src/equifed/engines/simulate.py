@@ -1,0 +1,95 @@
+"""The one way to clients in this process."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from equifed.data.federation import Federation
+from equifed.engines.in_process import named_model
+from equifed.engines.loop import LoopClients
+from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
+from equifed.engines.stacked.gradient_rules import Precision
+from equifed.models.flat import SampleLoss
+
+Clients = StackedClients | LoopClients
+
+
+def simulate(
+    data: Federation,
+    model: nn.Module | str,
+    loss: SampleLoss | str = "auto",
+    *,
+    engine: Literal["auto", "stacked", "loop"] = "auto",
+    l2: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    memory: int = MEMORY,
+    chunk: int | None = None,
+    fast: bool = True,
+    compiled: bool = False,
+    precision: Precision = "full",
+    streamed: bool | None = None,
+) -> Clients:
+    """Return the clients of a federation, carried out in this process.
+
+    Parameters
+    ----------
+    data : Federation
+        The clients' data; training uses its ``train`` split.
+    model : torch.nn.Module or str
+        The model's architecture, or its name (``equifed list models``).
+    loss : callable or str
+        Per-sample loss of (outputs, targets), or its name (``equifed list losses``); ``"auto"`` is
+        cross-entropy for classes and squared for numbers.
+    engine : {"auto", "stacked", "loop"}
+        ``"stacked"`` moves many clients at once, ``"loop"`` one after the other; ``"auto"`` is
+        stacked wherever the module can be batched over clients.
+    l2 : float
+        Strength of the penalty ``l2 / 2 |x|^2`` in every client's loss.
+    dtype : torch.dtype
+        Precision of the model and of real-valued data.
+    device : str or torch.device
+        Where to compute.
+    memory : int
+        Bound in bytes on the client vectors that are kept; beyond it they are made again when
+        needed. This and what follows is about the stacked engine; the loop needs none of it.
+    chunk : int, optional
+        Clients per chunk; chosen from the model's and the samples' sizes if not given.
+    fast : bool
+        Use hand-written gradients for fully connected models; False takes every model through
+        ``torch.func``.
+    compiled : bool
+        Compile what goes through ``torch.func``: a minute at the start, then faster steps.
+    precision : {"full", "tf32", "bf16"}
+        Of the matrix products in gradients on a GPU.
+    streamed : bool, optional
+        Keep the samples in the host's memory and send each step's to the GPU; by default only if
+        they do not fit.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> clients.names
+    ('T-shirt/top', 'Pullover', 'Shirt')
+    """
+    if engine not in ("auto", "stacked", "loop"):
+        raise ValueError(f"engine must be auto, stacked or loop, got {engine!r}.")
+    module, loss = named_model(data, model, loss)
+    given: dict[str, Any] = {"l2": l2, "dtype": dtype, "device": device}
+    if engine == "loop":
+        return LoopClients(data, module, loss, **given)
+    try:
+        return StackedClients(
+            data, module, loss, **given, memory=memory, chunk=chunk, fast=fast,
+            compiled=compiled, precision=precision, streamed=streamed,
+        )  # fmt: skip
+    except NotBatched as error:
+        if engine == "stacked":
+            raise
+        warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
+        return LoopClients(data, module, loss, **given)

@@ -1,0 +1,218 @@
+"""Clients that are computed together, and how their samples are fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.contract.arrays import Index
+from equifed.engines.minibatches import Batch, Minibatches
+from equifed.engines.stacked.gradient_rules import Samples
+
+CPU_CHUNK = 8 << 20
+"""Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
+
+CUDA_CHUNK = 1 << 32
+"""The same on a GPU, which wants few, large calls; far below the memory of any that is used."""
+
+ALIGNED = 64
+"""Bytes: where rows of models begin. Matrix libraries take other paths for other addresses; with
+equal ones a client's numbers have the same bits wherever it stands in a chunk."""
+
+BLOCK = 1 << 23
+"""Samples of one client that go through the model at once, in bytes; activations come on top."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A few clients, those with more samples first.
+
+    Parameters
+    ----------
+    places : slice or array of int
+        Where they stand among the clients that take part.
+    clients : array of int, shape (c,)
+        Their positions in the federation.
+    ids, starts : int64 (c,)
+        The same as a tensor, and the rows at which their samples begin.
+    sizes : array of int, shape (c,)
+        Their numbers of samples.
+    run : slice, optional
+        All their rows, if they lie one after the other and are equally many for every client.
+    """
+
+    places: slice | Index
+    clients: Index
+    ids: Tensor
+    starts: Tensor
+    sizes: Index
+    run: slice | None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def chunks(
+    index: Index, offsets: Index, length_for: Callable[[int], int], device: torch.device
+) -> Iterator[Chunk]:
+    """Yield the clients of ``index`` by decreasing number of samples.
+
+    ``length_for`` says how many clients may share a chunk with one of so many samples.
+    """
+    sizes = offsets[index + 1] - offsets[index]
+    order = np.argsort(-sizes, kind="stable")
+    start = 0
+    while start < len(order):
+        largest = int(sizes[order[start]])
+        places = order[start : start + length_for(largest)]
+        clients, counts = index[places], sizes[places]
+        begin = int(offsets[clients[0]])
+        together = isinstance(as_slice(clients), slice) and counts[-1] == largest
+        yield Chunk(
+            as_slice(places),
+            clients,
+            torch.as_tensor(clients, device=device),
+            torch.as_tensor(offsets[clients], device=device),
+            counts,
+            slice(begin, begin + largest * len(places)) if together else None,
+        )
+        start += len(places)
+
+
+def as_slice(places: Index) -> slice | Index:
+    """Return consecutive places as a slice, others as they are.
+
+    >>> as_slice(np.array([3, 4, 5]))
+    slice(3, 6, None)
+    """
+    first = int(places[0])
+    if np.array_equal(places, np.arange(first, first + len(places))):
+        return slice(first, first + len(places))
+    return places
+
+
+def rows_of(values: Tensor, places: slice | Index) -> Tensor:
+    """Return the rows of a matrix at a chunk's places; a view where they are consecutive."""
+    if isinstance(places, slice):
+        return values[places]
+    return values.index_select(0, torch.as_tensor(places, device=values.device))
+
+
+def empty_rows(count: int, like: Tensor) -> Tensor:
+    """Return a matrix to be filled, with as many columns as ``like`` and aligned rows.
+
+    >>> empty_rows(2, torch.zeros(10)).stride()
+    (16, 1)
+    """
+    columns = like.shape[-1]
+    width = row_bytes(columns, like.dtype) // like.element_size()
+    return like.new_empty(count, width).narrow(1, 0, columns)
+
+
+def row_bytes(columns: int, dtype: torch.dtype) -> int:
+    """Return the memory of one aligned row.
+
+    >>> row_bytes(10, torch.float64)
+    128
+    """
+    return -(-columns * dtype.itemsize // ALIGNED) * ALIGNED
+
+
+def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:
+    """Write the rows of a matrix at a chunk's places."""
+    if isinstance(places, slice):
+        values[places] = rows
+    else:
+        values.index_copy_(0, torch.as_tensor(places, device=values.device), rows)
+
+
+class SampleStore:
+    """The samples of all clients, one flat tensor, fetched chunk by chunk and batch by batch.
+
+    Parameters
+    ----------
+    inputs, targets : Tensor (M, ...)
+        All samples, client after client; pinned in the host's memory where the device lacks room.
+    device : torch.device
+        Where they are needed.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
+        self._inputs, self._targets, self._device = inputs, targets, device
+        self.home = inputs.device
+        self.streamed = self.home.type != device.type
+        self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
+
+    def room(self, batch: Batch) -> Tensor | None:
+        """Return a place for the inputs of batches of this size; none if they are sent away."""
+        if self.streamed:
+            return None
+        return self._inputs.new_empty(batch.positions.numel(), *self._inputs.shape[1:])
+
+    def fetch(self, batch: Batch, room: Tensor | None = None) -> Samples:
+        """Return one batch, whose positions count all clients' samples; inputs in the room."""
+        inputs = self._select(self._inputs, batch.positions, room)
+        targets = self._select(self._targets, batch.positions)
+        return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
+
+    def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
+        """Return all samples of a chunk's clients, without copying them where that is possible."""
+        if chunk.run is None:
+            return self.fetch(batch)
+        shape = (len(chunk), int(chunk.sizes[0]))
+        inputs, targets = (
+            v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
+        )
+        return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
+
+    def _select(self, values: Tensor, rows: Tensor, room: Tensor | None = None) -> Tensor:
+        if self.streamed:
+            shape = (rows.numel(), *values.shape[1:])
+            room = torch.empty(shape, dtype=values.dtype, pin_memory=True)
+        out = None if room is None else room.narrow(0, 0, rows.numel())
+        # index_select copies whole rows, several times as fast as plain indexing.
+        picked = torch.index_select(values, 0, rows.reshape(-1), out=out)
+        return picked.view(*rows.shape, *values.shape[1:])
+
+    def _sent(self, samples: Samples) -> Samples:
+        """Return the samples where they are needed."""
+        if not self.streamed:
+            return samples
+        return samples.changed(partial(Tensor.to, device=self._device, non_blocking=True))
+
+
+class Supply:
+    """The samples of a chunk's clients, step by step; full batches are fetched once.
+
+    Minibatches take the place of those of the step before: new memory for each would have to be
+    made ready by the system again and again.
+    """
+
+    def __init__(self, store: SampleStore, chunk: Chunk, batches: Minibatches) -> None:
+        self._store, self._chunk, self._batches = store, chunk, batches
+
+    @cached_property
+    def _room(self) -> Tensor | None:
+        return self._store.room(self._batches.at(0))  # the first is as large as any
+
+    @cached_property
+    def whole(self) -> Samples:
+        """All samples of the chunk's clients."""
+        return self._store.fetch_all(self._chunk, self._batches.at(0))
+
+    def at(self, step: int, live: int | None = None) -> list[Samples]:
+        """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
+        live = len(self._chunk) if live is None else live
+        if self._batches.shuffled:
+            return [self._store.fetch(self._batches.at(step).first(live), self._room)]
+        whole = self.whole
+        if whole.keys is not None and step > 0:  # the same samples, other units dropped
+            keys = self._batches.at(step).keys
+            assert keys is not None
+            whole = replace(whole, keys=keys.to(whole.keys.device))
+        return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))

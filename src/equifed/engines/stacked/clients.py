@@ -1,0 +1,236 @@
+"""Many clients at once in one process.
+
+The data set stays flat and ragged: one tensor of samples plus offsets. Clients are taken in chunks;
+within a chunk their models are the rows of one matrix and one batched program moves all of them.
+Results equal the loop engine's to rounding.
+
+Memory is bounded by one argument. When the vectors of all clients fit into it, they are kept as a
+matrix; otherwise a handle keeps only how to make them again, and makes them chunk by chunk while it
+adds them up. Randomness has an address, so making them again gives the same vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.clients import ClientVectors, Moved
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.engines.in_process import (
+    DenseVectors,
+    InProcessClients,
+    check_local_arguments,
+    to_numpy,
+)
+from equifed.engines.minibatches import Keys, Minibatches
+from equifed.engines.stacked.chunks import (
+    CPU_CHUNK,
+    CUDA_CHUNK,
+    Chunk,
+    SampleStore,
+    Supply,
+    chunks,
+    put_rows,
+    row_bytes,
+)
+from equifed.engines.stacked.cuda_graph import Graphs
+from equifed.engines.stacked.dense_layers import DenseLayersRule
+from equifed.engines.stacked.gradient_rules import PenalisedRule, Precision, Samples, rule_for
+from equifed.engines.stacked.least_squares import LeastSquares
+from equifed.engines.stacked.local_run import LocalRun, ReplayedVectors
+from equifed.engines.stacked.shared_gradients import SharedGradients
+from equifed.models.flat import SampleLoss
+
+MEMORY = 1 << 30
+"""Default bound, in bytes, on the client vectors that the engine keeps."""
+
+
+PADDED = 4
+"""A GPU's minibatches are padded to multiples of this: 16 bytes in single precision."""
+
+ROOM = 0.6
+"""Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
+
+
+class NotBatched(ValueError):
+    """The module cannot be batched over clients, and why."""
+
+
+class StackedClients(InProcessClients):
+    """Clients in chunks; see :func:`equifed.simulate` for the arguments."""
+
+    def __init__(
+        self,
+        data: Federation,
+        model: nn.Module | str,
+        loss: SampleLoss | str = "auto",
+        *,
+        l2: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        memory: int = MEMORY,
+        chunk: int | None = None,
+        fast: bool = True,
+        compiled: bool = False,
+        precision: Precision = "full",
+        streamed: bool | None = None,
+    ) -> None:
+        if memory < 1:
+            raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
+        self._memory, self._chunk, self._streamed = memory, chunk, streamed
+        super().__init__(data, model, loss, l2=l2, dtype=dtype, device=device)
+        self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
+        self.store = SampleStore(self._inputs, self._targets, self.model.device)
+        rule = rule_for(self.model, self._inputs.dim() - 1, fast, compiled)
+        self.rule = PenalisedRule(rule, l2, precision)
+        layer = LeastSquares.layer_of(rule, self.model.loss)
+        on_device = self.model.device.type == "cuda" and not self.store.streamed
+        self.graphs = Graphs() if on_device else None
+        # Written-out gradients touch no module, so several threads may use them at once; the
+        # matrices that least squares remembers are in one place, which they may not.
+        written_out = isinstance(rule, DenseLayersRule) and layer is None
+        self.independent = written_out and self.model.device.type == "cpu"
+        self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
+        self._check_batched()
+
+    # The verbs.
+
+    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
+        """Return f_i(x) on all of each client's samples, or on one minibatch."""
+        values = x.new_zeros(len(self.index))
+        with torch.no_grad():
+            for chunk in self.chunks(batch_size):
+                total = self.model.penalty(x).expand(len(chunk))
+                for samples in self.supply(chunk, stream, batch_size).at(0):
+                    each = self._sample_losses(x, samples)
+                    total = total + (each * samples.weights).sum(dim=1)
+                put_rows(values, chunk.places, total)
+        self._book(down=1, up=0, losses=1)
+        losses = to_numpy(values)
+        self._refuse_non_finite(losses, "loss")
+        return losses
+
+    def value_and_gradient(
+        self, x: Tensor, stream: Stream, batch_size: int | None = None
+    ) -> tuple[Losses, ClientVectors]:
+        """Return f_i(x) and a handle for the gradients at x."""
+        handle = SharedGradients(self, x, stream, batch_size)
+        if not self._fits(1):
+            losses = self.losses(x, stream, batch_size)
+            self.traffic.up[self.index] += self.model.size * self.model.dtype.itemsize
+            return losses, handle
+        losses, norms, gradients = handle.everything()
+        self._book(down=1, up=1, losses=1)
+        self._refuse_non_finite(losses, "loss")
+        self._refuse_non_finite(norms, "squared gradient norm")
+        return losses, gradients
+
+    def local_steps(
+        self,
+        x: Tensor,
+        work: LocalSGD,
+        stream: Stream,
+        *,
+        control: ClientVectors | None = None,
+        target: Tensor | None = None,
+        slopes: Weights | None = None,
+    ) -> Moved:
+        """Let every client do ``work`` from x, chunk by chunk."""
+        check_local_arguments(work, control, target, slopes)
+        assert control is None or isinstance(control, DenseVectors | SharedGradients)
+        run = LocalRun(self, x, work, stream, control, target, slopes)
+        self._book_local(work, corrected=target is not None)
+        thresholds = None
+        if self._fits(len(run.kinds)):
+            matrices, thresholds = run.everything()
+            vectors: dict[str, ClientVectors] = {k: DenseVectors(m) for k, m in matrices.items()}
+        else:
+            vectors = {kind: ReplayedVectors(run, kind) for kind in run.kinds}
+            if work.hinge is not None:
+                thresholds = run.everything(keep=False)[1]
+        return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
+
+    # Chunks of clients.
+
+    def chunks(self, batch_size: int | None) -> list[Chunk]:
+        """Return the clients in chunks of similar sizes, so that padding stays small."""
+        index, known = self._chunks.get(batch_size, (None, []))
+        if index is not self.index:
+            known = list(
+                chunks(self.index, self._offsets, self._length_for(batch_size), self.store.home)
+            )
+            self._chunks[batch_size] = (self.index, known)
+        return known
+
+    def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
+        """Return how many clients share a chunk, as a function of the samples of its largest.
+
+        Where every thread takes chunks, each gets as many, of the same size.
+        """
+        model = self.model.size * self.model.dtype.itemsize
+        budget = CUDA_CHUNK if self.model.device.type == "cuda" else CPU_CHUNK
+
+        def length_for(size: int) -> int:
+            width = size if batch_size is None else min(size, batch_size)
+            most = budget // (model + width * self.store.sample_bytes)
+            if self._chunk is not None or not 1 < most < len(self.index) or not self.independent:
+                return self._chunk or max(1, most)
+            turns = math.ceil(len(self.index) / (most * torch.get_num_threads()))
+            return math.ceil(len(self.index) / (turns * torch.get_num_threads()))
+
+        return length_for
+
+    def supply(self, chunk: Chunk, stream: Keys, batch_size: int | None) -> Supply:
+        """Return the samples of a chunk's clients, step by step."""
+        batches = Minibatches(
+            stream,
+            chunk.ids,
+            chunk.sizes,
+            batch_size,
+            self.model.dtype,
+            dropout=bool(self.model.dropouts),
+            multiple=PADDED if self.model.device.type == "cuda" else 1,
+            starts=chunk.starts,
+        )
+        return Supply(self.store, chunk, batches)
+
+    def _check_batched(self) -> None:
+        """Refuse a module that cannot be batched over clients, by trying."""
+        try:
+            pair = self.subset(np.flatnonzero(self.sizes)[:2])
+            SharedGradients(pair, self.model.flatten(self._template), Stream(0), 1).everything()
+        except RuntimeError as error:
+            raise NotBatched(
+                f"{type(self._template).__name__} cannot be batched over clients "
+                f"({str(error).splitlines()[0][:120]}); use the loop engine."
+            ) from error
+
+    def _placed(self, inputs: Tensor, device: torch.device) -> Tensor:
+        """Return the samples on the device, or pinned on the host if the device lacks room."""
+        if device.type != "cuda":
+            return inputs
+        if self._streamed is None:
+            self._streamed = inputs.nbytes > ROOM * torch.cuda.mem_get_info(device)[0]
+        return inputs.pin_memory() if self._streamed else inputs.to(device)
+
+    def _fits(self, matrices: int) -> bool:
+        """Tell whether that many (n, d) matrices stay within the memory bound."""
+        size = len(self.index) * row_bytes(self.model.size, self.model.dtype)
+        return matrices * size <= self._memory
+
+    def _sample_losses(self, x: Tensor, samples: Samples) -> Tensor:
+        """Return the loss of every sample at a model that all share, shape (c, b)."""
+        keys = None if samples.keys is None else samples.keys.flatten(0, 1)
+        each = self.model.sample_losses(
+            x, samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1), keys
+        )
+        return each.view(samples.weights.shape)

@@ -1,0 +1,264 @@
+r"""Hand-written gradients of fully connected networks, for many clients at once.
+
+A network of linear maps, ReLU, tanh and dropout needs two batched products per linear map and
+client forward and backward,
+
+.. math:: h_{l+1} = W_l h_l + b_l, \qquad
+          \partial W_l = \delta_{l+1} h_l^\top, \qquad \delta_l = W_l^\top \delta_{l+1},
+
+and next to nothing else. Writing them out saves what a general differentiator spends around them;
+the second product adds straight into the result, so a gradient step costs no further pass over the
+model. Samples are columns: h is (c, units, b). A layer with few units then makes long rows of
+samples, which products and softmax go through faster than through many short rows of units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from equifed.engines.stacked.chunks import empty_rows
+from equifed.engines.stacked.gradient_rules import Samples
+from equifed.models.flat import AddressedDropout, FlatModel, SampleLoss
+from equifed.models.losses import cross_entropy
+
+FUSED = 1 << 14
+"""Entries of a weight matrix from which on the CPU adds products straight into it, one client after
+the other; smaller ones are multiplied in one call and added afterwards."""
+
+
+class Layer(Protocol):
+    """One layer of c networks whose parameters are the rows of u."""
+
+    def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs (c, out, b) and what the way back needs."""
+        ...
+
+    def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
+        """Return the derivative by the inputs, given that by the outputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """W h + b; its parameters lie in u from ``start`` on."""
+
+    start: int
+    fan_in: int
+    fan_out: int
+    bias: bool
+
+    def weight(self, u: Tensor) -> Tensor:
+        """Return the matrices (c, out, in) in the rows of u, as a view."""
+        flat = u.narrow(1, self.start, self.fan_in * self.fan_out)
+        return flat.view(-1, self.fan_out, self.fan_in)
+
+    def offset(self, u: Tensor) -> Tensor:
+        """Return the bias vectors (c, out) in the rows of u, as a view."""
+        return u.narrow(1, self.start + self.fan_in * self.fan_out, self.fan_out)
+
+    def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs, and the inputs again."""
+        if self.bias:
+            return torch.baddbmm(self.offset(u).unsqueeze(2), self.weight(u), inputs), inputs
+        return torch.bmm(self.weight(u), inputs), inputs
+
+    def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
+        """Return W^T delta."""
+        return torch.bmm(self.weight(u).transpose(1, 2), delta)
+
+    def add_gradient(
+        self, out: Tensor, delta: Tensor, saved: Tensor, beta: float, alpha: float
+    ) -> None:
+        """Set this layer's part of ``out`` to beta times itself plus alpha times its gradient."""
+        weight = self.weight(out)
+        fused = out.is_cuda or self.fan_in * self.fan_out >= FUSED
+        if fused and delta.dtype == saved.dtype == out.dtype:  # not if products are in bf16
+            weight.baddbmm_(delta, saved.transpose(1, 2), beta=beta, alpha=alpha)
+        else:
+            scale_and_add(weight, torch.bmm(delta, saved.transpose(1, 2)), beta, alpha)
+        if self.bias:
+            scale_and_add(self.offset(out), delta.sum(dim=2), beta, alpha)
+
+
+def scale_and_add(out: Tensor, values: Tensor, beta: float, alpha: float) -> None:
+    """Set ``out`` to ``beta * out + alpha * values``; with beta = 0 it need not hold numbers."""
+    if beta == 0:
+        torch.mul(values, alpha, out=out)
+        return
+    if beta != 1:
+        out.mul_(beta)
+    out.add_(values, alpha=alpha)
+
+
+class ReLU:
+    """max(0, h)."""
+
+    def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs, twice."""
+        outputs = torch.relu(inputs)
+        return outputs, outputs
+
+    def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
+        """Return delta where the output was positive."""
+        below: Tensor = torch.ops.aten.threshold_backward(delta, saved, 0.0)
+        return below
+
+
+class Tanh:
+    """tanh(h)."""
+
+    def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs, twice."""
+        outputs = torch.tanh(inputs)
+        return outputs, outputs
+
+    def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
+        """Return delta (1 - tanh^2)."""
+        below: Tensor = torch.ops.aten.tanh_backward(delta, saved)
+        return below
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The module's own dropout, with its own masks."""
+
+    module: AddressedDropout
+
+    def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the factors."""
+        assert keys is not None
+        factors = self.module.factors(keys.reshape(-1), inputs.shape[1:2], inputs.dtype)
+        factors = factors.view(*keys.shape, -1).transpose(1, 2).contiguous()
+        return inputs * factors, factors
+
+    def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
+        """Return delta times the factors."""
+        return delta * saved
+
+
+class DenseLayersRule:
+    """The gradient rule of fully connected networks; see :class:`GradientRule`."""
+
+    def __init__(self, model: FlatModel, layers: list[Layer]) -> None:
+        self.layers, self._loss = layers, model.loss
+        self._first = next(k for k, layer in enumerate(layers) if isinstance(layer, Linear))
+        self._slope = slope_of(model.loss)
+
+    @staticmethod
+    def layers_of(model: FlatModel, input_dimensions: int) -> list[Layer] | None:
+        """Return the model's layers, or None if it has others than those known here."""
+        layers: list[Layer] = []
+        start, flat = 0, input_dimensions == 1
+        for part in _parts(model.module):
+            if part._forward_hooks or part._forward_pre_hooks:
+                return None
+            forward = type(part).forward
+            if forward is nn.Linear.forward and isinstance(part, nn.Linear) and flat:
+                if set(dict(part.named_parameters())) - {"weight", "bias"}:
+                    return None  # parametrised: the weight is computed from something else
+                bias = part.bias is not None
+                layers.append(Linear(start, part.in_features, part.out_features, bias))
+                start += (part.in_features + bias) * part.out_features
+            elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
+                flat = True
+            elif isinstance(part, AddressedDropout) and flat and not part.channels:
+                layers += [Dropout(part)] if part.p > 0 else []
+            elif type(part) is nn.ReLU:
+                layers.append(ReLU())
+            elif type(part) is nn.Tanh:
+                layers.append(Tanh())
+            elif type(part) is not nn.Identity:
+                return None
+        # A layer used twice has its parameters once; then the sizes differ.
+        return layers if flat and start == model.size else None
+
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """See :class:`GradientRule`."""
+        outputs, saved = self._forward(u, samples)
+        each = self._loss(as_rows(outputs), samples.targets.flatten(0, 1))
+        gradient = empty_rows(len(u), u)
+        self._backward(u, samples, outputs, saved, gradient, 0.0, 1.0)
+        return gradient, (each.view(samples.weights.shape) * samples.weights).sum(dim=1)
+
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        """See :class:`GradientRule`."""
+        outputs, saved = self._forward(u, samples)
+        self._backward(u, samples, outputs, saved, u, keep, -lr)
+
+    def _forward(self, u: Tensor, samples: Samples) -> tuple[Tensor, list[Tensor]]:
+        """Return the outputs (c, out, b) and what each layer saved for the way back."""
+        h, saved = samples.inputs.flatten(2).transpose(1, 2), []
+        for layer in self.layers:
+            h, kept = layer.forward(u, h, samples.keys)
+            saved.append(kept)
+        return h.to(u.dtype), saved
+
+    def _backward(
+        self,
+        u: Tensor,
+        samples: Samples,
+        outputs: Tensor,
+        saved: list[Tensor],
+        out: Tensor,
+        beta: float,
+        alpha: float,
+    ) -> None:
+        """Set ``out``, which may be u, to beta times itself plus alpha times the gradients."""
+        delta = self._slope(outputs, samples.targets, samples.weights)
+        for k in range(len(self.layers) - 1, self._first - 1, -1):
+            layer, above = self.layers[k], delta
+            if k > self._first:
+                delta = layer.backward(u, above, saved[k])
+            if isinstance(layer, Linear):  # only now: the way down needs the old weights
+                layer.add_gradient(out, above, saved[k], beta, alpha)
+
+
+Slope = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Maps outputs (c, k, b), targets (c, b, ...) and weights (c, b) to the weighted loss's derivative
+by the outputs."""
+
+
+def slope_of(loss: SampleLoss) -> Slope:
+    """Return how a per-sample loss is differentiated by the outputs: by hand or by autograd."""
+    if loss is cross_entropy:
+        return cross_entropy_slope
+
+    def by_autograd(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = as_rows(outputs).detach().requires_grad_()
+            value = loss(leaf, targets.flatten(0, 1)) @ weights.flatten()
+            (slope,) = torch.autograd.grad(value, leaf)
+        return slope.view(*weights.shape, -1).transpose(1, 2)
+
+    return by_autograd
+
+
+def as_rows(outputs: Tensor) -> Tensor:
+    """Return outputs (c, k, b) with a row for each sample, (c b, k), as losses take them."""
+    return outputs.transpose(1, 2).flatten(0, 1)
+
+
+def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    r"""Return the weighted derivative of :math:`\log\sum_k e^{o_k} - o_y`: softmax minus one at y.
+
+    >>> cross_entropy_slope(torch.zeros(1, 2, 1), torch.tensor([[1]]), torch.ones(1, 1)).flatten()
+    tensor([ 0.5000, -0.5000])
+    """
+    weights = weights.unsqueeze(1)
+    slope = torch.softmax(outputs, dim=1).mul_(weights)
+    return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield what a plain sequence of modules does, in order; anything else yields itself."""
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    if type(module) is nn.Sequential and not hooked:
+        for part in module:
+            yield from _parts(part)
+    else:
+        yield module

@@ -1,0 +1,174 @@
+"""How the gradients of many clients, each at its own model, are computed.
+
+One interface, several rules: :class:`FunctionRule` takes any module through ``torch.func``;
+:class:`equifed.engines.stacked.dense_layers.DenseLayersRule` writes the products of fully
+connected layers out by hand. :func:`rule_for` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from equifed.models.flat import FlatModel
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples that c clients use in one step, side by side.
+
+    ``inputs`` (c, b, ...), ``targets`` (c, b, ...), ``weights`` (c, b) with which each sample's
+    loss counts, and ``keys`` (c, b) for dropout where the model drops anything.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+    keys: Tensor | None = None
+
+    def first(self, clients: int) -> Samples:
+        """Return the part of the first few clients."""
+        if clients == len(self.weights):
+            return self
+        return self.changed(lambda values: values[:clients])
+
+    def blocks(self, width: int) -> list[Samples]:
+        """Return the same samples in pieces of at most ``width`` per client."""
+        if self.weights.shape[1] <= width:
+            return [self]
+        pieces = [slice(a, a + width) for a in range(0, self.weights.shape[1], width)]
+        return [self.changed(partial(_columns, piece)) for piece in pieces]
+
+    def as_one(self, shares: Tensor) -> Samples:
+        """Return all samples as those of one client, each client counting its share (c,)."""
+        weighted = replace(self, weights=self.weights * shares.unsqueeze(1))
+        return weighted.changed(lambda values: values.flatten(0, 1).unsqueeze(0))
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Samples:
+        """Return the samples with the same change made to every tensor."""
+        keys = None if self.keys is None else change(self.keys)
+        return Samples(change(self.inputs), change(self.targets), change(self.weights), keys)
+
+
+def _columns(piece: slice, values: Tensor) -> Tensor:
+    return values[:, piece]
+
+
+class GradientRule(Protocol):
+    r"""Gradients of the weighted losses :math:`f_i(u_i) = \sum_k w_{ik}\, \ell(u_i; z_{ik})`."""
+
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Return the gradients (c, d) at the rows of u, and the losses (c,)."""
+        ...
+
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        """Set u to ``keep * u - lr * gradients``, in place."""
+        ...
+
+
+class FunctionRule:
+    """Any module, batched over clients by ``torch.func``."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self._model = model
+        in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
+        self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
+
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        """See :class:`GradientRule`."""
+        gradient, value = self._batched(
+            u, samples.inputs, samples.targets, samples.weights, samples.keys
+        )
+        return gradient, value
+
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        """See :class:`GradientRule`."""
+        gradient, _ = self.gradient(u, samples)
+        u.mul_(keep).sub_(gradient, alpha=lr)
+
+    def _weighted_loss(
+        self, u: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, keys: Tensor | None
+    ) -> Tensor:
+        return weights @ self._model.sample_losses(u, inputs, targets, keys)
+
+
+Precision = Literal["full", "tf32", "bf16"]
+"""Of matrix products on a GPU: the model's own, or with factors rounded to 10 or 7 bits."""
+
+
+class PenalisedRule:
+    """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty."""
+
+    def __init__(self, rule: GradientRule, l2: float, precision: Precision = "full") -> None:
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision is one of {get_args(Precision)}, got {precision!r}.")
+        self.data, self._l2, self._precision = rule, l2, precision
+
+    def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
+        """Return gradients and losses."""
+        with products_in(self._precision, u.device):
+            gradient, value = self.data.gradient(u, blocks[0])
+            for samples in blocks[1:]:
+                more, rest = self.data.gradient(u, samples)
+                gradient, value = gradient.add_(more), value + rest
+        if self._l2:
+            gradient = gradient.add_(u, alpha=self._l2)
+            value = value + 0.5 * self._l2 * u.square().sum(dim=1)
+        return gradient, value
+
+    def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
+        """Set u to ``keep * u - lr * gradients``, in place."""
+        if len(blocks) == 1:
+            with products_in(self._precision, u.device):
+                self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
+        else:
+            gradient, _ = self.gradient(u, blocks)
+            u.mul_(keep).sub_(gradient, alpha=lr)
+
+
+@contextmanager
+def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Multiply matrices in that precision for a while."""
+    if precision == "bf16":
+        with torch.autocast(device.type, torch.bfloat16):
+            yield
+    elif precision == "tf32":
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+    else:
+        yield
+
+
+class CompiledRule:
+    """Another rule, compiled by ``torch.compile``: a minute at the start, then faster steps."""
+
+    def __init__(self, rule: GradientRule) -> None:
+        self.gradient = torch.compile(rule.gradient)
+        self.step = torch.compile(rule.step)
+
+
+def rule_for(
+    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
+) -> GradientRule:
+    """Return the fastest rule for a model whose samples have that many dimensions.
+
+    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
+    hand-written gradients gain nothing by that.
+    """
+    from equifed.engines.stacked.dense_layers import DenseLayersRule
+
+    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
+    if layers is not None:
+        return DenseLayersRule(model, layers)
+    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)

@@ -1,0 +1,195 @@
+"""The settings of an app: what is trained (``equifed.toml``), and how the federation runs.
+
+``equifed.toml`` travels with the app, so that server and clients read the same file. How the
+federation runs (how many clients, privacy, deadlines) stands in ``[tool.flwr.app.config]`` of
+``pyproject.toml``, where ``flwr run --run-config`` can override it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.data.federation import Federation
+from equifed.flower.deadlines import Deadlines
+from equifed.flower.task import Task
+from equifed.runs.catalogue import SECTIONS, unknown
+from equifed.runs.config import DataSettings, Evaluate, ModelSettings, Plain
+from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, settings
+from equifed.training.stopping import StopWhen
+
+TABLES = ("data", "model", "algorithm", "evaluate", "stop")
+
+
+@dataclass(frozen=True)
+class AppConfig:
+    """What is trained: the same tables as in the configuration of a simulated run.
+
+    ``[data]`` names an embedded data set for trying out, or gives only ``classes``, the number of
+    classes of the whole federation, for data that ``load_data`` reads.
+
+    Examples
+    --------
+    >>> config = AppConfig.from_dict(
+    ...     {
+    ...         "rounds": 3,
+    ...         "data": {"name": "penguins"},
+    ...         "model": {"name": "logistic"},
+    ...         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 5}},
+    ...     }
+    ... )
+    >>> config.client_data(1).names
+    ('Gentoo',)
+    """
+
+    rounds: int
+    model: Table
+    algorithm: Table
+    seed: int = 0
+    data: Table = field(default_factory=dict)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    stop: StopWhen = field(default_factory=StopWhen)
+
+    @classmethod
+    def read(cls, path: str | Path) -> AppConfig:
+        """Read a TOML file."""
+        try:
+            return cls.from_dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> AppConfig:
+        """Check a table as the file would hold it, and fill in the defaults."""
+        checker, plain = Checker(), settings(Plain)
+        for key in table:
+            if key not in (*plain, *TABLES):
+                checker.problem(key, unknown("setting or table", key, (*plain, *TABLES)))
+        out = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
+        shared = settings(ModelSettings)
+        out["model"] = checker.choice(SECTIONS["models"], table.get("model", {}), "model", shared)
+        given = table.get("algorithm", {})
+        out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
+        for key, record in (("evaluate", Evaluate), ("stop", StopWhen)):
+            out[key] = checker.table(settings(record), table.get(key, {}), key)
+        data = dict(table.get("data", {}))
+        if "name" in data:
+            data = checker.choice(SECTIONS["data"], data, "data", settings(DataSettings))
+        elif set(data) - {"classes"}:
+            checker.problem("data", "has a name of a data set, or 'classes' alone")
+        checker.raise_problems()
+        construct(Plain, out, "")
+        out["data"] = data
+        for key, record in (("evaluate", Evaluate), ("stop", StopWhen)):
+            out[key] = construct(record, out[key], key)
+        choose(SECTIONS["algorithms"], out["algorithm"], "algorithm")
+        wanted = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in out.items() if key in wanted})
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes that ``[data]`` gives for data of one's own."""
+        value = self.data.get("classes") if "name" not in self.data else None
+        return None if value is None else int(value)
+
+    def task(self) -> Task:
+        """Return model, loss and precision."""
+        shared: ModelSettings = construct(ModelSettings, self.model, "model")
+        return Task(self._module, shared.loss, shared.l2, shared.dtype)
+
+    def _module(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        module: nn.Module = choose(
+            SECTIONS["models"], self.model, "model", input_shape=input_shape, outputs=outputs
+        )
+        return module
+
+    def client_data(self, partition: int) -> Federation:
+        """Return one client of the named data set, for trying out."""
+        from equifed.runs.run import load_data
+
+        if "name" not in self.data:
+            raise ConfigError(
+                ["data.name: no data set is named; load_data must read this client's own data"]
+            )
+        federation = load_data(self.data)
+        if not 0 <= partition < len(federation):
+            raise ConfigError(
+                [
+                    f"partition-id: {federation.name} has clients 0..{len(federation) - 1}, "
+                    f"got {partition}"
+                ]
+            )
+        return federation.subset([partition])
+
+    def build_algorithm(self, sizes: list[int]) -> AnyAlgorithm:
+        """Return the algorithm; ``sizes`` are the clients' training samples."""
+        algorithm: AnyAlgorithm = choose(SECTIONS["algorithms"], self.algorithm, "algorithm", sizes)
+        return algorithm
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """How the federation runs: ``[tool.flwr.app.config]``, with dashes in place of underscores.
+
+    Parameters
+    ----------
+    clients : int
+        How many organisations take part at least; the run starts when so many said hello, with
+        every node that is connected then.
+    privacy : {"none", "sums", "secure"}
+        What the server sees of the clients' vectors; see :mod:`equifed.flower.secure.sums`.
+    on_missing, timeout, grace, quorum, wait
+        See :class:`equifed.flower.deadlines.Deadlines`.
+    rounds : int
+        Overrides the number in ``equifed.toml``; 0 leaves it.
+    out : str
+        Run folder on the server; "" for none.
+    resume : bool
+        Go on with the run in ``out``.
+    """
+
+    clients: int
+    privacy: Literal["none", "sums", "secure"] = "none"
+    on_missing: Literal["fail", "wait", "continue"] = "fail"
+    timeout: float = 600.0
+    grace: float = 60.0
+    quorum: float = 0.5
+    wait: float = 3600.0
+    rounds: int = 0
+    out: str = ""
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}.")
+        if self.privacy not in ("none", "sums", "secure"):
+            raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
+        if self.privacy != "none" and self.clients < 2:
+            raise ValueError("Hidden sums need at least two clients.")
+        if self.resume and not self.out:
+            raise ValueError("resume needs 'out', the run folder.")
+
+    @classmethod
+    def from_run_config(cls, values: Mapping[str, Any]) -> FederationSettings:
+        """Read Flower's run configuration; keys that are not ours are left to the app."""
+        known = {
+            f.name: values[f.name.replace("_", "-")]
+            for f in fields(cls)
+            if f.name.replace("_", "-") in values
+        }
+        if "clients" not in known:
+            raise ConfigError(["clients is required in [tool.flwr.app.config] of pyproject.toml"])
+        for key in ("timeout", "grace", "quorum", "wait"):
+            if key in known:
+                known[key] = float(known[key])
+        return cls(**known)
+
+    def patience(self) -> Deadlines:
+        """Return deadlines and policy."""
+        return Deadlines(self.on_missing, self.timeout, self.grace, self.quorum, self.wait)

@@ -1,0 +1,270 @@
+"""Who takes part: the first hello, and finding a client again that came back as another node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from equifed.contract.arrays import Index
+from equifed.flower.deadlines import Deadlines
+from equifed.flower.mailbox import Failure, Mailbox
+from equifed.flower.task import OneClient, Schema, Task, versions
+from equifed.flower.wire import Reply, Request, WireError
+
+HELLO_SECONDS = 60.0
+"""How long a node that came later may take to say hello."""
+
+
+class StartError(RuntimeError):
+    """The federation cannot start, or a client does not fit into it; says who, why, what to do."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a client says of itself."""
+
+    name: str
+    partition: int | None
+    versions: dict[str, str]
+    sizes: dict[str, int]
+    schema: Schema
+    model: str
+    key: bytes
+
+    @classmethod
+    def from_reply(cls, reply: Reply) -> Hello:
+        """Read a reply, or raise :class:`WireError`."""
+        n = reply.numbers
+        try:
+            sizes = {str(k): int(v) for k, v in n["sizes"].items()}
+            hello = cls(
+                str(n["name"]),
+                None if n["partition"] is None else int(n["partition"]),
+                {str(k): str(v) for k, v in n["versions"].items()},
+                sizes,
+                Schema.from_dict(n["schema"]),
+                str(n["model"]),
+                bytes.fromhex(n["key"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise WireError("the hello is incomplete") from None
+        if sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
+            raise WireError("the hello names no samples, or no client")
+        return hello
+
+
+@dataclass
+class Members:
+    """The clients of a run, in a fixed order.
+
+    Attributes
+    ----------
+    run : str
+        Identity of the equifed run.
+    names : tuple of str
+        Clients in order: by partition where every client has one, else by name.
+    hellos : list of Hello
+        What each of them said.
+    engine : OneClient
+        The model, built on the server from the clients' common schema.
+    """
+
+    run: str
+    task: Task
+    hellos: list[Hello]
+    engine: OneClient
+    strangers: set[int] = field(default_factory=set)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the clients in order."""
+        return tuple(hello.name for hello in self.hellos)
+
+    @property
+    def sizes(self) -> Index:
+        """Training samples of every client."""
+        return np.array([hello.sizes["train"] for hello in self.hellos], dtype=np.int64)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Public key of every client, for pairwise masks."""
+        return [hello.key for hello in self.hellos]
+
+    def find(self, post: Mailbox, connected: set[int]) -> None:
+        """Greet nodes that were not there before: a client that was restarted may be among them."""
+        new = sorted(connected - set(post.nodes.values()) - self.strangers)
+        if not new:
+            return
+        patience = replace(post.patience, on_missing="fail", timeout=HELLO_SECONDS)
+        hellos, _ = greet(post.grid, patience, self.run, new)
+        self.strangers |= set(new) - set(hellos)
+        for node, hello in hellos.items():
+            if hello.name not in self.names or not self._fits(hello):
+                self.strangers.add(node)
+                continue
+            i = self.names.index(hello.name)
+            if post.nodes.get(i) not in connected:
+                post.nodes[i], self.hellos[i] = node, hello
+
+    def _fits(self, hello: Hello) -> bool:
+        """Tell whether a client that came back has the data and software that it left with."""
+        old = self.hellos[self.names.index(hello.name)]
+        same = ("schema", "model", "sizes")
+        return all(getattr(hello, key) == getattr(old, key) for key in same) and not _skewed(hello)
+
+
+def gather(
+    grid: Grid,
+    task: Task,
+    patience: Deadlines,
+    run: str,
+    clients: int,
+    order: Sequence[str] | None = None,
+) -> tuple[Mailbox, Members]:
+    """Wait for the clients, greet them, and check that they fit together.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's connection.
+    task : Task
+        Model and loss.
+    patience : Deadlines
+        ``wait`` bounds the time until all clients are there.
+    run : str
+        Identity of the run.
+    clients : int
+        How many clients the federation has.
+    order : sequence of str, optional
+        Names in the order of an earlier part of the same run.
+    """
+    hellos = _all_hellos(grid, patience, run, clients)
+    nodes = _ordered(hellos, order)
+    listed = [hellos[node] for node in nodes]
+    _check_versions(listed)
+    _check_schemas(listed)
+    engine = task.engine(listed[0].schema.placeholder())
+    _check_models(listed, task.fingerprint(engine))
+    post = Mailbox(grid, patience, len(listed))
+    post.nodes = dict(enumerate(nodes))
+    roster = Members(run, task, listed, engine)
+    post.find = lambda connected: roster.find(post, connected)
+    return post, roster
+
+
+def greet(
+    grid: Grid, patience: Deadlines, run: str, nodes: Sequence[int]
+) -> tuple[dict[int, Hello], dict[int, Failure]]:
+    """Say hello to nodes; return what they said, and why the others did not."""
+    post = Mailbox(grid, patience, len(nodes))
+    post.nodes = dict(enumerate(nodes))
+    asked = {k: Request("hello", run, f"hello/{node}", -1) for k, node in enumerate(nodes)}
+
+    def check(k: int, reply: Reply) -> None:
+        Hello.from_reply(reply)
+
+    answers = post.ask(asked, check)
+    said = {nodes[k]: Hello.from_reply(reply) for k, reply in answers.replies.items()}
+    return said, {nodes[k]: failure for k, failure in answers.failures.items()}
+
+
+def _all_hellos(grid: Grid, patience: Deadlines, run: str, clients: int) -> dict[int, Hello]:
+    """Greet every node that connects until there are enough clients, or the wait is over."""
+    until = time.monotonic() + patience.wait
+    said: dict[int, Hello] = {}
+    failures: dict[int, Failure] = {}
+    once = replace(patience, on_missing="fail")
+    while True:
+        connected = set(grid.get_node_ids())
+        said = {node: hello for node, hello in said.items() if node in connected}
+        new = sorted(connected - set(said))
+        if len(connected) >= clients and new:
+            more, failures = greet(grid, once, run, new)
+            said.update(more)
+        hopeless = [f for f in failures.values() if f.kind == "bad" or "data:" in f.reason]
+        if len(said) >= clients:
+            return said
+        if hopeless or time.monotonic() >= until:
+            raise StartError(_too_few(clients, len(connected), said, failures))
+        time.sleep(min(max(patience.poll, 0.01) * 5, 2.0))
+
+
+def _too_few(
+    clients: int, connected: int, said: Mapping[int, Hello], failures: Mapping[int, Failure]
+) -> str:
+    problems = [f"node {node}: {failure.reason}" for node, failure in failures.items()]
+    return (
+        f"{clients} clients are expected, {connected} nodes are connected and {len(said)} said "
+        f"hello ({', '.join(h.name for h in said.values()) or 'none'}). "
+        + ("; ".join(problems[:5]) + ". " if problems else "")
+        + "Start the missing SuperNodes, or set 'clients' to the number of organisations."
+    )
+
+
+def _ordered(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
+    names = [hello.name for hello in hellos.values()]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise StartError(
+            f"Two nodes call themselves {double[0]!r}; give each SuperNode its own name with "
+            "--node-config 'name=\"...\"'."
+        )
+    if order is not None:
+        if set(names) != set(order):
+            gone, new = sorted(set(order) - set(names)), sorted(set(names) - set(order))
+            raise StartError(
+                f"The run to resume had other clients: missing {gone or 'none'}, new "
+                f"{new or 'none'}."
+            )
+        return sorted(hellos, key=lambda node: list(order).index(hellos[node].name))
+    partitions = [hello.partition for hello in hellos.values()]
+    if None not in partitions and len(set(partitions)) == len(partitions):
+        return sorted(hellos, key=lambda node: hellos[node].partition or 0)
+    return sorted(hellos, key=lambda node: hellos[node].name)
+
+
+def _skewed(hello: Hello) -> bool:
+    own = versions()
+    return _minor(hello.versions.get("equifed", "?")) != _minor(own["equifed"])
+
+
+def _check_versions(hellos: Sequence[Hello]) -> None:
+    """Refuse clients with another minor version: their local work may differ."""
+    own, wrong = versions()["equifed"], [hello for hello in hellos if _skewed(hello)]
+    if wrong:
+        listed = ", ".join(f"{h.name} has {h.versions.get('equifed', '?')[:20]}" for h in wrong)
+        raise StartError(
+            f"The server has equifed {own}, but {listed}; install the same minor version "
+            "everywhere."
+        )
+
+
+def _check_schemas(hellos: Sequence[Hello]) -> None:
+    first = hellos[0]
+    for other in hellos[1:]:
+        if other.schema == first.schema:
+            continue
+        a, b = first.schema.to_dict(), other.schema.to_dict()
+        key = next(key for key in a if a[key] != b[key])
+        raise StartError(
+            f"{first.name} and {other.name} have different data: {key} is {a[key]} and {b[key]}. "
+            "Bring both to the same columns, dtype and number of classes."
+        )
+
+
+def _check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
+    wrong = [hello.name for hello in hellos if hello.model != fingerprint]
+    if wrong:
+        raise StartError(
+            f"{', '.join(wrong)} built another model than the server; all parties must run the "
+            "same app with the same settings of model, loss, l2 and dtype."
+        )
+
+
+def _minor(version: str) -> tuple[Any, ...]:
+    return tuple(version.split(".")[:2])

@@ -1,0 +1,1 @@
+"""Sums that the server learns without learning any part of them."""

@@ -1,0 +1,133 @@
+"""The model and loss that server and clients build alike, and what a client says of its data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.engines.loop import LoopClients
+from equifed.engines.minibatches import Minibatches
+from equifed.models.losses import loss_by_name, outputs_for
+
+ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
+"""Maps the shape of one sample and the number of outputs to a module."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The kind of a client's data: all clients must have the same."""
+
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    target_shape: tuple[int, ...]
+    target_dtype: str
+    classes: int | None
+
+    @classmethod
+    def of(cls, federation: Federation) -> Schema:
+        """Describe the data of a federation."""
+        inputs, targets = federation.train.inputs, federation.train.targets
+        return cls(
+            tuple(federation.input_shape),
+            inputs.dtype.name,
+            tuple(targets.shape[1:]),
+            targets.dtype.name,
+            federation.classes,
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Schema:
+        """Read what :meth:`to_dict` wrote; raise if it is anything else."""
+        shapes = [tuple(int(n) for n in values[key]) for key in ("input_shape", "target_shape")]
+        kinds = [str(np.dtype(values[key]).name) for key in ("input_dtype", "target_dtype")]
+        known = {"float32", "float64", "int64"}
+        if not set(kinds) <= known or min(sum(shapes, ()), default=1) < 1 or len(shapes[0]) > 6:
+            raise ValueError("no schema of data")
+        classes = values["classes"]
+        return cls(
+            shapes[0], kinds[0], shapes[1], kinds[1], None if classes is None else int(classes)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    def placeholder(self) -> Federation:
+        """Return two samples of zeros of this kind, enough to build the model on the server."""
+        x = np.zeros((2, *self.input_shape), dtype=self.input_dtype)
+        y = np.zeros((2, *self.target_shape), dtype=self.target_dtype)
+        tokens = self.input_dtype == "int64"
+        return Federation.from_clients({"schema": (x, y)}, classes=self.classes, tokens=tokens)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Model, loss and precision.
+
+    Parameters
+    ----------
+    model : callable
+        Builds the module from the shape of one sample and the number of outputs.
+    loss : str
+        Name of a loss, or ``package.module:function``; "auto" is cross-entropy for classes and
+        squared for regression.
+    l2 : float
+        Strength of the penalty ``l2 / 2 |x|^2``.
+    dtype : {"float32", "float64"}
+        Precision of the model.
+    """
+
+    model: ModelBuilder
+    loss: str
+    l2: float = 0.0
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def engine(self, federation: Federation, position: int = 0) -> OneClient:
+        """Return the engine of one client, with the randomness of its position."""
+        loss, dtype = self._loss(federation.classes), getattr(torch, self.dtype)
+        module = self.model(tuple(federation.input_shape), outputs_for(federation, loss))
+        return OneClient(
+            federation, module, loss_by_name(loss), l2=self.l2, dtype=dtype, at=position
+        )
+
+    def _loss(self, classes: int | None) -> str:
+        if self.loss != "auto":
+            return self.loss
+        return "squared" if classes is None else "cross_entropy"
+
+    def fingerprint(self, engine: OneClient) -> str:
+        """Return a digest of everything about the model that both sides must share."""
+        shapes = {name: list(shape) for name, shape in engine.model.shapes.items()}
+        told = json.dumps([shapes, self.loss, self.l2, self.dtype], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+class OneClient(LoopClients):
+    """The reference engine on one client's data, drawing the numbers of its true position."""
+
+    def __init__(self, *args: Any, at: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._at = at
+
+    def _batches(self, k: int, stream: Stream, batch_size: int | None) -> Minibatches:
+        client = torch.tensor([self._at], device=self.model.device)
+        size = torch.tensor([int(self.sizes[k])], device=self.model.device)
+        dropout = bool(self.model.dropouts)
+        return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that both sides compare."""
+    packages = {name: version(name) for name in ("equifed", "flwr", "torch", "numpy")}
+    return {**packages, "python": platform.python_version()}

@@ -1,0 +1,1 @@
+"""A federation on one machine, to try things out."""

@@ -1,0 +1,232 @@
+"""One client at one request: the library's own local work on its data.
+
+Every request is answered from the request, the data and the client's memory alone, and memory is
+written at the end, so a request may be repeated at will.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.engines.evaluator import FederationEvaluator
+from equifed.engines.in_process import DenseVectors
+from equifed.flower.memory import Memory
+from equifed.flower.secure.masking import Masking
+from equifed.flower.secure.session import SecureError
+from equifed.flower.task import OneClient, Schema, Task, versions
+from equifed.flower.wire import Reply, Request, expect
+
+LEVELS = ("none", "sums", "secure")
+"""How much of its vectors a client shows, from all to nothing but sums."""
+
+
+@dataclass
+class Client:
+    """One client: its data, model and memory, its partition if it has one, its least privacy."""
+
+    federation: Federation
+    task: Task
+    root: Path
+    partition: int | None = None
+    floor: int = 0
+    _engines: dict[int, OneClient] = field(default_factory=dict)
+
+    def engine(self, position: int) -> OneClient:
+        """Return the engine for a position in the federation."""
+        if position not in self._engines:
+            self._engines = {position: self.task.engine(self.federation, position)}
+        return self._engines[position]
+
+
+class Stale(Exception):
+    """The request refers to something that this client does not hold."""
+
+
+class Worker:
+    """One client at one request."""
+
+    def __init__(self, client: Client, request: Request) -> None:
+        self.client, self.request, self.args = client, request, request.args
+        self.federation, self.task = client.federation, client.task
+        self.engine = client.engine(max(request.client, 0))
+        self.memory = Memory(client.root, request.run, client.federation.names[0])
+        self.round = int(self.args.get("round", 0))
+
+    def answer(self) -> Reply:
+        """Do what the request says."""
+        operations: Mapping[str, Callable[[], Reply]] = {
+            "hello": self.hello,
+            "losses": self.losses,
+            "gradient": self.gradient,
+            "local": self.local,
+            "sum": self.sum,
+            "norms": self.norms,
+            "recall": self.recall,
+            "metrics": self.metrics,
+            "keys": lambda: self._reply(self._masking().keys()),
+            "shares": lambda: self._reply(self._masking().shares()),
+            "unmask": lambda: self._reply(self._masking().unmask()),
+        }
+        reply = operations[self.request.op]()
+        self.memory.tidy(self.round, [str(key) for key in self.args.get("pins", [])])
+        return reply
+
+    def hello(self) -> Reply:
+        """Say who this is, what data there are, and with which software."""
+        return self._reply(
+            {
+                "name": self.federation.names[0],
+                "partition": self.client.partition,
+                "versions": versions(),
+                "sizes": {k: len(split) for k, split in self.federation.splits().items()},
+                "schema": Schema.of(self.federation).to_dict(),
+                "model": self.task.fingerprint(self.engine),
+                "key": self._masking().run_key().hex(),
+            }
+        )
+
+    def losses(self) -> Reply:
+        """Return f_i(x)."""
+        losses = self.engine.losses(self._x(), self._stream(), self.args["batch_size"])
+        return self._reply({"loss": float(losses[0])})
+
+    def gradient(self) -> Reply:
+        """Return f_i(x), and keep the gradient or also send it."""
+        losses, vectors = self.engine.value_and_gradient(
+            self._x(), self._stream(), self.args["batch_size"]
+        )
+        assert isinstance(vectors, DenseVectors)
+        return self._kept({"loss": float(losses[0])}, {"gradient": vectors})
+
+    def local(self) -> Reply:
+        """Do local work, and keep or send what comes of it."""
+        work = LocalSGD.from_dict(self.args["work"])
+        target, slope = None, self.args["slope"]
+        control = self._control()
+        if control is not None:
+            target = self._tensor(expect(self.request.arrays, "target", *self._kind()))
+        moved = self.engine.local_steps(
+            self._x(),
+            work,
+            self._stream(),
+            control=control,
+            target=target,
+            slopes=None if slope is None else np.array([float(slope)]),
+        )
+        numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
+        if moved.thresholds is not None:
+            numbers["threshold"] = float(moved.thresholds[0])
+        parts = {
+            name: getattr(moved, name)
+            for name in ("displacement", "snapshot", "average", "mean_gradient")
+            if getattr(moved, name) is not None
+        }
+        return self._kept(numbers, parts)
+
+    def sum(self) -> Reply:
+        """Return a kept vector times this client's weight, masked."""
+        vector = self._recalled(str(self.args["key"]))
+        return self._reply({}, {"masked": self._masking().masked(vector)})
+
+    def norms(self) -> Reply:
+        """Return the squared length of a kept vector."""
+        vectors = DenseVectors(self._tensor(self._recalled(str(self.args["key"])))[None])
+        return self._reply({"norm": float(vectors.squared_norms()[0])})
+
+    def recall(self) -> Reply:
+        """Return a kept vector in clear."""
+        self._allow("none")
+        return self._reply({}, {"vector": self._recalled(str(self.args["key"]))})
+
+    def metrics(self) -> Reply:
+        """Return loss and accuracy of every split."""
+        splits = tuple(self.args["splits"])
+        found = FederationEvaluator(self.federation, self.engine.model, splits)(self._x())
+        numbers = {
+            e.split: {
+                "size": int(e.sizes[0]),
+                "metrics": {name: float(values[0]) for name, values in e.metrics.items()},
+            }
+            for e in found
+        }
+        return self._reply({"splits": numbers})
+
+    # -- small parts ------------------------------------------------------------------------------
+
+    def _reply(
+        self, numbers: dict[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
+    ) -> Reply:
+        request = self.request
+        return Reply(request.op, request.run, request.tag, numbers, arrays or {})
+
+    def _kept(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
+        """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
+        rows = {name: _array(vectors.matrix[0]) for name, vectors in parts.items()}
+        for name, row in rows.items():
+            self.memory.put(f"{self.request.tag}/{name}", row, self.round)
+        if self.args["give"]:
+            self._allow("none")
+            return self._reply(numbers, rows)
+        if "mask" in self.args:
+            masked = self._masking().masked(rows[str(self.args["mask"]["part"])])
+            return self._reply(numbers, {"masked": masked})
+        return self._reply(numbers)
+
+    def _control(self) -> DenseVectors | None:
+        key, sent = self.args["control"], self.request.arrays.get("control")
+        if key is None and sent is None:
+            return None
+        if sent is not None:
+            return DenseVectors(
+                self._tensor(expect(self.request.arrays, "control", *self._kind()))[None]
+            )
+        return DenseVectors(self._tensor(self._recalled(str(key)))[None])
+
+    def _recalled(self, key: str) -> NDArray[Any]:
+        size, dtype = self._kind()
+        if not key:  # the memory that every client starts with
+            return np.zeros(size, dtype=dtype)
+        vector = self.memory.get(key)
+        if vector is None or vector.shape != (size,) or vector.dtype.name != dtype:
+            raise Stale(f"this client does not hold {key}")
+        return vector
+
+    def _masking(self) -> Masking:
+        args = self.args.get("mask", {})
+        if args.get("scheme") == "pairs":
+            self._allow("sums")
+        return Masking(self.memory, args, self.request.client, secrets.token_bytes)
+
+    def _allow(self, level: str) -> None:
+        if LEVELS.index(level) < self.client.floor:
+            raise SecureError(
+                f"this node takes part with privacy {LEVELS[self.client.floor]!r} or more only"
+            )
+
+    def _x(self) -> torch.Tensor:
+        return self._tensor(expect(self.request.arrays, "x", *self._kind()))
+
+    def _stream(self) -> Stream:
+        return Stream(int(self.args["seed"]), tuple(self.args["address"]))
+
+    def _kind(self) -> tuple[int, str]:
+        return self.engine.model.size, self.task.dtype
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.as_tensor(array.copy(), device=self.engine.model.device)
+
+
+def _array(vector: torch.Tensor) -> NDArray[Any]:
+    out: NDArray[Any] = vector.detach().to("cpu").contiguous().numpy()
+    return out

@@ -1,0 +1,1 @@
+"""Modules, losses, flat parameters, tangent features."""

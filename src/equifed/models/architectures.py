@@ -1,0 +1,239 @@
+"""Models by name, and initialisation with an address.
+
+A builder takes the shape of one sample and the number of outputs and returns a module that maps
+``(batch, *input_shape)`` to ``(batch, outputs)``. None of them keeps running statistics, so every
+engine can train it. The losses of :mod:`equifed.models.losses` are named here too.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equifed.contract.streams import Stream
+from equifed.models.losses import (
+    LOSSES,
+    Loss,
+    imported,
+    loss_by_name,
+    outputs_for,
+    predicted_classes,
+)
+
+__all__ = [
+    "LOSSES",
+    "MODELS",
+    "Loss",
+    "build",
+    "initialise",
+    "loss_by_name",
+    "outputs_for",
+    "predicted_classes",
+]
+
+Shape = tuple[int, ...]
+Builder = Callable[..., nn.Module]
+
+
+class ZeroLinear(nn.Linear):
+    """A linear layer that starts at zero: convex problems need no random start."""
+
+    def reset_parameters(self) -> None:
+        """Set weights and bias to zero."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+# -- builders -------------------------------------------------------------------------------------
+
+
+def linear(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
+    """One linear map of the flattened features, starting at zero."""
+    return nn.Sequential(nn.Flatten(), ZeroLinear(_flat(input_shape), outputs, bias=bias))
+
+
+def logistic(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
+    """Scores of logistic regression: linear in the flattened features, starting at zero.
+
+    With the loss ``cross_entropy`` and one output per class it is multinomial, with the loss
+    ``logistic`` and one output it is binary logistic regression.
+    """
+    return linear(input_shape, outputs, bias=bias)
+
+
+def mlp(
+    input_shape: Shape, outputs: int, *, hidden: Sequence[int] = (50,), dropout: float = 0.0
+) -> nn.Module:
+    """Fully connected layers with ReLU, and dropout after each hidden layer if asked for."""
+    _positive("mlp", hidden=tuple(hidden))
+    _fraction("mlp", dropout)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in pairwise([_flat(input_shape), *hidden]):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear([_flat(input_shape), *hidden][-1], outputs))
+
+
+def cnn(
+    input_shape: Shape,
+    outputs: int,
+    *,
+    channels: Sequence[int] = (16, 32),
+    kernel: int = 5,
+    hidden: int = 64,
+    groups: int = 0,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Convolutions that each halve the image, then one hidden layer.
+
+    ``groups`` above 0 puts a GroupNorm with that many groups after every convolution; there is no
+    BatchNorm, because its running statistics belong to no client.
+    """
+    _positive("cnn", channels=tuple(channels), kernel=kernel, hidden=hidden)
+    _fraction("cnn", dropout)
+    shape = (1, *input_shape) if len(input_shape) == 2 else input_shape
+    if len(shape) != 3 or min(shape[1:]) < 2 ** len(channels):
+        raise ValueError(
+            f"cnn with {len(channels)} convolutions needs images (channels, height, width) of at "
+            f"least {2 ** len(channels)} pixels a side, got samples of shape {input_shape}."
+        )
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, shape[1]))] if len(input_shape) == 2 else []
+    for fan_in, fan_out in pairwise([shape[0], *channels]):
+        layers.append(nn.Conv2d(fan_in, fan_out, kernel, padding=kernel // 2))
+        layers += [nn.GroupNorm(groups, fan_out)] if groups else []
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    with torch.no_grad():
+        width = nn.Sequential(*layers)(torch.zeros(1, *input_shape)).numel()
+    layers += [nn.Flatten(), nn.Linear(width, hidden), nn.ReLU()]
+    layers += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(*layers, nn.Linear(hidden, outputs))
+
+
+class NextToken(nn.Module):
+    """Embedding, LSTM, and a linear map of its last state: what comes after the sequence."""
+
+    def __init__(
+        self, vocabulary: int, outputs: int, embedding: int, hidden: int, layers: int
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
+        self.output = nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, length) to scores (batch, outputs)."""
+        states, _ = self.lstm(self.embedding(tokens))
+        scores: Tensor = self.output(states[:, -1])
+        return scores
+
+
+def lstm(
+    input_shape: Shape,
+    outputs: int,
+    *,
+    embedding: int = 8,
+    hidden: int = 100,
+    layers: int = 1,
+    vocabulary: int | None = None,
+) -> nn.Module:
+    """LSTM over tokens that predicts the next one; ``vocabulary`` defaults to the outputs."""
+    if len(input_shape) != 1:
+        raise ValueError(f"lstm needs sequences of tokens, got samples of shape {input_shape}.")
+    _positive("lstm", embedding=embedding, hidden=hidden, layers=layers)
+    return NextToken(vocabulary or outputs, outputs, embedding, hidden, layers)
+
+
+MODELS: dict[str, Builder] = {
+    "linear": linear,
+    "logistic": logistic,
+    "mlp": mlp,
+    "cnn": cnn,
+    "lstm": lstm,
+}
+
+
+def build(name: str, input_shape: Sequence[int], outputs: int, **params: Any) -> nn.Module:
+    """Build a model of the catalogue, or of ``package.module:factory``.
+
+    A factory is called like the builders here: ``factory(input_shape, outputs, **params)``. The
+    global random state is left as it was; call :func:`initialise` for a start with an address.
+
+    >>> build("mlp", (2,), 3, hidden=[4])
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=2, out_features=4, bias=True)
+      (2): ReLU()
+      (3): Linear(in_features=4, out_features=3, bias=True)
+    )
+    """
+    builder = MODELS[name] if name in MODELS else _factory(name)
+    if outputs < 1:
+        raise ValueError(f"A model needs at least one output, got {outputs}.")
+    if name in MODELS:
+        allowed = list(inspect.signature(builder).parameters)[2:]
+        wrong = sorted(set(params) - set(allowed))
+        if wrong:
+            raise ValueError(
+                f"Model {name} has no parameter {wrong[0]!r}; it has {', '.join(allowed)}."
+            )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        module = builder(tuple(input_shape), outputs, **params)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{name} must return a torch.nn.Module, got {type(module).__name__}.")
+    return module
+
+
+def initialise(module: nn.Module, stream: Stream) -> nn.Module:
+    """Draw the parameters anew, in place, from the address of ``stream``; return the module.
+
+    Every submodule with ``reset_parameters`` draws its own default distribution, from the address
+    extended by its name: in float32 on the CPU, so that all dtypes and devices start at the same
+    point. Parameters that no submodule resets stay as built. The global random state is untouched.
+
+    >>> first, second = (initialise(build("mlp", (3,), 2), Stream(1)) for _ in range(2))
+    >>> all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters()))
+    True
+    """
+    draft = copy.deepcopy(module).to(device="cpu", dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for name, part in draft.named_modules():
+            reset = getattr(part, "reset_parameters", getattr(part, "_reset_parameters", None))
+            if callable(reset):
+                seed = int(stream.at("initialise", name).generator().integers(2**63))
+                torch.default_generator.manual_seed(seed)
+                reset()
+        for parameter, drawn in zip(module.parameters(), draft.parameters(), strict=True):
+            parameter.copy_(drawn)
+    return module
+
+
+# -- small parts ----------------------------------------------------------------------------------
+
+
+def _flat(input_shape: Shape) -> int:
+    return prod(input_shape)
+
+
+def _positive(model: str, **values: int | tuple[int, ...]) -> None:
+    for name, value in values.items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(v, int) and v >= 1 for v in numbers):
+            raise ValueError(f"Model {model}: {name} must be whole numbers above 0, got {value}.")
+
+
+def _fraction(model: str, dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"Model {model}: dropout must lie in [0, 1), got {dropout}.")
+
+
+def _factory(name: str) -> Builder:
+    builder: Builder = imported(name, "model", MODELS)
+    return builder

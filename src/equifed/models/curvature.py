@@ -1,0 +1,78 @@
+"""What is certain about the curvature of a model's losses, from the model and the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equifed.contract.curvature import Curvature
+from equifed.models.flat import FlatModel
+
+EIGENVALUE_WORK = 2e10
+"""Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
+
+MOST_CLIENTS = 5000
+"""Beyond this many clients their data are not looked at one by one."""
+
+STEEPEST = {"squared": 2.0, "binary_logistic": 0.25, "cross_entropy": 0.5, "hinge": math.inf}
+"""Largest second derivative of each convex loss in its outputs."""
+
+
+def known_curvature(
+    model: FlatModel, n: int, inputs_of: Callable[[int], Tensor] | None = None
+) -> Curvature | str:
+    r"""Return what is certain about the curvature of n clients' losses, or why nothing is.
+
+    For a linear model and a convex loss the Hessian of :math:`f_i` lies between
+    :math:`\text{l2}\, I` and :math:`(s\, \lambda_{\max}(A_i^\top A_i / m_i) + \text{l2})\, I`,
+    s being the largest second derivative of the loss; the squared loss has the eigenvalues of
+    :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Without the samples at hand (a real
+    federation), or with too many clients to look at each, only the lower bound l2 is known.
+
+    Parameters
+    ----------
+    inputs_of : callable, optional
+        Returns a client's training inputs.
+    """
+    layer = linear_layer(model.module)
+    if layer is None:
+        return "the model is not linear, so its losses need not be convex"
+    loss = getattr(model.loss, "__name__", "?")
+    if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
+        return f"nothing is known about the loss {loss}; state strong_convexity yourself"
+    if inputs_of is None or n > MOST_CLIENTS:
+        return Curvature(np.full(n, math.inf), np.full(n, model.l2))
+    quadratic = loss == "squared"
+    ends = [_eigenvalues(inputs_of(i), layer.bias is not None, n) for i in range(n)]
+    least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
+    smoothness = STEEPEST[loss] * largest + model.l2
+    exact = all(e[2] for e in ends)
+    convexity = np.full(n, model.l2) + (2.0 * least if quadratic else 0.0)
+    return Curvature(smoothness, convexity, tight=exact and loss in ("squared", "binary_logistic"))
+
+
+def linear_layer(module: nn.Module) -> nn.Linear | None:
+    """Return the one linear layer of a model that is linear in its parameters, else None."""
+    parts = list(module.children()) if isinstance(module, nn.Sequential) else [module]
+    layers = [part for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]
+    only = layers[0] if len(layers) == 1 else None
+    return only if isinstance(only, nn.Linear) else None
+
+
+def _eigenvalues(inputs: Tensor, bias: bool, clients: int) -> tuple[float, float, bool]:
+    """Return bounds on the eigenvalues of A'A / m, and whether they are its ends."""
+    a = inputs.detach().to("cpu", torch.float64).reshape(len(inputs), -1)
+    if bias:
+        a = torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype)], dim=1)
+    m, d = a.shape
+    if clients * min(m, d) ** 2 * (min(m, d) + max(m, d)) > EIGENVALUE_WORK:
+        return 0.0, float(a.square().sum()) / m, False  # the trace
+    gram = a.T @ a if d <= m else a @ a.T
+    values = torch.linalg.eigvalsh(gram / m)
+    rounding = 1e-13 * float(values[-1])  # eigvalsh may be off by this: stay on the safe side
+    least = max(0.0, float(values[0]) - rounding) if d <= m else 0.0
+    return least, float(values[-1]) + rounding, True

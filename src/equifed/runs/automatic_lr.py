@@ -1,0 +1,65 @@
+"""``lr = "auto"`` in configurations: local step sizes that are measured on the clients.
+
+A configuration that names no local step size gets this one. It is measured once, before the first
+round (:func:`equifed.algorithms.with_measured_step`), and written into the resolved configuration,
+so that a run's folder says what was used and a resumed run uses the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.runs.settings import AUTO, Setting, Table
+
+if TYPE_CHECKING:
+    from equifed.contract.algorithm import AnyAlgorithm
+    from equifed.contract.clients import Clients
+    from equifed.runs.config import RunConfig
+
+
+def left_open(table: Table, wanted: Mapping[str, Setting]) -> Table:
+    """Return an algorithm's table with ``"auto"`` where a local step size could be and is not.
+
+    Algorithms with a schedule of their own (SCAFF-PD) are left as they are.
+    """
+    if "steps" in wanted:
+        return table
+    if "local" in wanted:
+        local = table.get("local", wanted["local"].default)
+        if isinstance(local, Mapping) and ("local" not in table or "lr" not in local):
+            return {**table, "local": {**local, "lr": AUTO}}
+    elif "lr" in wanted:
+        return {"lr": AUTO, **table}
+    return table
+
+
+def measured(
+    config: RunConfig, algorithm: AnyAlgorithm, clients: Clients
+) -> tuple[RunConfig, AnyAlgorithm]:
+    """Return configuration and algorithm with the local step size measured, if it is automatic."""
+    from equifed.algorithms import with_measured_step
+    from equifed.contract.clients import MissingClients
+    from equifed.contract.streams import Stream
+
+    table: dict[str, Any] = config.algorithm
+    holder = table.get("local", table)
+    if holder.get("lr") != AUTO:
+        return config, algorithm
+    stream = Stream(config.seed)
+    x = clients.initial(stream.at("initial"))
+    while True:
+        try:
+            algorithm = with_measured_step(algorithm, clients, x, stream.at("measured lr"))
+            break
+        except MissingClients as lost:  # measured on the others; training will name them
+            left = np.setdiff1d(clients.index, np.fromiter(lost.reasons, dtype=np.int64))
+            if len(left) == 0:
+                raise
+            clients = clients.subset(left)
+    chosen = {**holder, "lr": algorithm.local.lr}  # type: ignore[attr-defined]
+    table = {**table, "local": chosen} if "local" in table else chosen
+    return replace(config, algorithm=table), algorithm

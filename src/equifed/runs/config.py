@@ -1,0 +1,273 @@
+"""Configuration files: TOML in, a checked and complete :class:`RunConfig` out.
+
+Every section is a table; :mod:`equifed.runs.settings` checks it against the constructor it names.
+A resolved configuration has every default filled in, is written beside the results, and can be run
+again as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from equifed.runs.automatic_lr import left_open
+from equifed.runs.catalogue import SECTIONS, unknown
+from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, fields, settings
+from equifed.training.loop import MissingPolicy
+from equifed.training.stopping import SplitName, StopWhen
+
+__all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Fractions of every client's training samples to set aside."""
+
+    validation: float = 0.0
+    test: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        held = (self.validation, self.test)
+        if min(held) < 0 or sum(held) >= 1:
+            raise ValueError(
+                f"validation and test are fractions that leave something to train on, got "
+                f"{self.validation} and {self.test}."
+            )
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Settings that every data set has."""
+
+    holdout: Holdout = Holdout()
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared."""
+
+    loss: str = "auto"
+    l2: float = 0.0
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.l2 >= 0:
+            raise ValueError(f"l2 must be at least 0, got {self.l2}.")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """How often to evaluate, and on which splits; splits that the data lack are skipped."""
+
+    every: int = 1
+    splits: tuple[SplitName, ...] = ("train", "validation", "test")
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}.")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The settings outside the tables."""
+
+    rounds: int
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
+
+
+CHOSEN: dict[str, tuple[str, type | None]] = {
+    "data": ("data", DataSettings),
+    "model": ("models", ModelSettings),
+    "algorithm": ("algorithms", None),
+    "engine": ("engines", None),
+}
+"""Tables with a name: their section of the catalogue, and the settings that all of it share."""
+
+RECORDS: dict[str, type] = {"evaluate": Evaluate, "stop": StopWhen, "missing": MissingPolicy}
+"""Tables without a name."""
+
+DEFAULT_ENGINE = "auto"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run: which data, model, algorithm and engine, how many rounds, from which seed.
+
+    ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
+    setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
+    up in an order that depends on it, so the number a run began with stays with it. Make one with
+    :meth:`read` or :meth:`from_dict`, which check it.
+
+    Examples
+    --------
+    >>> config = RunConfig.from_dict(
+    ...     {
+    ...         "rounds": 10,
+    ...         "data": "fashion-three",
+    ...         "model": {"name": "logistic"},
+    ...         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 5}},
+    ...     }
+    ... )
+    >>> config.data["train"], config.algorithm["participation"], config.seed
+    (1000, 1.0, 0)
+    """
+
+    rounds: int
+    data: Table
+    model: Table
+    algorithm: Table
+    engine: Table
+    seed: int = 0
+    threads: int | None = None
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    stop: StopWhen = field(default_factory=StopWhen)
+    missing: MissingPolicy = field(default_factory=MissingPolicy)
+
+    @classmethod
+    def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
+        """Read a TOML file, apply overrides of the form ``key.path=value``, and check the result.
+
+        Relative paths of data are taken from the folder of the file.
+        """
+        path = Path(path)
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
+        for override in overrides:
+            apply_override(table, override)
+        return cls.from_dict(table, base=path.parent)
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
+        """Check a table as a TOML file would hold it, and fill in the defaults."""
+        checker, plain = Checker(), settings(Plain)
+        known = (*plain, *CHOSEN, *RECORDS)
+        for key in table:
+            if key not in known:
+                checker.problem(key, unknown("setting or table", key, known))
+        resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
+        for key in CHOSEN:
+            resolved[key] = _chosen(checker, key, table.get(key, {}))
+        for key, record in RECORDS.items():
+            resolved[key] = checker.table(settings(record), table.get(key, {}), key)
+        checker.raise_problems()
+        if base is not None:
+            resolved["data"] = _absolute(resolved["data"], base)
+        return cls(**{**resolved, **_constructed(resolved)})
+
+    def to_dict(self) -> Table:
+        """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
+        tables = {key: getattr(self, key) for key in CHOSEN}
+        records = {key: fields(getattr(self, key)) for key in RECORDS}
+        threads = {} if self.threads is None else {"threads": self.threads}
+        return {"seed": self.seed, "rounds": self.rounds, **threads, **tables, **records}
+
+    def to_toml(self) -> str:
+        """Return the text of a configuration file."""
+        import tomli_w
+
+        return tomli_w.dumps(self.to_dict())
+
+
+def read_data(name: str, overrides: Iterable[str] = ()) -> Table:
+    """Return the resolved ``[data]`` table of a data set with overrides of its settings."""
+    table: Table = {"name": name}
+    for override in overrides:
+        apply_override(table, override.removeprefix("data."))
+    checker = Checker()
+    resolved = _chosen(checker, "data", table)
+    checker.raise_problems()
+    return resolved
+
+
+def _chosen(checker: Checker, key: str, value: Any) -> Table:
+    section, shared = CHOSEN[key]
+    if key == "engine" and isinstance(value, Mapping):
+        value = {"name": DEFAULT_ENGINE, **value}
+    if key == "algorithm":
+        value = _open_step(value)
+    return checker.choice(SECTIONS[section], value, key, settings(shared) if shared else None)
+
+
+def _open_step(value: Any) -> Any:
+    """Return an algorithm's table with an automatic local step size where none is given."""
+    table = {"name": value} if isinstance(value, str) else value
+    known = SECTIONS["algorithms"].entries()
+    name = table.get("name") if isinstance(table, dict) else None
+    if not isinstance(name, str) or name not in known:
+        return value  # the checker says what is wrong
+    return left_open(table, settings(known[name].load()))
+
+
+def _constructed(resolved: Table) -> Table:
+    """Construct what needs no data, so that what it refuses is known before anything is loaded."""
+    checker, records = Checker(), {}
+    with checker.collecting():
+        construct(Plain, resolved, "")
+    for key, record in RECORDS.items():
+        with checker.collecting():
+            records[key] = construct(record, resolved[key], key)
+    for key, (section, shared) in CHOSEN.items():
+        with checker.collecting():
+            if shared is not None:
+                construct(shared, resolved[key], key)
+            if key == "algorithm":
+                choose(SECTIONS[section], resolved[key], key)
+    checker.raise_problems()
+    return records
+
+
+def _absolute(data: Table, base: Path) -> Table:
+    """Return the table with paths that do not depend on where the program is started."""
+    wanted = settings(SECTIONS["data"][data["name"]].load())
+    paths = [k for k in data if k in wanted and wanted[k].is_path and isinstance(data[k], str)]
+    return {**data, **{key: str((base / data[key]).absolute()) for key in paths}}
+
+
+def apply_override(table: Table, override: str) -> None:
+    """Put the value of ``key.path=value`` into a table; the value is TOML, or a bare word.
+
+    >>> table = {"algorithm": {"name": "scaff-pd"}}
+    >>> apply_override(table, "algorithm.objective.rho=0.2")
+    >>> apply_override(table, "engine.device=cpu")
+    >>> table["algorithm"]["objective"], table["engine"]
+    ({'rho': 0.2}, {'device': 'cpu'})
+    """
+    path, equals, text = override.partition("=")
+    keys = [key.strip() for key in path.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError([f"--set takes key.path=value, got {override!r}"])
+    for i, key in enumerate(keys[:-1]):
+        inner = table.setdefault(key, {})
+        if isinstance(inner, str):  # a name alone stands for a table with a name
+            inner = table[key] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError([f"--set {override}: {'.'.join(keys[: i + 1])} is no table"])
+        table = inner
+    table[keys[-1]] = _toml_value(text.strip(), override)
+
+
+def _toml_value(text: str, override: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+        if set(parsed) == {"value"}:
+            return parsed["value"]
+    except tomllib.TOMLDecodeError:
+        if re.fullmatch(r"[A-Za-z_./~][^\s\"'\[\]{}=#,]*", text):
+            return text
+    raise ConfigError([f"--set {override}: {text!r} is not a TOML value; put text in quotes"])

@@ -1,0 +1,286 @@
+"""From a configuration to a run: build it, run it, go on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.clients import Clients
+from equifed.contract.evaluation import Evaluator
+from equifed.data.federation import Federation
+from equifed.runs.automatic_lr import measured
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig
+from equifed.runs.settings import ConfigError, Table, choose, construct
+from equifed.training.folder import RunFolder, RunFolderError
+from equifed.training.history import History
+from equifed.training.loop import Callback, StopRule, train
+
+CONFIG, RUN = "config.toml", "run.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a run needs: the resolved configuration and the objects that it describes."""
+
+    config: RunConfig
+    federation: Federation
+    clients: Clients
+    algorithm: AnyAlgorithm
+    evaluate: Sequence[str] | Evaluator
+
+    def train(
+        self,
+        callbacks: Sequence[Callback] = (),
+        folder: RunFolder | None = None,
+        resume: bool = False,
+    ) -> History:
+        """Train, and return what happened."""
+        with _threads(self.config.threads):
+            return train(
+                self.algorithm,
+                self.clients,
+                rounds=self.config.rounds,
+                seed=self.config.seed,
+                evaluate=self.evaluate,
+                every=self.config.evaluate.every,
+                stop=_agreed(self.config.stop.rules(), self.clients),
+                callbacks=callbacks,
+                missing=self.config.missing,
+                folder=folder,
+                resume=resume,
+            )
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def table(
+    path: str | Path,
+    client: str,
+    target: str,
+    features: tuple[str, ...] | None = None,
+    categorical: tuple[str, ...] = (),
+    split: str | None = None,
+    task: Literal["classification", "regression"] | None = None,
+    missing: Literal["error", "drop"] = "error",
+    classes: int | None = None,
+    dtype: Literal["float32", "float64"] = "float32",
+) -> Federation:
+    """Your own table: :meth:`equifed.Federation.from_table` with a file."""
+    return Federation.from_table(
+        path,
+        client=client,
+        target=target,
+        features=features,
+        categorical=categorical,
+        split=split,
+        task=task,
+        missing=missing,
+        classes=classes,
+        dtype=dtype,
+    )
+
+
+def load_data(data: Table) -> Federation:
+    """Load the federation of a resolved ``[data]`` table."""
+    federation: Federation = choose(SECTIONS["data"], data, "data")
+    holdout: Holdout = construct(Holdout, data["holdout"], "data.holdout")
+    if not (holdout.validation or holdout.test):
+        return federation
+    return federation.split(holdout.validation, holdout.test, holdout.seed)
+
+
+def build(config: RunConfig) -> Run:
+    """Load the data and construct model, engine and algorithm."""
+    federation = load_data(config.data)
+    config = _settled(config, federation)
+    clients = _engine(config, federation)
+    sizes = federation.train.sizes.tolist()
+    algorithm = choose(SECTIONS["algorithms"], config.algorithm, "algorithm", sizes)
+    config, algorithm = measured(config, algorithm, clients)
+    _check_stop(config, federation)
+    return Run(config, federation, clients, algorithm, config.evaluate.splits)
+
+
+def _settled(config: RunConfig, federation: Federation) -> RunConfig:
+    """Return the configuration with what was left to the data and the machine."""
+    import torch
+
+    if config.model["loss"] == "auto":
+        loss = "cross_entropy" if federation.classes is not None else "squared"
+        config = replace(config, model={**config.model, "loss": loss})
+    return replace(config, threads=config.threads or torch.get_num_threads())
+
+
+def _engine(config: RunConfig, federation: Federation) -> Clients:
+    import torch
+
+    from equifed.models.architectures import loss_by_name, outputs_for
+
+    shared: ModelSettings = construct(ModelSettings, config.model, "model")
+    try:
+        outputs = outputs_for(federation, shared.loss)
+        loss = loss_by_name(shared.loss)
+    except ValueError as error:
+        raise ConfigError([f"model.loss: {error}"]) from error
+    _check_device(config.engine.get("device", "cpu"))
+    shape = federation.input_shape
+    section = SECTIONS[CHOSEN["model"][0]]
+    module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
+    given: dict[str, Any] = {"data": federation, "model": module, "loss": loss}
+    dtype = getattr(torch, shared.dtype)
+    clients: Clients = choose(
+        SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype
+    )
+    return clients
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError([f"engine.device: {device!r} is no device; say cpu or cuda"]) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
+
+
+def _check_stop(config: RunConfig, federation: Federation) -> None:
+    stop = config.stop
+    if stop.needs_metric and stop.split not in federation.splits():
+        raise ConfigError(
+            [
+                f"stop.split: the data have no {stop.split} split; they have "
+                f"{', '.join(federation.splits())} (see [data.holdout])"
+            ]
+        )
+    if stop.needs_metric and stop.split not in config.evaluate.splits:
+        raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
+    if stop.needs_metric and stop.metric == "accuracy" and federation.classes is None:
+        raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
+
+
+def run(
+    config: RunConfig,
+    out: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> History:
+    """Run a configuration, into a run folder if ``out`` names one."""
+    if out is None:
+        return build(config).train(callbacks)
+    refuse_existing(Path(out), overwrite)
+    return start(build(config), Path(out), callbacks)
+
+
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds a run or cannot be one."""
+    if not _writes():
+        return
+    if out.exists() and not out.is_dir():
+        raise RunFolderError(f"{out} is a file; choose a folder.")
+    if not overwrite and any((out / name).exists() for name in (CONFIG, "rounds.csv")):
+        raise RunFolderError(
+            f"{out} already holds a run; choose another folder, pass --overwrite to replace it, or "
+            f"continue it with: equifed resume {out}"
+        )
+
+
+def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
+    """Run from the first round into a folder, replacing the run that may be there.
+
+    An old run loses its configuration and checkpoints before the new configuration is written, and
+    that is written before any table: whatever moment a kill chooses, the folder holds no run, or
+    one that :func:`resume` continues under its own configuration.
+    """
+    from equifed.training.checkpoints import write_file
+
+    folder = _folder(built, out)
+    if _writes():
+        out.mkdir(parents=True, exist_ok=True)
+        for old in (out / CONFIG, out / "summary.json", *folder.checkpoints.glob("*.json")):
+            old.unlink(missing_ok=True)
+        write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
+        write_file(out / CONFIG, built.config.to_toml().encode())
+    folder.create(overwrite=True)
+    return built.train(callbacks, folder)
+
+
+def _writes() -> bool:
+    """Tell whether this process writes: in a group, the first one alone does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _folder(built: Run, out: Path) -> RunFolder:
+    group = getattr(built.clients, "group", None)
+    if group is None:
+        return RunFolder(out, built.federation.names)
+    from equifed.engines.distributed.clients import SharedFolder
+
+    return SharedFolder(out, built.federation.names, group)
+
+
+def _agreed(rules: Sequence[StopRule], clients: Clients) -> list[StopRule]:
+    """Return rules that stop all processes of a group together, when the first one's does."""
+    group = getattr(clients, "group", None)
+    if group is None:
+        return list(rules)
+
+    def together(rule: StopRule) -> StopRule:
+        return lambda history: group.from_first(rule(history) or "") or None
+
+    return [together(rule) for rule in rules]
+
+
+def provenance(built: Run) -> dict[str, Any]:
+    """Return what the numbers depend on beside the configuration."""
+    packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
+    return {
+        "versions": {**packages, "python": platform.python_version()},
+        "data": {
+            "name": built.federation.name,
+            "sha256": built.federation.checksum(),
+            "source": built.federation.source,
+        },
+    }
+
+
+def resume(out: str | Path, callbacks: Sequence[Callback] = ()) -> History:
+    """Go on with the run in a folder; from its beginning if it was killed before it saved."""
+    out = Path(out)
+    if not (out / CONFIG).exists():
+        raise RunFolderError(
+            f"{out} holds no run that could go on: {CONFIG} is missing. Start one with: equifed run"
+        )
+    if RunFolder(out, ()).complete:
+        return History.load(out)
+    built = build(RunConfig.read(out / CONFIG))
+    folder = _folder(built, out)
+    if not any(folder.checkpoints.glob("*.json")):
+        return start(built, out, callbacks)
+    recorded = json.loads((out / RUN).read_text(encoding="utf-8"))["data"]["sha256"]
+    if recorded != built.federation.checksum():
+        raise RunFolderError(
+            f"{out} was trained on other data than its configuration now loads; start it again."
+        )
+    return built.train(callbacks, folder, resume=True)

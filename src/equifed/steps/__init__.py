@@ -1,0 +1,1 @@
+"""How long the steps are, and how far from the optimum a model is."""

@@ -1,0 +1,176 @@
+"""How far a round is from the optimum, proved from what the round communicates anyway."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.curvature import Curvature
+from equifed.contract.streams import Stream
+from equifed.objectives.base import SaddleObjective
+
+ROUNDING = 8.0
+"""Units in the last place by which computed losses are allowed to be off."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """An upper bound on the suboptimality of a model and on its distance from the best one.
+
+    Parameters
+    ----------
+    gap : float
+        Phi(l(x)) is above its minimum by at most this.
+    distance : float
+        |x - x*| is at most this; infinite where no bound is known.
+    """
+
+    gap: float
+    distance: float
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers of the round's record."""
+        out = {"gap": self.gap}
+        return {**out, "distance": self.distance} if math.isfinite(self.distance) else out
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a round stood: x, l(x), the weights, the weighted gradient; on all samples or not."""
+
+    x: Vector
+    losses: Losses
+    weights: Weights
+    gradient: Vector
+    full: bool
+    round: int
+
+
+def certificate(
+    objective: SaddleObjective,
+    curvature: Curvature,
+    losses: Losses,
+    weights: Weights,
+    gradient: Vector,
+) -> Certificate | str:
+    r"""Return the certificate of a model x, or why there is none.
+
+    .. math:: \text{gap}(x, \lambda) = \Phi(l(x)) - F(x, \lambda)
+              + \frac{|\sum_i \lambda_i \nabla f_i(x)|^2}{2 \mu(\lambda)}
+              \ \ge\ \Phi(l(x)) - \min_y \Phi(l(y)), \qquad
+              F(x, \lambda) = \langle \lambda, l(x)\rangle - \psi(\lambda)
+
+    for any feasible :math:`\lambda` (docs/mathematics.md): :math:`\mu(\lambda)`-strong convexity
+    gives :math:`\min_y F(y, \lambda) \ge F(x, \lambda) - |\nabla_x F|^2 / (2 \mu(\lambda))`, and no
+    model has an objective below that. If every :math:`F(\cdot, \lambda)` is mu-strongly convex, so
+    is :math:`\Phi(l(\cdot))`, and :math:`|x - x^\star|^2 \le 2\, \text{gap} / \mu`.
+
+    It is a proof when the bounds of ``curvature`` are true (``clients.curvature()``) and up to
+    rounding: :data:`ROUNDING` units in the last place of the losses are added, which covers float64
+    in practice and makes float32 certificates honest but no better than 1e-6 of the losses.
+
+    Parameters
+    ----------
+    losses, weights : array, shape (N,)
+        l(x) on all samples of all clients, and feasible weights.
+    gradient : Vector
+        The weighted sum of the clients' full gradients at x.
+
+    Examples
+    --------
+    Two clients with losses (x - 1)^2 / 2 and (x + 1)^2 / 2 at x = 0.1, whose average is best at 0:
+
+    >>> import torch
+    >>> from equifed.objectives import Average
+    >>> bounds = Curvature(np.ones(2), np.ones(2))
+    >>> losses, weights = np.array([0.405, 0.605]), np.array([0.5, 0.5])
+    >>> gradient = torch.tensor([0.1], dtype=torch.float64)
+    >>> proof = certificate(Average(), bounds, losses, weights, gradient)
+    >>> round(proof.gap, 9), round(proof.distance, 9)
+    (0.005, 0.1)
+    """
+    modulus = curvature.modulus(weights)
+    if not modulus > 0:
+        if np.min(weights) < 0:
+            return "weights are negative and the weighted loss is not known to be convex"
+        return "the losses are not known to be strongly convex; add an L2 penalty"
+    value = objective.value(losses)
+    bound = float(weights @ losses) - objective.penalty(weights)
+    rounding = (
+        ROUNDING * float(np.finfo(_dtype(gradient)).eps) * float(np.abs(weights) @ np.abs(losses))
+    )
+    squared = float(gradient.double() @ gradient.double())
+    gap = max(value - bound, 0.0) + squared / (2 * modulus) + rounding
+    least = curvature.least_modulus(objective.l1_norm(len(weights)))
+    return Certificate(gap, math.sqrt(2 * gap / least) if least > 0 else math.inf)
+
+
+def _dtype(vector: Vector) -> str:
+    return str(vector.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Where certificates get what they need to know.
+
+    Nothing need be given for linear models with the losses of :mod:`equifed.models.losses`. The
+    numbers given here are taken on trust: a certificate is a proof as far as they are right.
+
+    Parameters
+    ----------
+    strong_convexity : float, optional
+        mu of every client's loss, L2 penalty included.
+    smoothness : float, optional
+        L of every client's loss; wanted when weights may be negative.
+    every : int, optional
+        When training uses minibatches: evaluate all samples every so many rounds, at the price of
+        one more exchange, and certify that model.
+    """
+
+    strong_convexity: float | None = None
+    smoothness: float | None = None
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("strong_convexity", "smoothness", "every"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}; leave it out instead.")
+
+    def curvature(self, clients: Clients) -> Curvature | str:
+        """Return what is certain, or stated, about the clients' curvature."""
+        known, n = clients.curvature(), len(clients.names)
+        if self.strong_convexity is None and self.smoothness is None:
+            return known
+        if isinstance(known, str):
+            known = Curvature(np.full(n, math.inf), np.zeros(n))
+        least = max(float(known.strong_convexity.min()), self.strong_convexity or 0.0)
+        largest = min(float(known.smoothness.max()), self.smoothness or math.inf)
+        return Curvature(np.full(n, largest), np.full(n, least), known.tight)
+
+    def __call__(
+        self,
+        objective: SaddleObjective,
+        curvature: Curvature | str | None,
+        clients: Clients,
+        place: Place,
+        stream: Stream,
+    ) -> Certificate | str | None:
+        """Return a round's certificate, why there is none, or None if its turn has not come."""
+        if curvature is None or isinstance(curvature, str):
+            return curvature
+        if len(clients.index) < len(clients.names):
+            return "not all clients took part"
+        losses, gradient = place.losses, place.gradient
+        if not place.full:
+            if self.every is None:
+                return "gradients of minibatches (certify.every evaluates all samples at times)"
+            if place.round % self.every:
+                return None
+            losses, vectors = clients.value_and_gradient(place.x, stream.at("certificate"))
+            gradient = vectors.weighted_sum(place.weights)
+        return certificate(objective, curvature, losses, place.weights, gradient)

@@ -1,0 +1,1 @@
+"""The only loop over rounds, what it records, who is told, when it stops."""

@@ -1,0 +1,294 @@
+"""The only loop over rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.arrays import Vector
+from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.evaluation import Evaluation, Evaluator
+from equifed.contract.streams import Stream
+from equifed.training.folder import RunFolder
+from equifed.training.history import History, MetricRecord, RoundRecord
+
+CHECKPOINT_SECONDS = 2.0
+"""Least time between two checkpoints; a kill costs at most this and one round."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the last good state is saved."""
+
+
+class Callback:
+    """Told what happens; the progress bar and trackers are such. Every method may be left out."""
+
+    def start(self, history: History, rounds: int) -> None:
+        """Hear that training begins, or begins again with a history."""
+
+    def round(self, record: RoundRecord, info: Info) -> None:
+        """Hear that a round ended."""
+
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+        """Hear that the model was evaluated after a round."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Hear that a client was quarantined, a run resumed or stopped."""
+
+    def end(self, history: History) -> None:
+        """Hear that training ended."""
+
+
+StopRule = Callable[[History], str | None]
+"""Looks at the history after a round and returns why to stop, or None."""
+
+
+@dataclass(frozen=True)
+class MissingPolicy:
+    """What to do about clients that give no usable answer.
+
+    ``"continue"`` goes on with the others in that round as long as ``quorum`` of all clients are
+    left; ``"fail"`` stops.
+    """
+
+    policy: Literal["continue", "fail"] = "continue"
+    quorum: float = 0.0
+
+
+def train(
+    algorithm: AnyAlgorithm,
+    clients: Clients,
+    *,
+    rounds: int,
+    seed: int = 0,
+    x: Vector | None = None,
+    evaluate: Sequence[str] | Evaluator = (),
+    every: int = 1,
+    stop: Sequence[StopRule] = (),
+    callbacks: Sequence[Callback] = (),
+    missing: MissingPolicy = MissingPolicy(),  # noqa: B008 - a frozen value
+    folder: RunFolder | None = None,
+    resume: bool = False,
+) -> History:
+    """Run an algorithm on clients and record what happens.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        What to run.
+    clients : Clients
+        On whom, as an engine presents them.
+    rounds : int
+        How many rounds at most.
+    seed : int
+        Seed of every draw: the model's start, who takes part, the minibatches.
+    x : Vector, optional
+        Model to start from; freshly initialised if not given.
+    evaluate : sequence of str, or callable
+        Splits on which the clients measure the model before the first round and after every
+        ``every``-th and the last one; or whatever else measures a model.
+    every : int
+        Rounds from one evaluation to the next.
+    stop : sequence of callables
+        Reasons to stop early.
+    callbacks : sequence of Callback
+        Who wants to be told.
+    missing : MissingPolicy
+        What to do about clients that give no usable answer.
+    folder : RunFolder, optional
+        Where to write tables and checkpoints; must have been created, or hold a run to resume.
+    resume : bool
+        Go on from the folder's newest checkpoint.
+
+    Returns
+    -------
+    History
+        With the final model in ``parameters``.
+    """
+    if isinstance(evaluate, str):
+        evaluate = (evaluate,)
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}.")
+    if every < 1:
+        raise ValueError(f"every must be at least 1, got {every}.")
+    return _Training(
+        algorithm, clients, rounds, Stream(seed), evaluate, every, stop, callbacks, missing, folder
+    ).run(x, resume)
+
+
+class _Training:
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        clients: Clients,
+        rounds: int,
+        stream: Stream,
+        evaluate: Sequence[str] | Evaluator,
+        every: int,
+        stop: Sequence[StopRule],
+        callbacks: Sequence[Callback],
+        missing: MissingPolicy,
+        folder: RunFolder | None,
+    ) -> None:
+        self.algorithm, self.clients, self.rounds, self.stream = algorithm, clients, rounds, stream
+        self.evaluate, self.every, self.stop = evaluate, every, stop
+        self.callbacks, self.missing, self.folder = callbacks, missing, folder
+        self.history = History(tuple(clients.names))
+
+    def run(self, x: Vector | None, resume: bool) -> History:
+        x = self.clients.initial(self.stream.at("initial")) if x is None else x
+        state, done = self.algorithm.init(self.clients, x), 0
+        if resume:
+            state, done = self._resume(state)
+        for callback in self.callbacks:
+            callback.start(self.history, self.rounds)
+        if done == 0 and not resume:
+            self._evaluate(0, state)
+            self._save(0, state)
+        reason = self._reason_to_stop() if done else None  # it may have been killed while stopping
+        for r in range(done + 1, self.rounds + 1):
+            if reason is not None:
+                break
+            state, info = self._round(r, state)
+            if r % self.every == 0:
+                self._measure(r, state, info)
+            reason = self._reason_to_stop()
+            last = reason is not None or r == self.rounds
+            if last and r % self.every != 0:
+                self._measure(r, state, info)
+            if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
+                self._save(r, state)
+        return self._end(state, reason)
+
+    def _reason_to_stop(self) -> str | None:
+        return next(filter(None, (rule(self.history) for rule in self.stop)), None)
+
+    def _measure(self, r: int, state: Any, info: Info) -> None:
+        self._weights(r, info)
+        self._evaluate(r, state)
+
+    def _round(self, r: int, state: Any) -> tuple[Any, Info]:
+        started, before = time.perf_counter(), self.clients.traffic.totals()
+        try:
+            new, info = self._with_those_left(r, state)
+        except TrainingError as error:
+            self._event({"event": "stopped", "round": r, "reason": str(error)})
+            self._save(r - 1, state)
+            raise
+        after = self.clients.traffic.totals()
+        exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
+        seconds = time.perf_counter() - started
+        cost = (exchanges, up, down, seconds)
+        record = RoundRecord(r, info.objective, *cost, info.numbers, self._participants(info))
+        self.history.rounds.append(record)
+        if self.folder is not None:
+            self.folder.round(record)
+        for callback in self.callbacks:
+            callback.round(record, info)
+        self._notes(r, info)
+        return new, info
+
+    def _notes(self, r: int, info: Info) -> None:
+        """Record what the algorithm has to say, each thing once in a run."""
+        said = {event["reason"] for event in self.history.events if event["event"] == "note"}
+        for note in info.notes:
+            if note not in said:
+                self._event({"event": "note", "round": r, "reason": note})
+
+    def _with_those_left(self, r: int, state: Any) -> tuple[Any, Info]:
+        """Repeat the round without those who give no usable answer, until the others all do."""
+        left = self.clients.index
+        while True:
+            present = (
+                self.clients if len(left) == len(self.clients.index) else self.clients.subset(left)
+            )
+            try:
+                new, info = self.algorithm.round(state, present, self.stream.at("round", r))
+                return new, info if info.index is not None else replace(info, index=present.index)
+            except MissingClients as lost:
+                for i, reason in lost.reasons.items():
+                    client = self.clients.names[i]
+                    self._event(
+                        {"event": "quarantine", "round": r, "client": client, "reason": reason}
+                    )
+                left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
+                self._check_quorum(r, len(left), lost)
+
+    def _participants(self, info: Info) -> tuple[int, ...] | None:
+        """Return who took part in a round; None when all did, which need not be written down."""
+        if info.index is None or len(info.index) == len(self.clients.names):
+            return None
+        return tuple(int(i) for i in info.index)
+
+    def _check_quorum(self, r: int, left: int, lost: MissingClients) -> None:
+        everybody = len(self.clients.names)
+        if self.missing.policy == "fail":
+            raise TrainingError(
+                f"Round {r}: {lost}. The policy for missing clients is 'fail'."
+            ) from lost
+        if left == 0:
+            raise TrainingError(
+                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use "
+                "smaller step sizes; the model of the round before is saved."
+            ) from lost
+        if left < self.missing.quorum * everybody:
+            raise TrainingError(
+                f"Round {r}: {left} of {everybody} clients are left, fewer than the quorum of "
+                f"{self.missing.quorum:.0%} ({lost})."
+            ) from lost
+
+    def _evaluate(self, r: int, state: Any) -> None:
+        if not self.evaluate:
+            return
+        records = self.history.add_evaluation(r, self._measured(self.algorithm.model(state)))
+        if self.folder is not None:
+            self.folder.evaluation(records)
+        for callback in self.callbacks:
+            callback.evaluation(r, records)
+
+    def _measured(self, x: Vector) -> list[Evaluation]:
+        if callable(self.evaluate):
+            return self.evaluate(x)
+        return self.clients.evaluate(x, self.evaluate)
+
+    def _weights(self, r: int, info: Info) -> None:
+        self.history.weights[r] = info.weights
+        if self.folder is not None:
+            self.folder.weights(r, info.weights)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.history.events.append(event)
+        if self.folder is not None:
+            self.folder.event(event)
+        for callback in self.callbacks:
+            callback.event(event)
+
+    def _save(self, r: int, state: Any) -> None:
+        if self.folder is not None:
+            self.folder.save(r, state)
+
+    def _resume(self, template: Any) -> tuple[Any, int]:
+        if self.folder is None:
+            raise ValueError("resume needs a run folder.")
+        done, state = self.folder.restore(template, self.algorithm)
+        self.history = History.load(self.folder.path)
+        self._event({"event": "resume", "round": done})
+        self._save(done, state)
+        return state, done
+
+    def _end(self, state: Any, reason: str | None) -> History:
+        if reason is not None:
+            self._event(
+                {"event": "stopped", "round": self.history.rounds[-1].round, "reason": reason}
+            )
+        self.history.parameters = self.clients.parameters(self.algorithm.model(state))
+        if self.folder is not None:
+            self.folder.finish(self.history)
+        for callback in self.callbacks:
+            callback.end(self.history)
+        return self.history

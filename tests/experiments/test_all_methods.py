@@ -1,0 +1,120 @@
+"""All methods on natural clients: equal effort, paired differences, checks that can say no."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from experiments.harness import reproduce
+from experiments.harness.all_methods import (
+    MEASURES,
+    WORST_FIFTH,
+    checks,
+    measured,
+    paired,
+    validation_score,
+)
+from experiments.harness.choice import alternatives
+from experiments.harness.experiment import definition
+from experiments.harness.running import configured
+
+from equifed.runs.catalogue import ALGORITHMS
+from equifed.training.history import History, MetricRecord
+
+BOTH = ("heart-disease", "femnist")
+
+
+def history(accuracies: list[float], losses: list[float], split: str) -> History:
+    """Return a made-up run that ended with these numbers."""
+    out = History(tuple(f"client {i}" for i in range(len(losses))))
+    sizes = np.full(len(losses), 10)
+    for metric, values in (("accuracy", accuracies), ("loss", losses)):
+        out.metrics.append(MetricRecord(1, split, metric, np.array(values), sizes))
+    return out
+
+
+def test_the_measures_agree_with_numbers_by_hand() -> None:
+    found = measured(history([0.9, 0.5, 0.7, 0.8, 0.6], [1.0, 4.0, 2.0, 2.0, 1.0], "test"))
+    np.testing.assert_allclose(found, [70, 50, 50, 90, 100 * np.sqrt(0.02), 4.0, 0.28])
+    assert len(found) == len(MEASURES)
+
+
+def test_the_score_is_half_average_half_worst_on_validation_samples() -> None:
+    one = history([0.9, 0.5, 0.7, 0.8, 0.6], [1.0] * 5, "validation")
+    assert validation_score(one) == pytest.approx((0.7 + 0.5) / 2)
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def row(worst: float, unfairness: float = 2.0) -> np.ndarray:
+    """Return the measures of a made-up run."""
+    return np.array([80.0, worst, worst - 1, 90.0, 5.0, unfairness, 0.2])
+
+
+def test_differences_are_taken_within_seeds_that_both_have() -> None:
+    values = {"A": {0: row(50), 1: row(60), 2: row(70)}, "B": {1: row(55), 2: row(80), 3: row(9)}}
+    np.testing.assert_array_equal(paired(values, "A", "B", WORST_FIFTH), [5.0, -10.0])
+
+
+def made_up(scaff_pd: float, integrated: float) -> dict[str, dict[int, np.ndarray]]:
+    """Return four methods over three seeds."""
+    return {
+        "FedAvg": {s: row(50 + s) for s in range(3)},
+        "DRFA": {s: row(55 + s) for s in range(3)},
+        "SCAFF-PD": {s: row(scaff_pd + s + 0.1 * s**2) for s in range(3)},
+        "SCAFF-PD-IA": {s: row(52 + s, integrated + 0.1 * s) for s in range(3)},
+    }
+
+
+def test_a_tie_is_not_a_lead() -> None:
+    values = {m: {s: row(1.0) for s in range(3)} for m in ("FedAvg", "DRFA", "SCAFF-PD")}
+    assert not any(one.agrees for one in checks(values))
+
+
+def test_the_checks_say_yes_and_no() -> None:
+    worst_fifth, worst, unfair, fair = checks(made_up(70, 1.0))
+    assert worst_fifth.agrees and worst.agrees and unfair.agrees and fair.agrees
+    assert "best other DRFA" in worst_fifth.measured and worst_fifth.why == ""
+    worst_fifth, worst, unfair, fair = checks(made_up(45, 3.0))
+    assert not (worst_fifth.agrees or worst.agrees or unfair.agrees or fair.agrees)
+    assert "SCAFF-PD -4." in fair.measured
+
+
+def test_a_difference_within_the_noise_is_called_so() -> None:
+    values = made_up(54.95, 1.0)
+    assert "do not tell the two apart" in checks(values)[0].why
+
+
+def test_methods_whose_runs_failed_are_left_out() -> None:
+    values = made_up(70, 1.0)
+    del values["SCAFF-PD"]
+    assert [one.claim.partition(" ")[0] for one in checks(values)] == ["SCAFF-PD-IA", "every"]
+
+
+# -- definitions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_every_method_of_the_catalogue_has_the_same_number_of_tries(name: str) -> None:
+    table = definition(name)
+    used = [one["algorithm"]["name"] for one in table["methods"].values()]
+    assert sorted(used) == sorted(set(ALGORITHMS) - {"q-fedsgd"})  # q-FedAvg with one step
+    for method in table["methods"]:
+        tries = alternatives(table, method).values()
+        assert len({shown for shown, _ in tries}) == 6
+        for _, variant in tries:
+            local = configured(table, variant, 1).algorithm["local"]
+            assert local["steps"] == 10 and local["batch_size"] == (32 if name != "femnist" else 20)
+    assert len(table["seeds"]) == 10
+
+
+def test_a_tiny_form_gives_an_honest_table(tmp_path: Path) -> None:
+    changes = {"run": {"rounds": 2}, "seeds": [0, 1], "places": [1]}
+    outcome = reproduce("heart-disease", tmp_path, quick=True, changes=changes)
+    assert not outcome.problems
+    assert len(outcome.tables["methods"].rows) == 12
+    assert len(outcome.tables["against-fedavg"].rows) == 11
+    assert len(outcome.tables["clients"].columns) == 5
+    assert len(outcome.checks) == 3  # with four clients the worst 20 % are the worst client

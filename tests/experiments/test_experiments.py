@@ -1,0 +1,305 @@
+"""The experiments: their yardstick is exact, their tiny forms run, their results are traceable."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiments.harness import EXPERIMENTS, reproduce
+from experiments.harness.choice import alternatives
+from experiments.harness.drfa_fashion import Decaying
+from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
+from experiments.harness.experiment import definition
+from experiments.harness.page import page
+from experiments.harness.penguins import HIGH, LOW, READINGS, federation
+from experiments.harness.points import POINTS, difference, distances, largest, minimum
+from experiments.harness.running import configured, grid
+from experiments.harness.synthetic import rate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import equifed
+from equifed.algorithms.drfa import DRFA
+from equifed.cli.main import app
+from equifed.datasets.synthetic import synthetic_regression
+from equifed.objectives import CVaR, RelativeFairness
+
+ROOT = Path(equifed.__file__).parents[2]
+
+
+# -- the exact solver -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")  # theirs, at its tolerance
+@pytest.mark.parametrize("rho", [0.0, 0.01, 0.1])
+def test_the_exact_solver_agrees_with_an_interior_point_solver(rho: float) -> None:
+    cp = pytest.importorskip("cvxpy")
+    data = synthetic_regression(seed=3)
+    n, x, nu = 5, cp.Variable(10), cp.Variable()
+    losses = [
+        cp.sum_squares(a @ x - y) / len(y) + 0.05 * cp.sum_squares(x)
+        for a, y in (data.train.client(i) for i in range(n))
+    ]
+    bounds = []
+    if rho:  # by the multiplier nu of sum w = 1: nu + |(l - nu + rho)_+|^2 / (2 rho n) - rho / 2
+        above = cp.Variable(n, nonneg=True)
+        bounds = [one - nu + rho <= above[i] for i, one in enumerate(losses)]
+        value = nu + cp.sum_squares(above) / (2 * rho * n) - rho / 2
+    else:
+        value = cp.max(cp.hstack(losses))
+    problem = cp.Problem(cp.Minimize(value), bounds)
+    problem.solve(solver=cp.CLARABEL)
+    ours = solve(Quadratics.of_regression(data, 0.1), RelativeFairness(0.0, rho=rho))
+    assert ours.value == pytest.approx(problem.value, abs=1e-6)
+    assert ours.value <= problem.value + 1e-9
+    np.testing.assert_allclose(ours.x, x.value, atol=1e-3)
+    assert ours.gradient < 1e-9
+    assert abs(ours.slack) < 1e-12
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    phi=st.sampled_from([0.0, 0.1, 0.3]),
+    rho=st.sampled_from([0.0, 0.05]),
+    tail=st.sampled_from([0.25, 0.5, 1.0]),
+)
+def test_no_model_is_better_than_the_exact_one(
+    seed: int, phi: float, rho: float, tail: float
+) -> None:
+    draw = np.random.default_rng(seed)
+    roots = draw.standard_normal((5, 6, 3))
+    hessians = np.einsum("ika,ikb->iab", roots, roots) + np.eye(3)
+    problem = Quadratics(hessians, 2 * draw.standard_normal((5, 3)), 5 + draw.random(5))
+    objective = RelativeFairness(phi, CVaR(tail), CVaR(tail), rho=rho)
+    found = solve(problem, objective)
+    assert found.gradient < 1e-6
+    assert abs(found.slack) < 1e-9
+    for scale in (1e-3, 1e-1, 1.0):
+        others = found.x + scale * draw.standard_normal((20, 3))
+        values = [objective.value(problem.losses(x)) for x in others]
+        assert min(values) >= found.value - 1e-9
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6), phi=st.sampled_from([0.0, 0.2]))
+def test_the_slope_of_the_projection_is_its_derivative(seed: int, phi: float) -> None:
+    draw = np.random.default_rng(seed)
+    objective = RelativeFairness(phi)
+    point, along = draw.standard_normal(6), draw.standard_normal(6)
+    slope = projection_slope(objective, point, objective.prox(point, 1.0))
+    h = 1e-7
+    ahead, behind = (objective.prox(point + s * h * along, 1.0) for s in (1, -1))
+    np.testing.assert_allclose(slope @ along, (ahead - behind) / (2 * h), atol=1e-6)
+
+
+def test_no_point_of_the_papers_grid_is_better_than_the_solution_in_the_box() -> None:
+    problem = Quadratics.of_regression(federation("measured"), intercept=True)
+    axes = [np.linspace(a, b, 41) for a, b in zip(LOW, HIGH, strict=True)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
+    losses = (
+        0.5 * np.einsum("ka,iab,kb->ki", points, problem.hessians, points)
+        - points @ problem.linear.T
+        + problem.constants
+    )
+    for phi in (0.0, 0.05):
+        found = solve_in_box(problem, RelativeFairness(phi), LOW, HIGH)
+        values = (losses.max(1) - phi * losses.min(1)) / (1 - phi)
+        assert values.min() >= found.value - 1e-9
+        assert (found.x >= LOW - 1e-9).all() and (found.x <= HIGH + 1e-9).all()
+
+
+# -- single parts ---------------------------------------------------------------------------------
+
+
+def test_the_smallest_circle_is_the_unit_circle() -> None:
+    centre, radius, bound = minimum(largest, 1.0, 1e-6)
+    assert radius == pytest.approx(1.0, abs=1e-6)
+    assert bound <= 1.0 <= radius + 1e-12
+    np.testing.assert_allclose(centre, 0, atol=1e-5)
+
+
+def test_the_thinnest_ring_is_thinner_than_any_other() -> None:
+    _, width, bound = minimum(difference, 2.0, 1e-4)
+    others = difference(np.random.default_rng(0).uniform(-2, 2, (20000, 2)))
+    assert bound <= width <= others.min()
+    assert distances(POINTS)[0].min() == 0  # every point is one of the eight
+
+
+@given(factor=st.floats(0.05, 0.95), first=st.floats(1e-3, 1e3))
+def test_the_rate_of_a_geometric_sequence_is_its_factor(factor: float, first: float) -> None:
+    assert rate(first * factor ** np.arange(12.0)) == pytest.approx(factor, rel=1e-6)
+
+
+def test_a_grid_has_every_combination_once() -> None:
+    found = grid({"a.b": [1, 2], "a.c": [[0.5, 1.0], [1.0, 1.0]], "d": ["x"]})
+    assert len(found) == 4
+    assert {"a": {"b": 2, "c": [0.5, 1.0]}, "d": "x"} in found
+
+
+def test_a_gamma_that_does_not_decay_is_drfa(tmp_path: Path) -> None:
+    from equifed.runs.run import build
+
+    built = build(configured(*_drfa_fashion("DRFA"), 0))
+    plain = built.train()
+    same = Decaying(1.0).put_into(build(built.config)).train()
+    less = Decaying(0.5).put_into(build(built.config)).train()
+    assert plain.parameters is not None and same.parameters is not None
+    for name, value in plain.parameters.items():
+        np.testing.assert_array_equal(value.numpy(), same.parameters[name].numpy())
+    assert not np.array_equal(plain.weights[4], less.weights[4])
+    assert isinstance(built.algorithm, DRFA)
+
+
+def _drfa_fashion(variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    table = definition("drfa-fashion", quick=True)
+    table["run"] |= {"rounds": 4, "data": {"name": "fashion-three", "train": 60, "test": 30}}
+    return table, table["variants"][variant]
+
+
+# -- definitions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_definition_is_a_valid_configuration(name: str, quick: bool) -> None:
+    table = definition(name, quick)
+    if "run" not in table:
+        return
+    variants = {**table.get("variants", {}), **table.get("decaying", {}).get("variants", {})}
+    for method in table.get("methods", {}):
+        for title, (_, tried) in alternatives(table, method).items():
+            if name == "scaff-pd-synthetic":
+                tried["algorithm"]["objective"]["rho"] = table["rho"][0]
+            variants[title] = tried
+    for variant in variants.values():
+        configured(table, variant, 1)
+
+
+def test_tuning_never_sees_the_seeds_that_are_reported() -> None:
+    for name in EXPERIMENTS:
+        for quick in (False, True):
+            table = definition(name, quick)
+            assert not set(table.get("tuning_seeds", [])) & set(table.get("seeds", []))
+
+
+def test_an_unknown_experiment_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="did you mean 'ia-points'"):
+        definition("ia-point")
+
+
+# -- tiny forms -----------------------------------------------------------------------------------
+
+
+def test_points_agree_with_the_printed_sums(tmp_path: Path) -> None:
+    outcome = reproduce("ia-points", tmp_path, quick=True)
+    assert all(one.agrees for one in outcome.checks)
+    changed = {"published": {"absolute": 7.09}}
+    outcome = reproduce("ia-points", tmp_path, quick=True, changes=changed)
+    assert [one.agrees for one in outcome.checks] == [False, True, True]
+
+
+def test_penguins_unfairness_falls_and_the_federated_method_is_exact(tmp_path: Path) -> None:
+    outcome = reproduce("ia-penguins", tmp_path, changes={"phi": [0.0, 0.05], "rounds": 150})
+    by_claim = {one.measured.partition(":")[0]: one for one in outcome.checks}
+    assert by_claim[f"{READINGS['measured']}, in the paper's box"].agrees
+    assert by_claim[f"{READINGS['measured']}, without bounds"].agrees
+    # With the other ten penguins the worst-case solution has equal losses: nothing is left to fall.
+    flat = by_claim[f"{READINGS['complete']}, without bounds"]
+    assert not flat.agrees and "equal losses" in flat.why
+    assert outcome.checks[-1].agrees
+
+
+SYNTHETIC = {
+    "rho": [0.1],
+    "shift": [0.05],
+    "local_steps": [10, 20],
+    "seeds": [0],
+    "tuning_rounds": 3,
+    "run": {"rounds": 6},
+    "methods": {"SCAFF-PD": {"algorithm": {"local": {"steps": 20}}}},
+    "grid": {
+        "SCAFF-PD": {"algorithm.steps.dual": [1.0], "algorithm.local.lr": [0.01]},
+        "DRFA": {"algorithm.local.lr": [0.003]},
+    },
+}
+
+
+def test_synthetic_measures_distances_and_runs_only_what_is_missing(tmp_path: Path) -> None:
+    outcome = reproduce("scaff-pd-synthetic", tmp_path, quick=True, changes=SYNTHETIC)
+    assert not outcome.problems
+    table = outcome.tables["distances"]
+    by_name = {row[0]: row for row in table.rows}
+    place = list(table.columns).index("distance at the end (geometric mean)")
+    assert by_name["SCAFF-PD, rho 0.1"][place] < 0.1 * by_name["SCAFF-PD, J 10"][place]
+    record = json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))
+    assert record["command"].startswith("equifed reproduce scaff-pd-synthetic --quick")
+    assert record["settings"]["rho"] == [0.1]
+    written = {f: f.stat().st_mtime_ns for f in (tmp_path / "runs").rglob("summary.json")}
+    again = reproduce("scaff-pd-synthetic", tmp_path, quick=True, changes=SYNTHETIC)
+    assert again == outcome
+    assert written == {f: f.stat().st_mtime_ns for f in (tmp_path / "runs").rglob("summary.json")}
+
+
+def test_drfa_fashion_counts_rounds_to_the_target(tmp_path: Path) -> None:
+    small = {"name": "fashion-three", "train": 60, "test": 30}
+    changes = {"run": {"rounds": 4, "data": small}, "target": 0.0}
+    outcome = reproduce("drfa-fashion", tmp_path, quick=True, changes=changes)
+    assert not outcome.problems
+    table = outcome.tables["methods"]
+    assert [row[3] for row in table.rows] == [0.0] * 8  # accuracy 0 is there before round 1
+    assert set(outcome.figures) >= {"figure-1-worst-accuracy", "figure-2-worst-accuracy"}
+    fedavg = next(one for one in outcome.checks if one.claim.startswith("FedAvg cannot"))
+    assert not fedavg.agrees
+
+
+def test_rc_fashion_chooses_on_validation_samples_only(tmp_path: Path) -> None:
+    changes = {"run": {"rounds": 4, "data": {"train": 80, "test": 40}}, "seeds": [0]}
+    outcome = reproduce("rc-fashion", tmp_path, quick=True, changes=changes)
+    assert not outcome.problems
+    rows = outcome.tables["grid"].rows
+    assert [row[0] for row in rows if row[3] == "chosen"] == ["FedAvg", "AFL", "q-FFL", "RC-FL"]
+    best = max(float(str(row[2])) for row in rows if row[0] == "RC-FL")
+    assert [row[2] for row in rows if row[0] == "RC-FL" and row[3]] == [best]
+    assert len(outcome.tables["accuracy"].rows) == 4
+
+
+# -- what the project has stored ------------------------------------------------------------------
+
+
+def test_the_page_is_made_from_the_stored_results() -> None:
+    stored = ROOT / "experiments"
+    if not stored.exists():
+        pytest.skip("not in a clone of the repository")
+    written = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    assert written == page(stored)
+    for name in EXPERIMENTS:
+        assert name in written
+
+
+def test_every_experiment_has_a_readme_and_its_figures_are_svg() -> None:
+    stored = ROOT / "experiments"
+    if not stored.exists():
+        pytest.skip("not in a clone of the repository")
+    for name in EXPERIMENTS:
+        text = (stored / name / "README.md").read_text(encoding="utf-8")
+        assert f"equifed reproduce {name}" in text
+        for figure in (stored / name / "figures").glob("*.svg"):
+            assert re.match(r'<svg xmlns="http://www.w3.org/2000/svg"', figure.read_text("utf-8"))
+
+
+def test_the_command_lists_experiments_and_refuses_others(tmp_path: Path) -> None:
+    run = CliRunner()
+    listed = run.invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0
+    assert all(name in listed.stdout for name in EXPERIMENTS)
+    out = str(tmp_path / "points")
+    done = run.invoke(app, ["reproduce", "ia-points", "--quick", "--out", out])
+    assert done.exit_code == 0 and "agree: yes" in done.stdout
+    wrong = run.invoke(app, ["reproduce", "nothing", "--out", str(tmp_path / "x")])
+    assert wrong.exit_code == 2

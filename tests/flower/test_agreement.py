@@ -1,0 +1,89 @@
+"""Agreement: every algorithm on Flower equals the reference engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
+
+from equifed.algorithms.afl import AFL
+from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.delta_fl import DeltaFL
+from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fedavg import FedAvg, fedprox
+from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.rfedfair import RFedFair
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaff_pd_ia import ScaffPDIA
+from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.tilted import TiltedERM
+from equifed.contract.evaluation import SPLITS
+from equifed.contract.local import LocalSGD
+from equifed.flower.secure.sums import PairSums, SecureSums
+from equifed.objectives import ChiSquare, CVaR
+from equifed.runs import catalogue
+from equifed.steps.automatic import AutoSteps
+from equifed.steps.schedules import ConstantSteps
+from equifed.training.loop import train
+
+LOCAL = LocalSGD(lr=0.1, steps=4, batch_size=5)
+CASES: dict[str, Any] = {
+    "fedavg": FedAvg(LocalSGD(lr=0.1, epochs=2, batch_size=7)),
+    "fedavg/partial": FedAvg(LOCAL, participation=0.5),
+    "fedprox": fedprox(0.1, LOCAL),
+    "scaffold": Scaffold(LOCAL),
+    "scaffold/partial": Scaffold(LOCAL, participation=0.5),
+    "scaffold/fresh": Scaffold(LOCAL, variates="fresh"),
+    "afl": AFL(LOCAL, 0.1, ChiSquare(0.5)),
+    "drfa": DRFA(LOCAL, 0.1, ChiSquare(0.5), output="average"),
+    "drfa/drawn": DRFA(LOCAL, 0.1, CVaR(0.5), clients_per_round=3),
+    "rfedfair": RFedFair(LOCAL, 0.5),
+    "q-fedavg": QFedAvg(LOCAL, 1.0),
+    "q-fedsgd": qfedsgd(0.1, 1.0, batch_size=6),
+    "delta-fl": DeltaFL(LOCAL, 0.5),
+    "agnostic-fedavg": AgnosticFedAvg(LOCAL, 0.1),
+    "tilted-erm": TiltedERM(LOCAL, 1.0),
+    "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
+    "scaff-pd/partial": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
+    "scaff-pd/auto": ScaffPD(ChiSquare(0.5), LOCAL, AutoSteps(smoothness=5.0)),
+    "scaff-pd/measured": ScaffPD(ChiSquare(0.5)),
+    "scaff-pd-ia": ScaffPDIA(0.1, local=LOCAL, steps=ConstantSteps(0.4, 0.5)),
+}
+HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
+BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")
+"""Algorithms to run with hidden sums too: stored, averaged, fused, counted and plain vectors."""
+
+
+def test_every_algorithm_of_the_catalogue_has_a_case() -> None:
+    assert {name.partition("/")[0] for name in CASES} == set(catalogue.ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "privacy"),
+    [(name, "none") for name in CASES] + [(n, p) for n in BOTH for p in ("sums", "secure")],
+)
+def test_ten_rounds_equal_the_loop_engine(name: str, privacy: str, tmp_path: Path) -> None:
+    federation, the_task = convex(), task()
+    loop = loop_clients(federation, the_task)
+    expected = train(
+        CASES[name],
+        loop,
+        rounds=10,
+        seed=3,
+        evaluate=SPLITS,
+    )
+    clients = flower_clients(
+        memory_grid(federation, the_task, tmp_path), the_task, hidden=HIDDEN[privacy]()
+    )
+    found = train(CASES[name], clients, rounds=10, seed=3, evaluate=SPLITS)
+    assert found.parameters is not None and expected.parameters is not None
+    for key, value in expected.parameters.items():
+        torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-10)
+    for a, b in zip(found.metrics, expected.metrics, strict=True):
+        assert (a.round, a.split, a.metric) == (b.round, b.split, b.metric)
+        np.testing.assert_array_equal(a.sizes, b.sizes)
+        np.testing.assert_allclose(a.values, b.values, rtol=0, atol=1e-9)

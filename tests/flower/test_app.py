@@ -1,0 +1,234 @@
+"""The app: configuration, a whole run on the in-memory grid, its folder, going on after a crash."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from tests.flower.grid import MemoryGrid, convex, flower_clients, memory_grid, task
+from typer.testing import CliRunner
+
+from equifed.cli import flower as flower_cli
+from equifed.flower.app import warnings_about
+from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.members import StartError
+from equifed.flower.trial import certificates, doctor
+from equifed.flower.trial.deploy import free_port
+from equifed.flower.trial.new import NewAppError, write_app
+from equifed.objectives import CVaR, WorstCase
+from equifed.runs.settings import ConfigError
+from equifed.training.history import History
+
+TABLE: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "penguins"},
+    "model": {"name": "logistic", "dtype": "float64"},
+    "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}},
+}
+
+
+def imported(folder: Path, name: str) -> ModuleType:
+    """Import a module of an app that was just written."""
+    package = folder.name.replace("-", "_")
+    for part in (package, f"{package}.task", f"{package}.{name}"):
+        file = (
+            folder
+            / package
+            / ("__init__.py" if part == package else f"{part[len(package) + 1 :]}.py")
+        )
+        spec = importlib.util.spec_from_file_location(part, file)
+        assert spec is not None and spec.loader is not None
+        sys.modules[part] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[part])
+    return sys.modules[f"{package}.{name}"]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    folder = tmp_path / "penguin-app"
+    package = write_app(folder, data="penguins")
+    text = (package / "equifed.toml").read_text()
+    (package / "equifed.toml").write_text(text.replace("rounds = 20", "rounds = 4"))
+    return folder
+
+
+def run_app(folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+    """Run an app's own ServerApp against its own ClientApp."""
+    monkeypatch.setenv("EQUIFED_MEMORY", str(root / "memory"))
+    client, server = imported(folder, "client"), imported(folder, "server")
+    nodes = {100 + i: client.app for i in range(3)}
+    grid = MemoryGrid(nodes, {100 + i: {"partition-id": i} for i in range(3)})
+    settings = {**doctor.app_settings(folder), **config}
+    server.app(grid, Context(1, 1, {}, RecordDict(), settings))
+
+
+def test_a_new_app_runs_and_goes_on_after_a_crash(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    run_app(app, tmp_path, monkeypatch, out=str(whole))
+    assert "round 4: objective" in capsys.readouterr().out
+    run_app(app, tmp_path, monkeypatch, out=str(part), rounds=2)
+    (part / "summary.json").unlink()
+    run_app(app, tmp_path, monkeypatch, out=str(part), resume=True)
+    first, second = History.load(whole), History.load(part)
+    assert [r.round for r in second.rounds] == [1, 2, 3, 4]
+    assert first.parameters is not None and second.parameters is not None
+    for name, value in first.parameters.items():
+        torch.testing.assert_close(second.parameters[name], value, rtol=0, atol=0)
+    told = json.loads((part / "flower.json").read_text())
+    assert [c["name"] for c in told["clients"]] == list(first.names)
+    assert any(event["event"] == "resume" for event in second.events)
+
+
+@pytest.mark.parametrize("privacy", ["sums", "secure"])
+def test_a_new_app_runs_with_hidden_sums(
+    privacy: str, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_app(app, tmp_path, monkeypatch, out=str(tmp_path / "clear"))
+    run_app(app, tmp_path, monkeypatch, out=str(tmp_path / privacy), privacy=privacy)
+    clear, hidden = History.load(tmp_path / "clear"), History.load(tmp_path / privacy)
+    assert clear.parameters is not None and hidden.parameters is not None
+    for name, value in clear.parameters.items():
+        torch.testing.assert_close(hidden.parameters[name], value, rtol=0, atol=1e-10)
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartError, match="holds no run of a federation"):
+        run_app(app, tmp_path, monkeypatch, out=str(tmp_path), resume=True)
+
+
+def test_own_data_are_read_from_the_nodes_file(app: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    np.savez(tmp_path / "own.npz", X_train=np.ones((3, 2)), y_train=[0, 1, 0])
+    context = Context(1, 1, {"data": str(tmp_path / "own.npz")}, RecordDict(), {})
+    x, y = imported(app, "client").load_data(context)["train"]
+    assert x.shape == (3, 2) and y.tolist() == [0, 1, 0]
+
+
+# -- configuration ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rouds": 3}, "there is no setting or table 'rouds'"),
+        ({"rounds": 0}, "rounds"),
+        ({"algorithm": {"name": "fedavgg"}}, "did you mean 'fedavg'"),
+        ({"data": {"klasses": 3}}, "has a name of a data set, or 'classes' alone"),
+    ],
+)
+def test_a_wrong_configuration_names_the_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AppConfig.from_dict({**TABLE, **change})
+
+
+def test_data_of_an_embedded_set_go_by_partition() -> None:
+    config = AppConfig.from_dict(TABLE)
+    assert config.classes is None and config.client_data(0).names == ("Adelie",)
+    with pytest.raises(ConfigError, match=r"has clients 0\.\.2, got 3"):
+        config.client_data(3)
+    own = AppConfig.from_dict({**TABLE, "data": {"classes": 4}})
+    assert own.classes == 4
+    with pytest.raises(ConfigError, match="load_data must read"):
+        own.client_data(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "clients is required"),
+        ({"clients": 0}, "at least 1"),
+        ({"clients": 2, "privacy": "total"}, "privacy must be"),
+        ({"clients": 1, "privacy": "sums"}, "at least two clients"),
+        ({"clients": 2, "resume": True}, "resume needs 'out'"),
+    ],
+)
+def test_wrong_settings_of_a_federation_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederationSettings.from_run_config(values)
+
+
+def test_an_objective_without_a_cap_is_warned_about(tmp_path: Path) -> None:
+    roster = flower_clients(memory_grid(convex(), task(), tmp_path), task()).roster
+
+    class Chosen:
+        objective: Any = WorstCase()
+
+    assert "no cap" in warnings_about(Chosen(), roster)[0]  # type: ignore[arg-type]
+    Chosen.objective = CVaR(0.5)
+    assert warnings_about(Chosen(), roster) == []  # type: ignore[arg-type]
+
+
+# -- command line -----------------------------------------------------------------------------
+
+
+def test_new_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NewAppError, match="not empty"):
+        write_app(tmp_path)
+    found = CliRunner().invoke(flower_cli.app, ["new", str(tmp_path)])
+    assert found.exit_code == 2 and "not empty" in found.output
+    with pytest.raises(NewAppError, match="begin it with a letter"):
+        write_app(tmp_path / "7")
+
+
+def test_without_flower_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = CliRunner().invoke(flower_cli.app, ["doctor"])
+    assert found.exit_code == 2 and "pip install 'equifed[flower]'" in found.output
+
+
+def test_resume_wants_the_servers_absolute_path(tmp_path: Path) -> None:
+    found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), "tls", "runs/1"])
+    assert found.exit_code == 2 and "must be absolute" in found.output
+
+
+def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
+    found = CliRunner().invoke(flower_cli.app, ["up", str(tmp_path)])
+    assert found.exit_code == 2 and "no app of equifed" in found.output
+
+
+# -- doctor -----------------------------------------------------------------------------------
+
+
+def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Path) -> None:
+    certificates.make_certificates(tmp_path, ["127.0.0.1", "localhost"])
+    server, ca = tmp_path / "server.pem", tmp_path / "ca.pem"
+    assert not list(certificates.certificate_problems(server, "127.0.0.1", ca))
+    (wrong,) = certificates.certificate_problems(server, "fl.example.org", ca)
+    assert "127.0.0.1, localhost, not for fl.example.org" in wrong
+    certificates.make_certificates(tmp_path / "other", ["127.0.0.1"])
+    (wrong,) = certificates.certificate_problems(server, None, tmp_path / "other" / "ca.pem")
+    assert "was not issued by" in wrong
+    (wrong,) = certificates.certificate_problems(tmp_path / "none.pem", None)
+    assert "no PEM certificate" in wrong
+    key, _ = certificates.make_node_key(tmp_path, "node")
+    assert not list(certificates.key_problems(key))
+    key.chmod(0o644)
+    (wrong,) = certificates.key_problems(key)
+    assert "can be read by others" in wrong
+    (wrong,) = certificates.key_problems(tmp_path / "server.key")
+    assert "not in OpenSSH format" in wrong
+    assert any("cannot be read" in p for p in certificates.key_problems(tmp_path / "none"))
+
+
+def test_the_doctor_looks_at_the_app_and_the_port(app: Path) -> None:
+    port = free_port()
+    found = {f.text: f.good for f in doctor.findings(app, f"127.0.0.1:{port}")}
+    assert found[f"{app}: 3 clients, privacy 'none'"]
+    assert found[f"{app / 'penguin_app' / 'equifed.toml'}: scaff-pd, 4 rounds"]
+    assert not found[f"127.0.0.1:{port} cannot be reached (ConnectionRefusedError)"]
+    (app / "penguin_app" / "equifed.toml").write_text("rounds = 'many'")
+    assert any("rounds" in f.text and not f.good for f in doctor.findings(app))
+    assert not doctor._reached("nowhere", None).good

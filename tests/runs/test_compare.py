@@ -1,0 +1,225 @@
+"""Comparisons: same data, same seeds, only what is missing, the same bytes again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from equifed.metrics import paired_difference
+from equifed.report import read_methods
+from equifed.runs.compare import compare, jobs_for, merged, read_variants
+from equifed.runs.jobs import only_one
+from equifed.runs.settings import ConfigError
+from equifed.training.folder import RunFolderError
+from equifed.training.history import History
+
+BASE = """
+rounds = 3
+[data]
+name = "fashion-three"
+train = 20
+test = 20
+[model]
+name = "logistic"
+[evaluate]
+every = 1
+splits = ["test"]
+"""
+VARIANTS = """
+[variants.fedavg.algorithm]
+name = "fedavg"
+local = { lr = 0.05, steps = 2, batch_size = 5 }
+[variants.afl.algorithm]
+name = "afl"
+local = { lr = 0.05, steps = 2, batch_size = 5 }
+dual_step = 0.1
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "both.toml"
+    path.write_text(BASE + VARIANTS)
+    return path
+
+
+def results(folder):
+    """Return every file that a second comparison must reproduce, byte for byte."""
+    names = ("metrics.csv", "weights.csv", "model.safetensors", "comparison.json", "comparison.csv")
+    found = [p for p in sorted(folder.rglob("*")) if p.name in names]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in found}
+
+
+def test_a_comparison_is_reproduced_byte_for_byte(config, tmp_path):
+    variants = read_variants([config])
+    report = compare(variants, tmp_path / "one", seeds=2)
+    compare(variants, tmp_path / "two", seeds=2)
+    first, second = results(tmp_path / "one"), results(tmp_path / "two")
+    assert len(first) == 4 * 3 + 2 and first == second
+    assert [m.seeds for m in report.methods] == [(0, 1), (0, 1)]
+    assert (tmp_path / "one" / "report.html").exists()
+
+
+def test_the_numbers_are_those_of_the_run_folders(config, tmp_path):
+    compare(read_variants([config]), tmp_path / "c", seeds=2)
+    worst = {
+        name: [
+            History.load(tmp_path / "c" / "runs" / name / f"seed-{s}", model=False)
+            .last()
+            .values.min()
+            for s in (0, 1)
+        ]
+        for name in ("fedavg", "afl")
+    }
+    document = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    found = document["methods"][1]["measures"]["worst"]
+    assert found["values"] == worst["afl"]
+    expected = paired_difference(worst["afl"], worst["fedavg"])
+    assert found["difference"]["estimate"] == expected.estimate
+    assert document["baseline"] == "fedavg"
+
+
+def test_only_what_is_missing_is_run(config, tmp_path, monkeypatch):
+    from equifed.runs import run as runs
+
+    out, variants = tmp_path / "c", read_variants([config])
+    compare(variants, out, seeds=1)
+    before, run, resumed = results(out), [], []
+    monkeypatch.setattr(runs, "run", lambda *a, _f=runs.run, **k: run.append(a[1]) or _f(*a, **k))
+    monkeypatch.setattr(runs, "resume", lambda *a, _f=runs.resume: resumed.append(a) or _f(*a))
+    compare(variants, out, seeds=1)
+    assert (run, resumed) == ([], []) and results(out) == before
+    compare(variants, out, seeds=2)
+    assert [str(p.relative_to(out)) for p in run] == ["runs/fedavg/seed-1", "runs/afl/seed-1"]
+    (out / "runs" / "afl" / "seed-0" / "summary.json").unlink()  # begun, not ended
+    both = results(out)
+    compare(variants, out, seeds=2)
+    assert len(resumed) == 1 and len(run) == 2 and results(out) == both
+    compare(variants, out, seeds=2, overwrite=True)
+    assert len(run) == 2 + 4 and results(out) == both
+
+
+def test_other_settings_are_refused_in_the_same_folder(config, tmp_path):
+    compare(read_variants([config]), tmp_path / "c", seeds=1)
+    with pytest.raises(RunFolderError, match="another configuration"):
+        compare(read_variants([config], ["rounds=4"]), tmp_path / "c", seeds=1)
+
+
+def test_two_processes_at_once_are_refused(tmp_path):
+    with (
+        only_one(tmp_path),
+        pytest.raises(RunFolderError, match="Another process"),
+        only_one(tmp_path),
+    ):
+        pass
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_kept(config, tmp_path):
+    config.write_text(BASE + VARIANTS.replace("lr = 0.05", "lr = 1e38", 1))
+    report = compare(read_variants([config]), tmp_path / "c", seeds=1)
+    assert [m.name for m in report.methods] == ["afl"]
+    assert len(report.problems) == 1 and "fedavg, seed 0" in report.problems[0]
+    assert "fedavg, seed 0" in (tmp_path / "c" / "report.html").read_text()
+
+
+def test_a_report_of_the_folder_is_that_of_the_comparison(config, tmp_path):
+    compare(read_variants([config]), tmp_path / "c", seeds=2)
+    methods = read_methods([tmp_path / "c"])
+    assert [(m.name, m.seeds) for m in methods] == [("fedavg", (0, 1)), ("afl", (0, 1))]
+
+
+def test_files_are_variants_too(config, tmp_path):
+    for name in ("fedavg", "fedprox"):
+        local = "[algorithm.local]\nlr = 0.1\nsteps = 1\n"
+        more = "mu = 0.1\n" if name == "fedprox" else ""
+        (tmp_path / f"{name}.toml").write_text(f'{BASE}[algorithm]\nname = "{name}"\n{more}{local}')
+    found = read_variants([tmp_path / "fedavg.toml", tmp_path / "fedprox.toml"])
+    assert list(found) == ["fedavg", "fedprox"]
+    with pytest.raises(ConfigError, match="two configurations"):
+        read_variants([tmp_path / "fedavg.toml", tmp_path / "fedavg.toml"])
+
+
+def test_different_data_are_refused(config):
+    config.write_text(config.read_text() + "[variants.afl.data]\ntrain = 10\n")
+    with pytest.raises(ConfigError, match="same data"):
+        read_variants([config])
+
+
+def test_a_wrong_setting_is_said_with_its_variant(config):
+    config.write_text(config.read_text().replace("dual_step", "dual_stop"))
+    with pytest.raises(ConfigError, match=r"afl: algorithm\.dual_stop"):
+        read_variants([config])
+
+
+def test_seeds_count_up_and_all_have_them(config, tmp_path):
+    jobs = jobs_for(read_variants([config], ["seed=7"]), 2, tmp_path)
+    seeds = [(j.name, j.config.seed) for j in jobs]
+    assert seeds == [("fedavg", 7), ("afl", 7), ("fedavg", 8), ("afl", 8)]
+    assert all(j.config.threads == 1 for j in jobs)
+
+
+def test_merging_leaves_its_arguments_alone():
+    base = {"model": {"name": "logistic", "l2": 0.1}}
+    assert merged(base, {"model": {"l2": 0.2}, "rounds": 3}) != base
+    assert base == {"model": {"name": "logistic", "l2": 0.1}}
+
+
+def command(*words):
+    from typer.testing import CliRunner
+
+    from equifed.cli.main import app
+
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command_compares_and_reports(config, tmp_path):
+    out, page = tmp_path / "c", tmp_path / "page.html"
+    done = command("compare", config, "--seeds", 2, "--out", out, "--target", 0.2)
+    assert done.exit_code == 0 and "afl" in done.output
+    assert json.loads((out / "comparison.json").read_text())["target"]["value"] == 0.2
+    again = command("report", out, "--out", page, "--per-client", "--baseline", "afl")
+    assert again.exit_code == 0 and str(page) in again.output
+    assert json.loads(page.with_suffix(".json").read_text())["baseline"] == "afl"
+    assert len(list((tmp_path / "page-clients").iterdir())) == 3
+
+
+def test_the_command_fails_when_a_run_does(config, tmp_path):
+    config.write_text(BASE + VARIANTS.replace("lr = 0.05", "lr = 1e38", 1))
+    done = command("compare", config, "--seeds", 1, "--out", tmp_path / "c")
+    assert done.exit_code == 1 and "fedavg, seed 0" in done.output
+    assert (tmp_path / "c" / "report.html").exists()
+
+
+def test_the_command_refuses_what_is_no_run(tmp_path):
+    done = command("report", tmp_path)
+    assert done.exit_code == 2 and "holds no run" in done.output
+
+
+@pytest.mark.slow
+def test_a_killed_parallel_comparison_goes_on_to_the_same_end(config, tmp_path):
+    """Kill the command and it leaves no process behind; run it again and nothing is lost."""
+    command = [
+        sys.executable,
+        "-c",
+        "from equifed.cli.main import main; main()",
+        "compare",
+        str(config),
+    ]
+    options = ["--seeds", "3", "--processes", "2", "--set", "rounds=60", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    subprocess.run([*command, *options, str(whole)], check=True, capture_output=True)
+    process = subprocess.Popen([*command, *options, str(cut)], stdout=-3, stderr=-3)
+    while process.poll() is None and not list(cut.rglob("summary.json")):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {p: p.stat().st_mtime_ns for p in cut.rglob("summary.json")}
+    time.sleep(2)
+    assert {p: p.stat().st_mtime_ns for p in cut.rglob("summary.json")}.keys() >= kept.keys()
+    subprocess.run([*command, *options, str(cut)], check=True, capture_output=True)
+    assert all(p.stat().st_mtime_ns == then for p, then in kept.items())
+    assert results(cut) == results(whole)

@@ -1,0 +1,386 @@
+"""Step sizes: the papers' conditions hold, and the automatic ones solve what they are given."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.auto_steps import observed_rate, rounds_to_saddle, solve, squared_distances
+from benchmarks.convex_problems import (
+    ConvexProblem,
+    convex_problem,
+    drawn_objective,
+    interior_point,
+)
+from tests.problems import PROBLEMS
+from torch import nn
+
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.clients import MissingClients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.datasets.synthetic import synthetic_regression
+from equifed.engines.simulate import simulate
+from equifed.objectives import Average, ChiSquare, CVaR, RelativeFairness, WorstCase
+from equifed.steps.automatic import AutoSizes, AutoSteps
+from equifed.steps.curvature import hessian_product, measured_smoothness
+from equifed.steps.schedule import Point, Problem, Seen
+from equifed.steps.schedules import (
+    AcceleratedSteps,
+    ConstantSteps,
+    GivenSteps,
+    LinearRateSteps,
+    SignedWeightSteps,
+)
+from equifed.training import checkpoints
+from equifed.training.loop import train
+
+THEORY = {"smoothness": 3.0, "strong_convexity": 0.5, "coupling": 2.0, "local_steps": 10}
+
+
+# -- the papers' schedules -------------------------------------------------------------------------
+
+
+def test_condition_5_1_holds_round_after_round() -> None:
+    schedule = AcceleratedSteps(**THEORY)
+    now = schedule.start()
+    np.testing.assert_allclose(0.5 / now.primal, 12 * 3.0 + 4 * 2.0**2 * now.dual)  # (E.35)
+    for _ in range(50):
+        after = schedule.next(now)
+        assert now.gamma is not None and after.gamma is not None
+        np.testing.assert_allclose(after.gamma, now.gamma * (1 + 0.5 / 4 * now.primal))
+        np.testing.assert_allclose(after.primal**2 * after.gamma, now.primal**2 * now.gamma)
+        np.testing.assert_allclose(after.dual, after.gamma * after.primal)
+        np.testing.assert_allclose(after.extrapolation, now.dual / after.dual)
+        np.testing.assert_allclose(after.local, after.primal / 10)
+        now = after
+
+
+def test_condition_5_2_holds() -> None:
+    sizes = LinearRateSteps(**THEORY, dual_strong_convexity=0.2).start()
+    theta, kappa = sizes.extrapolation, 3.0 / 0.5
+    omega = 1 / (1 - theta)
+    half = 0.5 + 24 * kappa
+    np.testing.assert_allclose((omega - half) ** 2, half**2 + 16 * 2.0**2 / (0.5 * 0.2))
+    np.testing.assert_allclose(sizes.primal * 0.5 * theta, 4 * (1 - theta))
+    np.testing.assert_allclose(sizes.dual * 0.2 * theta, 1 - theta)
+
+
+def problem_of(objective: RelativeFairness | WorstCase) -> Problem:
+    clients = PROBLEMS["least squares"].clients()
+    x = clients.initial(Stream(0))
+    _, gradients = clients.value_and_gradient(x, Stream(0))
+    local = LocalSGD(lr=1.0, steps=10)
+    return Problem(clients, x, objective, local, None, "unknown", gradients, Stream(0))
+
+
+def test_assumption_8_holds_round_after_round() -> None:
+    objective = RelativeFairness(0.03)
+    size = objective.l1_norm(PROBLEMS["least squares"].n)
+    assert 1 < size < 1 + 0.5 / (2 * 3.0)
+    schedule = SignedWeightSteps(**THEORY, balance=2.0)
+    now = schedule.start(problem_of(objective))
+    tau, beta = now.primal, max(1.0, 2 * now.primal * 3.0)
+    assert tau <= 1 / (1200 * 3.0 * size)
+    assert tau <= 18 * (1 + np.sqrt(3)) / (0.5 - 2 * 3.0 * (size - 1))
+    assert 4 * 2.0**2 * tau**2 * 2.0 / 0.5 + 27 * 3.0 * tau <= 1 + 1e-12
+    for _ in range(20):
+        after = schedule.next(now)
+        assert now.gamma is not None and after.gamma is not None
+        growth = 1 + (0.5 / 4 - 3.0 * (size - 1) / 2) * now.primal
+        np.testing.assert_allclose(after.gamma, now.gamma * growth)
+        np.testing.assert_allclose(after.primal, now.primal * np.sqrt(now.gamma / after.gamma))
+        np.testing.assert_allclose(after.dual, after.gamma * after.primal)
+        np.testing.assert_allclose(after.extrapolation, now.dual / after.dual)
+        np.testing.assert_allclose(after.local, after.primal / (10 * beta))
+        now = after
+
+
+def test_a_set_beyond_assumption_8_is_warned_about_and_used() -> None:
+    schedule, phi = SignedWeightSteps(**THEORY), 0.3
+    with pytest.warns(UserWarning, match=r"\|Lambda\|_1 is .*1 \+ m/\(2M\)"):
+        sizes = schedule.start(problem_of(RelativeFairness(phi)))
+    assert schedule.next(sizes).gamma == sizes.gamma
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schedule.start(problem_of(WorstCase()))  # |Lambda|_1 = 1
+
+
+def test_given_and_constant_steps_are_as_given() -> None:
+    given = GivenSteps(primal=(1.0, 0.5), dual=(2.0,), local=(0.1, 0.2, 0.3))
+    sizes = [given.start()]
+    for _ in range(3):
+        sizes.append(given.next(sizes[-1]))
+    assert [s.primal for s in sizes] == [1.0, 0.5, 0.5, 0.5]
+    assert [s.local for s in sizes] == [0.1, 0.2, 0.3, 0.3]
+    constant = ConstantSteps(0.3, 0.4, 0.5)
+    assert constant.next(constant.start()) == constant.start()
+
+
+@pytest.mark.parametrize("name", [*THEORY, "balance"])
+def test_the_papers_schedules_refuse_what_is_not_positive(name: str) -> None:
+    for schedule in (AcceleratedSteps, SignedWeightSteps):
+        with pytest.raises(ValueError, match=name):
+            schedule(**{**THEORY, name: 0})
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_hessian_products_are_those_of_the_hessian(name: str) -> None:
+    problem, random = PROBLEMS[name], np.random.default_rng(0)
+    clients, weights = problem.clients(), random.normal(size=problem.n)
+    x, v = random.normal(size=(2, problem.d))
+    exact = sum(w * problem.hessian_of(i, x) @ v for i, w in enumerate(weights))
+    found = hessian_product(clients, torch.as_tensor(x), weights, torch.as_tensor(v), Stream(0))
+    np.testing.assert_allclose(found, exact, atol=1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float64, 0.1), (torch.float32, 0.4)])
+@pytest.mark.parametrize("seed", [24, 34, 35, 49])
+def test_the_measured_smoothness_is_the_largest_eigenvalue(
+    seed: int, dtype: torch.dtype, accuracy: float
+) -> None:
+    problem = convex_problem(seed)
+    clients = problem.clients(dtype)
+    factor = 0.25 if problem.loss == "logistic" else 2.0
+    exact = factor * max(np.linalg.norm(a, 2) ** 2 / len(a) for a in problem.inputs) + problem.l2
+    found = measured_smoothness(clients, problem.start().to(dtype), Stream(0))
+    assert (1 - accuracy) * exact <= found <= (1 + accuracy) * exact
+
+
+def test_the_chosen_sizes_are_recorded_and_said_once() -> None:
+    problem = convex_problem(24)
+    history = train(ScaffPD(CVaR(0.5)), problem.clients(), rounds=3, x=problem.start())
+    (note,) = (e["reason"] for e in history.events if e["event"] == "note")
+    first = history.rounds[0].numbers
+    for name in ("smoothness", "primal_step", "local_step", "dual_step"):
+        assert f"{first[name]:.4g}" in note
+
+
+def test_measuring_costs_what_the_documentation_says() -> None:
+    problem = convex_problem(24)
+    clients = problem.clients()
+    measured_smoothness(clients, problem.start(), Stream(0))
+    assert clients.traffic.exchanges <= 18
+
+
+# -- automatic steps -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10, 14, 16, 22, 34, 35, 37, 43])
+def test_automatic_steps_solve_random_problems(seed: int) -> None:
+    """A few of the fifty of ``benchmarks/auto_steps.py``: accuracy, rounds, certificate."""
+    problem = convex_problem(seed)
+    _, objective = drawn_objective(seed, problem.n)
+    best, _ = interior_point(problem, objective)
+    outcome = solve(problem, objective, best, rounds=80)
+    assert outcome.rounds <= 80
+    assert outcome.certified <= 80
+    assert outcome.slack >= 1
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
+def test_automatic_steps_on_the_papers_regression(rho: float) -> None:
+    train_split = synthetic_regression().train
+    pairs = [train_split.client(i) for i in range(5)]
+    problem = ConvexProblem("squared", tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
+    _, best = interior_point(problem, ChiSquare(rho))
+    assert squared_distances(problem, ChiSquare(rho), best, 150)[-1] <= 1e-10
+
+
+def test_the_worst_case_converges_at_least_like_one_over_the_rounds_squared() -> None:
+    slope, _ = observed_rate(convex_problem(27), 80)
+    assert slope <= -2
+
+
+@pytest.mark.parametrize("phi", [0.2, 0.4])
+def test_signed_weights_reach_a_saddle_point(phi: float) -> None:
+    problem = convex_problem(6)
+    tail = CVaR(0.4)
+    rounds, _ = rounds_to_saddle(problem, RelativeFairness(phi, tail, tail), rounds=120)
+    assert rounds <= 120
+
+
+def test_signed_weights_shorten_the_steps_by_their_norm_and_are_judged_by_the_residual() -> None:
+    problem, sizes = convex_problem(6), {}
+    for phi in (0.0, 0.4):
+        clients, algorithm = problem.clients(), ScaffPD(RelativeFairness(phi, CVaR(0.4), CVaR(0.4)))
+        state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
+        sizes[phi] = state.sizes
+    assert sizes[0.4].primal == pytest.approx(sizes[0.0].primal * 0.6 / 1.4)
+    assert sizes[0.0].by_gap and not sizes[0.0].by_residual
+    assert sizes[0.4].by_residual and not sizes[0.4].by_gap
+
+
+def test_engines_agree_on_automatic_steps() -> None:
+    problem = PROBLEMS["logistic"]
+    states = []
+    for engine in ("loop", "stacked"):
+        clients, algorithm = problem.clients(engine), ScaffPD(WorstCase())
+        state = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
+        for r in range(15):
+            state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+        states.append(state)
+    np.testing.assert_allclose(states[0].x, states[1].x, rtol=1e-9, atol=1e-12)
+
+
+def test_a_state_of_automatic_steps_survives_a_checkpoint(tmp_path: Path) -> None:
+    problem = PROBLEMS["logistic"]
+    clients, algorithm = problem.clients(), ScaffPD(CVaR(0.5))
+    template = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
+    state = template
+    for r in range(5):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    checkpoints.save(tmp_path, 5, state, {})
+    _, loaded, _ = checkpoints.load(tmp_path, template, algorithm)
+    after = [algorithm.round(s, clients, Stream(0).at("round", 5))[0] for s in (state, loaded)]
+    assert torch.equal(after[0].x, after[1].x)
+    assert after[0].sizes.dual == after[1].sizes.dual
+
+
+# -- the safeguard ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("penalised", [True, False])
+def test_a_smoothness_far_too_small_is_survived(penalised: bool) -> None:
+    """Steps 40 times too long; with a certificate and, for want of convexity, without."""
+    problem = convex_problem(34)
+    if not penalised:
+        problem = replace(problem, l2=0.0, inputs=tuple(a[:1] for a in problem.inputs),
+                          targets=tuple(y[:1] for y in problem.targets))  # fmt: skip
+    clients = problem.clients()
+    true = max(np.linalg.norm(a, 2) ** 2 * 2 / len(a) for a in problem.inputs) + problem.l2
+    algorithm = ScaffPD(Average(), steps=AutoSteps(smoothness=true / 40))
+    history = train(algorithm, clients, rounds=150, x=problem.start())
+    careful = train(ScaffPD(Average()), clients, rounds=150, x=problem.start())
+    last, best = history.rounds[-1], careful.rounds[-1]
+    assert last.numbers["halvings"] >= 3
+    assert last.objective is not None and best.objective is not None
+    assert last.objective <= best.objective + 1e-3
+
+
+def sizes_after(
+    seen: list[tuple[float, float | None]], patience: int = 5, smoothed: float | None = None
+) -> AutoSizes:
+    """Automatic sizes after rounds with these objectives and gaps, without clients."""
+    schedule = AutoSteps(smoothness=1.0, patience=patience)
+    by_gap = seen[0][1] is not None
+    sizes = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0, by_gap=by_gap, smoothed=smoothed)
+    for k, (value, gap) in enumerate(seen):
+        point = Point(torch.tensor([float(k)]), np.ones(2) / 2, np.ones(2))
+        none: object = None
+        sizes = schedule.next(sizes, Seen(point, value, gap, 0.0, np.zeros(2), none))  # type: ignore[arg-type]
+    return sizes
+
+
+def test_a_gap_a_hundred_times_the_best_sends_back() -> None:
+    sizes = sizes_after([(1.0, 1.0), (0.5, 0.1), (0.6, 9.9), (0.9, 10.1)])
+    assert sizes.back is not None and sizes.back.x.item() == 1.0
+    assert (sizes.primal, sizes.local, sizes.dual, sizes.halvings) == (2.0, 0.25, 0.5, 1)
+
+
+def test_an_objective_that_lost_half_of_the_gain_sends_back() -> None:
+    good = [(8.0, None), (1.0, None), (4.4, None)]
+    assert sizes_after(good).back is None
+    assert sizes_after([*good, (4.6, None)]).back is not None
+
+
+def test_a_noisy_objective_is_judged_by_its_running_mean() -> None:
+    """One minibatch that is ten times worse sends a deterministic run back, and no noisy one."""
+    values = [2.0, 1.0, 1.0, 10.0]
+    assert sizes_after([(v, None) for v in values]).back is not None
+    noisy = sizes_after([(v, None) for v in values], smoothed=float("nan"))
+    assert noisy.back is None
+    mean = values[0]
+    for value in values[1:]:
+        mean = 0.9 * mean + 0.1 * value
+    np.testing.assert_allclose(noisy.smoothed, mean)
+
+
+def test_no_progress_halves_without_going_back() -> None:
+    sizes = sizes_after([(1.0, 1.0)] + [(1.0, 1.0)] * 5)
+    assert sizes.back is None and sizes.halvings == 1 and sizes.stale == 0
+
+
+def test_after_going_back_a_while_nothing_is_judged() -> None:
+    worse = [(1.0, 0.1), (9.0, 11.0)]
+    assert sizes_after([*worse, *[(9.0, 11.0)] * 10], patience=50).halvings == 1
+    assert sizes_after([*worse, *[(9.0, 11.0)] * 11], patience=50).halvings == 2
+
+
+def test_an_overflow_goes_back_to_the_best_model() -> None:
+    """Quadratics at a rate of 1e160 overflow at once; the run goes on all the same."""
+    problem = PROBLEMS["least squares"]
+    clients, algorithm = problem.clients(), ScaffPD(Average(), steps=AutoSteps(smoothness=1e-60))
+    state = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
+    with pytest.raises(MissingClients):  # nothing to go back to yet
+        algorithm.round(state, clients, Stream(0))
+    careful, _ = ScaffPD(Average()).round(state, clients, Stream(0))
+    wild = replace(careful, sizes=replace(careful.sizes, primal=1e60, local=1e60))
+    after, info = algorithm.round(wild, clients, Stream(0))
+    assert torch.equal(after.x, careful.sizes.best.x)
+    assert after.sizes.primal == 5e59 and "overflow" in info.notes[0]
+
+
+def test_clients_that_are_away_are_no_overflow() -> None:
+    """Nobody there is a matter for the policy about missing clients, not for smaller steps."""
+    problem = PROBLEMS["least squares"]
+    clients, algorithm = problem.clients(), ScaffPD(Average())
+    state = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
+    state, _ = algorithm.round(state, clients, Stream(0))
+
+    def away(*_: object) -> None:
+        raise MissingClients(dict.fromkeys(range(problem.n), "no answer"), clients.names)
+
+    clients.value_and_gradient = away  # type: ignore[assignment,method-assign]
+    with pytest.raises(MissingClients, match="no answer"):
+        algorithm.round(state, clients, Stream(0))
+
+
+# -- minibatches and networks ----------------------------------------------------------------------
+
+
+def two_moons(clients: int = 4) -> Federation:
+    """Two interleaved half circles, shifted differently for every client."""
+    data = {}
+    for i in range(clients):
+        random = np.random.default_rng(i)
+        angle, label = random.uniform(0, np.pi, 40), np.arange(40) % 2
+        x = np.column_stack([np.cos(angle), np.sin(angle)]) * np.where(label, 1, -1)[:, None]
+        shift = np.where(label[:, None], [0.5, -0.25], [-0.5, 0.25]) + 0.3 * random.normal(size=2)
+        data[f"c{i}"] = ((x + shift + 0.1 * random.normal(size=x.shape)), label)
+    return Federation.from_clients(data)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "dtype"), [(None, torch.float32), (8, torch.float32), (None, torch.float64)]
+)
+def test_networks_and_minibatches_train_without_a_number_from_the_user(
+    batch_size: int | None, dtype: torch.dtype
+) -> None:
+    module = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    clients = simulate(two_moons(), module, "cross_entropy", dtype=dtype)
+    objective, start = CVaR(0.5), clients.initial(Stream(0))
+    algorithm = ScaffPD(
+        objective, LocalSGD(lr=1.0, steps=8, batch_size=batch_size), gradient_batch_size=batch_size
+    )
+    state = algorithm.init(clients, start)
+    for r in range(25):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+    before, after = (objective.value(clients.losses(x, Stream(0))) for x in (start, state.x))
+    assert after < 0.7 * before
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"smoothness": 0.0}, {"coupling": 1.0}, {"horizon": 0.0}, {"patience": 0}]
+)
+def test_auto_steps_refuse_nonsense(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        AutoSteps(**wrong)  # type: ignore[arg-type]
