@@ -18,7 +18,8 @@ What the papers publish and what this library measures, side by side. This page 
 stored results by `python -m experiments.harness.page experiments docs/reproductions.md`; every
 number comes from `experiments/NAME/results`, which names the command and the versions. Run one
 yourself with `python -m experiments run NAME`, or its short form with `--quick`. "Agree" is a
-test in code (`experiments/harness`); where it says no, the experiment's README says why as far as we know.
+test in code (`experiments/harness`); where it says no, the experiment's README says why as far as
+we know.
 """
 
 

@@ -97,8 +97,8 @@ class AutoSteps:
     measured (:func:`equifed.steps.curvature.measured_smoothness`, about 12 exchanges before the
     first round). The dual step follows the coupling of weights and model in the direction in which
     the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of primal-dual methods
-    with the norm taken where it matters, as in the line search of Malitsky and Pock (2018), at the cost
-    of a second weighted sum in an exchange that is made anyway.
+    with the norm taken where it matters, as in the line search of Malitsky and Pock (2018), at the
+    cost of a second weighted sum in an exchange that is made anyway.
 
     Safeguard: where a round is much worse than the best one (its certified gap 100 times the best;
     or, without a certificate, its objective more than doubled *and* more than half of what was
