@@ -44,7 +44,7 @@ def run(
         objective,
         LocalSGD(lr=1.0, steps=8, batch_size=batch_size),
         gradient_batch_size=gradient_batch_size,
-    )
+    ).wrapped()
     x = clients.initial(Stream(0))
     state, started = algorithm.init(clients, x), time.perf_counter()
     for r in range(rounds):

@@ -26,7 +26,6 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.datasets.synthetic import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
-from equifed.steps.certificate import Certify
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
 
@@ -55,7 +54,7 @@ def solve(
     problem: ConvexProblem, objective: SaddleObjective, best: float, rounds: int = ROUNDS
 ) -> Outcome:
     """Run SCAFF-PD with every default until the certificate says that it is done."""
-    clients, algorithm = problem.clients(), ScaffPD(objective)
+    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
     state, wanted = algorithm.init(clients, problem.start()), TOLERANCE * abs(best)
     reached = certified = rounds + 1
     values, gaps = [], []
@@ -124,7 +123,7 @@ def rounds_to_saddle(
     problem: ConvexProblem, objective: RelativeFairness, rounds: int = IA_ROUNDS
 ) -> tuple[int, float]:
     """Return the first round within the tolerance (else one too many), and R_AB at the end."""
-    clients, algorithm = problem.clients(), ScaffPD(objective)
+    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
     state, first = algorithm.init(clients, problem.start()), None
     for r in range(rounds + 1):
         x = state.x
@@ -166,7 +165,7 @@ def squared_distances(
     problem: ConvexProblem, objective: SaddleObjective, best: np.ndarray, rounds: int
 ) -> np.ndarray:
     """Return |x_r - x*|^2 for every round."""
-    clients, algorithm = problem.clients(), ScaffPD(objective, certify=Certify())
+    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
     state, out = algorithm.init(clients, problem.start()), []
     for r in range(rounds + 1):
         out.append(float(np.sum((state.x.numpy() - best) ** 2)))
@@ -231,7 +230,7 @@ def observed_rate(problem: ConvexProblem, rounds: int) -> tuple[float, int]:
     """Return the slope of the least-squares line through (log r, log of the best gap so far)."""
     objective = WorstCase()
     best, _ = interior_point(problem, objective)
-    clients, algorithm = problem.clients(), ScaffPD(objective)
+    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
     state, values = algorithm.init(clients, problem.start()), []
     for r in range(rounds):
         state, info = algorithm.round(state, clients, Stream(0).at("round", r))

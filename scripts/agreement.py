@@ -3,9 +3,10 @@
     python scripts/agreement.py dump OUT.npz        # with the version that is installed
     python scripts/agreement.py compare A.npz B.npz
 
-Every algorithm of the catalogue runs 12 rounds on a convex problem (softmax regression with an L2
-penalty) and on a network (one hidden layer), in float64 on both engines; the models after every
-round, the weights and the objective values are stored. Version 0.1 had other names for some
+Every algorithm of the catalogue runs 12 rounds, and 60 where step sizes are meant to be too bold,
+on a convex problem (softmax regression with an L2 penalty) and on a network (one hidden layer), in
+float64 on both engines; the last model, the weights, the objective and the certified gap of every
+round and the halvings of the step sizes are stored. Version 0.1 had other names for some
 arguments; the few lines under ``OLD`` translate.
 """
 
@@ -18,19 +19,25 @@ import numpy as np
 import torch
 
 try:
+    from equifed.algorithms.scaff_pd import ScaffPD
+    from equifed.algorithms.scaff_pd_ia import ScaffPDIA
     from equifed.contract.local import LocalSGD
     from equifed.data import Federation
     from equifed.engines.loop import LoopClients
     from equifed.engines.stacked.clients import StackedClients
     from equifed.objectives import ChiSquare, CVaR
     from equifed.runs.catalogue import ALGORITHMS
+    from equifed.steps.automatic import AutoSteps
     from equifed.training.loop import train
 
     OLD = False
 except ImportError:  # version 0.1
+    from equifed.auto_steps import AutoSteps
     from equifed.catalogue import ALGORITHMS
     from equifed.local import LocalSGD
 
+    from equifed.algorithms.scaff_pd import ScaffPD
+    from equifed.algorithms.scaff_pd_ia import ScaffPDIA
     from equifed.data import Federation
     from equifed.engines.loop import LoopClients
     from equifed.engines.stacked import StackedClients
@@ -82,6 +89,15 @@ def cases() -> dict[str, object]:
             out[f"{name}, noisy"] = make(**first, local=work(), **{gradients: 8})
         if name in ("afl", "drfa", "agnostic-fedavg"):
             out[f"{name}, cvar"] = make(objective=CVaR(0.5))
+    # Steps so bold that the safeguard has to act, by each of its measures.
+    for horizon in (16.0, 60.0):
+        bold = {"steps": AutoSteps(horizon=horizon), "local": LocalSGD(lr=1.0, steps=60)}
+        noisy = {"local": LocalSGD(lr=1.0, steps=60), gradients: 8}
+        out[f"bold, cvar, {horizon}"] = ScaffPD(CVaR(0.5), **bold)
+        out[f"bold, part, {horizon}"] = ScaffPD(ChiSquare(0.1), participation=0.6, **bold)
+        out[f"bold, noisy, {horizon}"] = ScaffPD(ChiSquare(0.1), **bold | noisy)
+        out[f"bold, signed, {horizon}"] = ScaffPDIA(0.4, **bold)
+        out[f"bold, chosen, {horizon}"] = ScaffPDIA("auto", warmup=20, rho=0.5, **bold)
     return out
 
 
@@ -105,7 +121,10 @@ def dump(path: str) -> None:
     for problem in ("convex", "network"):
         for engine, clients in engines(problem == "network").items():
             for name, algorithm in cases().items():
-                history = train(algorithm, clients, rounds=ROUNDS, seed=5)
+                if name.startswith("bold") and engine == "loop":
+                    continue  # slow, and about the algorithm, not the engine
+                rounds = 5 * ROUNDS if name.startswith("bold") else ROUNDS
+                history = train(algorithm, clients, rounds=rounds, seed=5)
                 key = f"{problem}/{engine}/{name}"
                 flat = [p.double().numpy().ravel() for p in history.parameters.values()]
                 found[f"{key}/model"] = np.concatenate(flat)
@@ -113,9 +132,11 @@ def dump(path: str) -> None:
                 found[f"{key}/objective"] = np.array(values)
                 gaps = [r.numbers["gap"] for r in history.rounds if "gap" in r.numbers]
                 found[f"{key}/gap"] = np.array(gaps)
+                halved = [r.numbers["halvings"] for r in history.rounds if "halvings" in r.numbers]
+                found[f"{key}/halvings"] = np.array(halved)
                 found[f"{key}/weights"] = np.array([*history.weights.values()])
     np.savez(path, **found)
-    print(f"{len(found) // 4} runs of {ROUNDS} rounds written to {path}")
+    print(f"{len(found) // 5} runs of {ROUNDS} rounds written to {path}")
 
 
 def compare(first: str, second: str) -> int:

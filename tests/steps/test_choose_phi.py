@@ -105,7 +105,7 @@ def test_a_given_phi_is_scaff_pd_with_that_objective() -> None:
         one, _ = given.round(one, clients, Stream(0).at("round", r))
         other, _ = plain.round(other, clients, Stream(0).at("round", r))
     assert torch.equal(one.x, other.x)
-    np.testing.assert_array_equal(one.inner.weights, other.weights)
+    np.testing.assert_array_equal(one.weights, other.weights)
 
 
 def test_a_state_with_a_chosen_phi_survives_a_checkpoint(tmp_path: Path) -> None:

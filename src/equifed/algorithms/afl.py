@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract.algorithm import Info
@@ -81,9 +81,11 @@ class AFL:
         if state.losses is not None:
             weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
         moved = clients.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - moved.displacement.weighted_sum(scale_to_present(weights, clients.index))
+        step = moved.displacement.weighted_sum(scale_to_present(weights, clients.index))
         info = Info(weights, losses, self.objective.value(losses), clients.index)
-        return State(x, weights, losses), info
+        if self.local == LocalSGD(lr=self.local.lr, steps=1):  # one plain step on all samples
+            info = replace(info, gradient=step / self.local.lr)
+        return State(state.x - step, weights, losses), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""

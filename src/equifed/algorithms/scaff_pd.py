@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from equifed.algorithms.certified import Certified
+from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, MissingClients
-from equifed.contract.curvature import Curvature
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
     carry_over,
@@ -17,27 +18,18 @@ from equifed.contract.participation import (
 )
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.automatic import AutoSizes, AutoSteps
-from equifed.steps.certificate import Certificate, Certify, Place
-from equifed.steps.schedule import Point, Problem, Schedule, Seen, StepSizes
-
-__all__ = ["AutoSizes", "Curvature", "Point", "ScaffPD", "State", "StepSizes"]  # a state holds them
+from equifed.steps.automatic import AutoSteps
+from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
 
 
 @dataclass(frozen=True)
 class State:
-    """The model, the client weights, the last losses, the step sizes in force, what is known.
-
-    Before the first round there are no losses, no step sizes, and nothing is known of the losses'
-    curvature; if nothing can be known it is the reason.
-    """
+    """The model, the client weights, the last losses and the step sizes in force."""
 
     x: Vector
     weights: Weights
-    losses: Losses | None = None
+    losses: Losses | None = None  # None before the first round, as are the sizes
     sizes: StepSizes | None = None
-    curvature: Curvature | str | None = None
-    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,9 +37,6 @@ class ScaffPD:
     r"""SCAFF-PD (Yu et al. 2023), Algorithms 1 and 2.
 
     .. math:: \min_x \max_{\lambda \in \Lambda} \sum_i \lambda_i f_i(x) - \psi(\lambda)
-
-    Each round extrapolates the losses, takes an exact dual step, and moves the model by
-    bias-corrected local steps:
 
     .. math::
 
@@ -58,21 +47,14 @@ class ScaffPD:
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
-    The paper leaves the first extrapolation open: the previous losses are taken to be the first
-    ones. SCAFF-PD-IA (relative fairness) is this algorithm with the objective ``RelativeFairness``,
-    whose weights may be negative.
-
-    Clients that do not take part keep their last loss, which the dual step uses as if it were new,
-    and the weights of those present are scaled up to the total of all. With everybody present this
-    is the paper's algorithm; with fewer its convergence guarantees no longer apply.
-
-    With full gradients, everybody present and strongly convex losses every round proves how far it
-    is from the optimum (:mod:`equifed.steps.certificate`), at no further exchange.
+    The paper leaves the first extrapolation open: the previous losses are taken to be the first.
+    Absent clients keep their last loss, and the weights of those present are scaled up to the total
+    of all; the paper's guarantees are for everybody present.
 
     Parameters
     ----------
     objective : SaddleObjective
-        Set and penalty of the weights.
+        Set Lambda and penalty psi of the weights; with ``RelativeFairness`` it is SCAFF-PD-IA.
     local : LocalSGD
         J steps of size eta, which the schedule may set (the automatic one does).
     steps : Schedule
@@ -81,8 +63,6 @@ class ScaffPD:
         Samples for the losses and the control variates; None means all of them.
     participation : float
         Fraction of clients in a round.
-    certify : Certify
-        What to state about the losses for the certificate, where it cannot be found out.
     """
 
     objective: SaddleObjective
@@ -90,7 +70,6 @@ class ScaffPD:
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
     gradient_batch_size: int | None = None
     participation: float = 1.0
-    certify: Certify = Certify()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -100,89 +79,32 @@ class ScaffPD:
         return State(x, self.objective.start(len(clients.names)))
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        """Return the state after one round, or after stepping back if everybody overflowed."""
-        clients = sample_clients(clients, self.participation, stream)
-        try:
-            return self._round(state, clients, stream)
-        except MissingClients as lost:
-            sizes = None if state.sizes is None else state.sizes.retreat()
-            if sizes is None or not _overflow(lost, len(clients.index)):
-                raise
-            return self._back(state, sizes)
-
-    def _round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        """One line of code for one line of the paper."""
-        x, n = state.x, len(clients.names)
-        seen, gradients = clients.value_and_gradient(
-            x, stream.at("gradient"), self.gradient_batch_size
-        )
-        state = self._prepared(state, clients, gradients, stream)
-        size, local = self._sizes(state)
-        losses = carry_over(state.losses, clients.index, seen, n)
+        """Return the state after one round: one line of code for one line of the paper."""
+        clients, x = sample_clients(clients, self.participation, stream), state.x
+        seen, c = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch_size)
+        size = state.sizes or self.steps.start(Problem(self, clients, x, c, stream.at("steps")))
+        local = self.local if size.local is None else replace(self.local, lr=size.local)
+        losses = carry_over(state.losses, clients.index, seen, len(clients.names))  # l
         before = losses if state.losses is None else state.losses
         ahead = losses + size.extrapolation * (losses - before)  # s
         weights = self.objective.prox(state.weights + size.dual * ahead, size.dual)  # (4.1)
         present = scale_to_present(weights, clients.index)
-        target = gradients.weighted_sum(present)  # c
-        moved = clients.local_steps(x, local, stream.at("local"), control=gradients, target=target)
+        target = c.weighted_sum(present)  # c
+        moved = clients.local_steps(x, local, stream.at("local"), control=c, target=target)
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
-        point = Point(x - size.primal * update, weights, losses)  # (4.2)
+        new_x = x - size.primal * update  # (4.2)
 
-        value = self.objective.value(losses)
-        place = Place(x, losses, weights, target, self.gradient_batch_size is None, state.round)
-        proof = self.certify(self.objective, state.curvature, clients, place, stream)
-        gap = proof.gap if isinstance(proof, Certificate) else None
-        turn = present - scale_to_present(state.weights, clients.index)
-        slack = value - float(weights @ losses) + self.objective.penalty(weights)
-        residual = slack + 0.5 * size.primal * float(target @ target)
-        here = Point(x, weights, losses)
-        after = self.steps.next(size, Seen(here, value, gap, residual, turn, gradients))
-        numbers = size.numbers() | (proof.numbers() if isinstance(proof, Certificate) else {})
-        notes = size.said() if state.round == 0 else ()
-        notes += (f"no certificate: {proof}",) if isinstance(proof, str) else ()
-        info = Info(weights, losses, value, clients.index, numbers, notes)
-        return _moved(state, after.back or point, after), info
-
-    def _prepared(
-        self, state: State, clients: Clients, gradients: ClientVectors, stream: Stream
-    ) -> State:
-        """Return the state with step sizes, which the first round has to choose."""
-        if state.sizes is not None:
-            return state
-        curvature = self.certify.curvature(clients)
-        problem = Problem(
-            clients, state.x, self.objective, self.local, self.gradient_batch_size, curvature,
-            gradients, stream.at("steps"),
-        )  # fmt: skip
-        return replace(state, sizes=self.steps.start(problem), curvature=curvature)
-
-    def _sizes(self, state: State) -> tuple[StepSizes, LocalSGD]:
-        assert state.sizes is not None
-        own = state.sizes.local
-        return state.sizes, self.local if own is None else replace(self.local, lr=own)
-
-    def _back(self, state: State, sizes: StepSizes) -> tuple[State, Info]:
-        """Go back to the best point after a round in which everybody overflowed."""
-        best = sizes.back
-        assert best is not None and best.losses is not None
-        value = self.objective.value(best.losses)
-        note = "local steps overflowed: back to the best model with half the step size"
-        info = Info(best.weights, best.losses, value, None, sizes.numbers(), (note,))
-        return _moved(state, best, sizes), info
+        turned = WeightChange(present - scale_to_present(state.weights, clients.index), weights, c)
+        value, notes = self.objective.value(losses), size.said() if state.sizes is None else ()
+        gradient = target if self.gradient_batch_size is None else None
+        info = Info(weights, losses, value, clients.index, size.numbers(), notes, gradient)
+        sizes = self.steps.next(size, turned)
+        return replace(state, x=new_x, weights=weights, losses=losses, sizes=sizes), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
 
-
-def _overflow(lost: MissingClients, present: int) -> bool:
-    """Tell whether everybody's numbers grew out of bounds, rather than clients being away."""
-    reasons = lost.reasons.values()
-    return len(reasons) == present and all(r.endswith(("inf", "nan")) for r in reasons)
-
-
-def _moved(state: State, point: Point, sizes: StepSizes) -> State:
-    return State(
-        point.x, point.weights, point.losses, replace(sizes, back=None), state.curvature,
-        state.round + 1,
-    )  # fmt: skip
+    def wrapped(self) -> Safeguarded:
+        """Return the algorithm as training runs it."""
+        return Safeguarded(Certified(self))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from equifed.algorithms.scaff_pd import AutoSizes, Curvature, Point, ScaffPD, State, StepSizes
+from equifed.algorithms.certified import Certified
+from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
@@ -14,26 +16,16 @@ from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness, Side
 from equifed.objectives.worst_case import WorstCase
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.certificate import Certify
 from equifed.steps.phi import choose_phi
 from equifed.steps.schedule import Schedule
 
-__all__ = [  # a state holds most of them
-    "AutoSizes", "Curvature", "Point", "ScaffPDIA", "ScaffPDIAState", "State", "StepSizes",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
-class ScaffPDIAState:
-    """SCAFF-PD's state, and the phi in force (None before it is chosen)."""
+class ScaffPDIAState(State):
+    """SCAFF-PD's state, the phi in force (None before it is chosen), and the rounds so far."""
 
-    inner: State
     phi: float | None = None
-
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,7 @@ class ScaffPDIA:
         As for :class:`equifed.objectives.RelativeFairness`.
     warmup : int
         Rounds with phi = 0 before phi is chosen.
-    local, steps, gradient_batch_size, participation, certify
+    local, steps, gradient_batch_size, participation
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
     """
 
@@ -70,7 +62,6 @@ class ScaffPDIA:
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
     gradient_batch_size: int | None = None
     participation: float = 1.0
-    certify: Certify = Certify()  # noqa: RUF009 - a frozen value
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -82,41 +73,44 @@ class ScaffPDIA:
     def init(self, clients: Clients, x: Vector) -> ScaffPDIAState:
         """Return the state before the first round."""
         given = None if isinstance(self.phi, str) else self.phi
-        return ScaffPDIAState(self._with(given or 0.0).init(clients, x), given)
+        first = self._with(given or 0.0).init(clients, x)
+        return ScaffPDIAState(x, first.weights, phi=given)
 
     def round(
         self, state: ScaffPDIAState, clients: Clients, stream: Stream
     ) -> tuple[ScaffPDIAState, Info]:
         """Return the state after one round of SCAFF-PD; choose phi first when its time has come."""
         notes: tuple[str, ...] = ()
-        if state.phi is None and state.inner.round >= self.warmup:
-            state, notes = self._chosen(state, clients, stream)
-        inner, info = self._with(state.phi or 0.0).round(state.inner, clients, stream)
+        if state.phi is None and state.round >= self.warmup:
+            state, notes = self._choose(state, clients, stream)
+        moved, info = self._with(state.phi or 0.0).round(state, clients, stream)
+        after = replace(state, **vars(moved) | {"round": state.round + 1})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
-        return replace(state, inner=inner), replace(info, numbers=numbers, notes=info.notes + notes)
+        return after, replace(info, numbers=numbers, notes=info.notes + notes)
 
     def model(self, state: ScaffPDIAState) -> Vector:
         """Return the last model."""
         return state.x
 
-    def _objective(self, phi: float) -> RelativeFairness:
-        return RelativeFairness(phi, self.upper, self.lower, self.rho)
+    def objective_at(self, state: ScaffPDIAState) -> RelativeFairness:
+        """Return the objective with the phi in force."""
+        return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho)
+
+    def wrapped(self) -> Safeguarded:
+        """Return the algorithm as training runs it."""
+        return Safeguarded(Certified(self))
 
     def _with(self, phi: float) -> ScaffPD:
+        objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
         return ScaffPD(
-            self._objective(phi),
-            self.local,
-            self.steps,
-            self.gradient_batch_size,
-            self.participation,
-            self.certify,
+            objective, self.local, self.steps, self.gradient_batch_size, self.participation
         )
 
-    def _chosen(
+    def _choose(
         self, state: ScaffPDIAState, clients: Clients, stream: Stream
     ) -> tuple[ScaffPDIAState, tuple[str, ...]]:
         """Choose phi at the model of phi = 0 and start anew from there with the larger set."""
-        choice = choose_phi(clients, state.x, self._objective(0.0), stream.at("phi"))
-        weights = self._objective(choice.phi).prox(state.inner.weights, 0.0)
-        fresh = State(state.x, weights, round=state.inner.round)
-        return ScaffPDIAState(fresh, choice.phi), (str(choice),)
+        choice = choose_phi(clients, state.x, self.objective_at(state), stream.at("phi"))
+        fresh = ScaffPDIAState(state.x, state.weights, phi=choice.phi, round=state.round)
+        weights = self.objective_at(fresh).prox(state.weights, 0.0)
+        return replace(fresh, weights=weights), (str(choice),)

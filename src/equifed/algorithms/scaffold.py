@@ -96,10 +96,10 @@ class Scaffold:
             state.x, self.local, stream.at("local"), control=gradients, target=target
         )
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
-        objective = float(weights @ losses)
-        return State(x), Info(
-            scatter(weights, clients.index, n), objective=objective, index=clients.index
-        )
+        everyone, value = scatter(weights, clients.index, n), float(weights @ losses)
+        full = self.gradient_batch_size is None and len(clients.index) == n
+        info = Info(everyone, losses if full else None, value, clients.index)
+        return State(x), replace(info, gradient=target if full else None)
 
     def model(self, state: State) -> Vector:
         """Return the last model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -14,7 +14,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Info:
-    """What a round can tell about itself; it is recorded and never read back by the algorithm.
+    """What a round can tell about itself; only a wrapper of the algorithm ever reads it back.
 
     Parameters
     ----------
@@ -31,6 +31,9 @@ class Info:
         Anything else worth a column (step sizes, a certificate).
     notes : tuple of str
         What a reader of the run should know; each is recorded once, as an event.
+    gradient : Vector, optional
+        Sum of the clients' full gradients at the round's starting point, weighted by ``weights``,
+        where the round had it.
     """
 
     weights: Weights
@@ -39,6 +42,7 @@ class Info:
     index: Index | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    gradient: Vector | None = None
 
 
 class Algorithm(Protocol[S]):
@@ -63,3 +67,12 @@ class Algorithm(Protocol[S]):
 
 
 AnyAlgorithm = Algorithm[Any]
+
+
+@runtime_checkable
+class Wrappable(Protocol):
+    """An algorithm that is usually run inside wrappers."""
+
+    def wrapped(self) -> AnyAlgorithm:
+        """Return the algorithm as training runs it."""
+        ...

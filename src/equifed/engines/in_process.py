@@ -90,6 +90,7 @@ class InProcessClients:
         self.index: Index = np.arange(len(data.names))
         self.traffic = Traffic(len(data.names))
         self._template = module
+        self._curvature: list[Curvature | str] = []
         self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
         self._inputs = self._placed(as_data(split.inputs, dtype, "cpu"), torch.device(device))
         self._targets = as_data(split.targets, dtype, self._inputs.device)
@@ -107,7 +108,9 @@ class InProcessClients:
 
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature of the clients' losses, or why none are known."""
-        return known_curvature(self.model, len(self.names), self.inputs_of)
+        if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
+            self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
+        return self._curvature[0]
 
     def initial(self, stream: Stream) -> Tensor:
         """Return a freshly initialised model."""

@@ -1,4 +1,4 @@
-"""Step sizes that choose themselves, and step back when they were too bold."""
+"""Step sizes that choose themselves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from equifed.contract.curvature import Curvature
 from equifed.steps.curvature import measured_smoothness
-from equifed.steps.schedule import Point, Problem, Seen, StepSizes
+from equifed.steps.schedule import Problem, StepSizes, WeightChange
 
 LARGEST, TINY = 1e300, 1e-300
 
-GRACE = 10
-"""Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
+DECAY = 0.8
+"""How much of the steepest coupling so far a round remembers."""
 
 
 @dataclass(frozen=True)
@@ -25,32 +25,15 @@ class AutoSizes(StepSizes):
     ----------
     smoothness : float
         L, measured or known.
-    best : Point, optional
-        The best point so far.
-    first : float
-        What the first point was worth.
-    stale : int
-        Rounds since the best point.
     halvings : int
-        How often the safeguard halved the step sizes.
+        How often a safeguard halved the step sizes.
     steepest : float
         The coupling of weights and model, its largest over the last rounds.
-    by_gap, by_residual : bool
-        Whether rounds are judged by their certified gap, or by how far they are from a saddle
-        point; by the objective if neither.
-    smoothed : float, optional
-        Running mean of the objective where minibatches make it noisy.
     """
 
     smoothness: float = 0.0
-    best: Point | None = None
-    first: float = math.inf
-    stale: int = 0
     halvings: int = 0
     steepest: float = 0.0
-    by_gap: bool = False
-    by_residual: bool = False
-    smoothed: float | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes and the measured smoothness for the round's record."""
@@ -61,12 +44,6 @@ class AutoSizes(StepSizes):
         sizes = f"tau {self.primal:.4g}, eta {self.local:.4g}, first sigma {self.dual:.4g}"
         return (f"automatic step sizes for smoothness {self.smoothness:.4g}: {sizes}",)
 
-    def retreat(self) -> AutoSizes | None:
-        """Return half the step sizes, from the best point; None if there is none."""
-        if self.best is None:
-            return None
-        return replace(self.halved(), back=self.best, stale=-GRACE)
-
     def halved(self) -> AutoSizes:
         """Return half the step sizes."""
         assert self.local is not None
@@ -75,7 +52,6 @@ class AutoSizes(StepSizes):
             primal=self.primal / 2,
             dual=self.dual / 2,
             local=self.local / 2,
-            stale=0,
             halvings=self.halvings + 1,
         )
 
@@ -100,19 +76,10 @@ class AutoSteps:
     with the norm taken where it matters, as in the line search of Malitsky and Pock (2018), at the
     cost of a second weighted sum in an exchange that is made anyway.
 
-    Safeguard: where a round is much worse than the best one (its certified gap 100 times the best;
-    or, without a certificate, its objective more than doubled *and* more than half of what was
-    gained lost again), training goes back to the best point, both steps are halved, and nothing is
-    judged for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When
-    local steps overflow for everybody, training goes back too. Signed weights (relative fairness)
-    have no certificate; strongly convex clients are then judged, as by a gap, by the distance from
-    a saddle point, :math:`\Phi(x) - F(x, \lambda) + \tau |\nabla_x F(x, \lambda)|^2 / 2`, which
-    swings more, so with twice the patience.
-
-    For **minibatches** T is half of that, because a minibatch is steeper than all samples, and the
-    safeguard looks at a running mean of the objective, about ten rounds long. For
-    **neural networks** the same rule holds with L at the first model; curvature grows in training,
-    which the safeguard catches. Neither has a guarantee.
+    For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
+    **neural networks** the same rule holds with L at the first model. Neither has a guarantee, and
+    curvature grows in training: :class:`equifed.algorithms.safeguarded.Safeguarded`, in which
+    SCAFF-PD is usually run, goes back and halves the steps when they were too bold.
 
     Parameters
     ----------
@@ -122,8 +89,6 @@ class AutoSteps:
         T L for full gradients; 4 is the paper-free default, 8 can diverge.
     coupling : float
         The product of step sizes and squared coupling; must stay below 1.
-    patience : int
-        Rounds without improvement after which T is halved.
     probe : int
         Clients to ask at most when the smoothness is measured.
     """
@@ -131,7 +96,6 @@ class AutoSteps:
     smoothness: float | None = None
     horizon: float = 4.0
     coupling: float = 0.7
-    patience: int = 60
     probe: int = 32
 
     def __post_init__(self) -> None:
@@ -141,55 +105,38 @@ class AutoSteps:
             raise ValueError(f"horizon must be positive, got {self.horizon}.")
         if not 0 < self.coupling < 1:
             raise ValueError(f"coupling must lie in (0, 1), got {self.coupling}.")
-        for name in ("patience", "probe"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.probe < 1:
+            raise ValueError(f"probe must be at least 1, got {self.probe}.")
 
     def start(self, problem: Problem) -> AutoSizes:
         """Return the step sizes of the first round; may measure."""
+        algorithm, clients = problem.algorithm, problem.clients
         smoothness = self._smoothness(problem)
-        steps = int(problem.local.steps_for(problem.clients.sizes).max())
-        norm = problem.objective.l1_norm(len(problem.clients.names))
-        signed = norm > 1 + 1e-9
+        steps = int(algorithm.local.steps_for(clients.sizes).max())
+        norm = algorithm.objective.l1_norm(len(clients.names))
         time = min(self.horizon, steps) / (smoothness * norm)
-        if problem.local.batch_size is not None or problem.gradient_batch_size is not None:
+        if algorithm.local.batch_size is not None or algorithm.gradient_batch_size is not None:
             time /= 2
         dual = self.coupling / max(time * float(problem.gradients.squared_norms().sum()), TINY)
         return AutoSizes(
-            time,
-            min(dual, LARGEST),
-            extrapolation=1.0,
-            local=time / steps,
-            smoothness=smoothness,
-            by_gap=_strongly_convex(problem) and not signed,
-            by_residual=_strongly_convex(problem) and signed,
-            smoothed=None if problem.gradient_batch_size is None else math.nan,
+            time, min(dual, LARGEST), extrapolation=1.0, local=time / steps, smoothness=smoothness
         )
 
-    def next(self, sizes: StepSizes, seen: Seen) -> AutoSizes:
-        """Return the step sizes of the next round, and where to go back to if need be."""
+    def next(self, sizes: StepSizes, turned: WeightChange) -> AutoSizes:
+        """Return the sizes with the next dual step; each halving has halved it as well."""
         assert isinstance(sizes, AutoSizes)
-        sizes = _noted(self._adapted(sizes, seen.coupling()), seen.value)
-        merit = _merit(sizes, seen)
-        if merit is None:  # somebody is missing: nothing to compare with
+        coupling = turned.coupling()
+        if coupling is None:
             return sizes
-        here, best = replace(seen.point, merit=merit), sizes.best
-        if best is None:
-            return replace(sizes, best=here, first=merit)
-        if merit < best.merit:
-            return replace(sizes, best=here, stale=0)
-        if _vanishing(sizes) and best.merit <= 1e-12 * abs(seen.value):
-            return sizes  # converged to rounding
-        if sizes.stale >= 0 and merit > _limit(sizes, best.merit):
-            return sizes.retreat() or sizes
-        if sizes.stale + 1 >= self.patience * (1 + sizes.by_residual):
-            return sizes.halved()
-        return replace(sizes, stale=sizes.stale + 1)
+        steepest = max(coupling, DECAY * sizes.steepest)
+        wanted = self.coupling / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
+        dual = float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
+        return replace(sizes, dual=dual, steepest=steepest)
 
     def _smoothness(self, problem: Problem) -> float:
         if self.smoothness is not None:
             return self.smoothness
-        known, bound = problem.curvature, math.inf
+        known, bound = problem.clients.curvature(), math.inf
         if isinstance(known, Curvature):
             bound = float(known.smoothness.max())
             if known.tight and math.isfinite(bound):
@@ -199,52 +146,3 @@ class AutoSteps:
         )
         found = min(measured, bound)
         return found if found > 0 else 1.0  # flat: any step will do
-
-    def _adapted(self, sizes: AutoSizes, coupling: float | None) -> AutoSizes:
-        """Return the sizes with the next dual step; each halving has halved it as well."""
-        if coupling is None:
-            return sizes
-        steepest = max(coupling, 0.8 * sizes.steepest)
-        wanted = self.coupling / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
-        dual = float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
-        return replace(sizes, dual=dual, steepest=steepest)
-
-
-def _noted(sizes: AutoSizes, value: float) -> AutoSizes:
-    """Return the sizes with the running mean of a noisy objective, about ten rounds long."""
-    if sizes.smoothed is None:
-        return sizes
-    fresh = math.isnan(sizes.smoothed)
-    return replace(sizes, smoothed=value if fresh else 0.9 * sizes.smoothed + 0.1 * value)
-
-
-def _vanishing(sizes: AutoSizes) -> bool:
-    """Tell whether what a round is judged by is zero at the solution."""
-    return sizes.by_gap or sizes.by_residual
-
-
-def _merit(sizes: AutoSizes, seen: Seen) -> float | None:
-    """Return what a round is judged by; smaller is better."""
-    if sizes.by_gap:
-        return seen.gap
-    if sizes.by_residual:
-        return seen.residual
-    return seen.value if sizes.smoothed is None else sizes.smoothed
-
-
-def _limit(sizes: AutoSizes, best: float) -> float:
-    """Return what is much worse than the best."""
-    if _vanishing(sizes):
-        return 100 * best
-    return max(best + abs(best), (sizes.first + best) / 2)
-
-
-def _strongly_convex(problem: Problem) -> bool:
-    """Tell whether every client's loss is known to be strongly convex, and everybody is present."""
-    known, clients = problem.curvature, problem.clients
-    return (
-        isinstance(known, Curvature)
-        and float(known.strong_convexity.min()) > 0
-        and problem.gradient_batch_size is None
-        and len(clients.index) == len(clients.names)
-    )

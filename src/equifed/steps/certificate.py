@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature
-from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 
 ROUNDING = 8.0
@@ -36,18 +34,6 @@ class Certificate:
         """Return the numbers of the round's record."""
         out = {"gap": self.gap}
         return {**out, "distance": self.distance} if math.isfinite(self.distance) else out
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where a round stood: x, l(x), the weights, the weighted gradient; on all samples or not."""
-
-    x: Vector
-    losses: Losses
-    weights: Weights
-    gradient: Vector
-    full: bool
-    round: int
 
 
 def certificate(
@@ -111,66 +97,3 @@ def certificate(
 
 def _dtype(vector: Vector) -> str:
     return str(vector.dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class Certify:
-    """Where certificates get what they need to know.
-
-    Nothing need be given for linear models with the losses of :mod:`equifed.models.losses`. The
-    numbers given here are taken on trust: a certificate is a proof as far as they are right.
-
-    Parameters
-    ----------
-    strong_convexity : float, optional
-        mu of every client's loss, L2 penalty included.
-    smoothness : float, optional
-        L of every client's loss; wanted when weights may be negative.
-    every : int, optional
-        When training uses minibatches: evaluate all samples every so many rounds, at the price of
-        one more exchange, and certify that model.
-    """
-
-    strong_convexity: float | None = None
-    smoothness: float | None = None
-    every: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("strong_convexity", "smoothness", "every"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}; leave it out instead.")
-
-    def curvature(self, clients: Clients) -> Curvature | str:
-        """Return what is certain, or stated, about the clients' curvature."""
-        known, n = clients.curvature(), len(clients.names)
-        if self.strong_convexity is None and self.smoothness is None:
-            return known
-        if isinstance(known, str):
-            known = Curvature(np.full(n, math.inf), np.zeros(n))
-        least = max(float(known.strong_convexity.min()), self.strong_convexity or 0.0)
-        largest = min(float(known.smoothness.max()), self.smoothness or math.inf)
-        return Curvature(np.full(n, largest), np.full(n, least), known.tight)
-
-    def __call__(
-        self,
-        objective: SaddleObjective,
-        curvature: Curvature | str | None,
-        clients: Clients,
-        place: Place,
-        stream: Stream,
-    ) -> Certificate | str | None:
-        """Return a round's certificate, why there is none, or None if its turn has not come."""
-        if curvature is None or isinstance(curvature, str):
-            return curvature
-        if len(clients.index) < len(clients.names):
-            return "not all clients took part"
-        losses, gradient = place.losses, place.gradient
-        if not place.full:
-            if self.every is None:
-                return "gradients of minibatches (certify.every evaluates all samples at times)"
-            if place.round % self.every:
-                return None
-            losses, vectors = clients.value_and_gradient(place.x, stream.at("certificate"))
-            gradient = vectors.weighted_sum(place.weights)
-        return certificate(objective, curvature, losses, place.weights, gradient)

@@ -6,28 +6,14 @@ next, so that the current ones are part of the algorithm's state and a run can b
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
-
-if TYPE_CHECKING:
-    from equifed.contract.curvature import Curvature
-
-
-@dataclass(frozen=True, eq=False)
-class Point:
-    """A model, client weights, the losses there, and what it was worth (smaller is better)."""
-
-    x: Vector
-    weights: Weights
-    losses: Losses | None = None
-    merit: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -48,8 +34,6 @@ class StepSizes:
         Memory of the accelerated schedules: sigma / tau, and how fast it grows.
     round : int
         Rounds before this one.
-    back : Point, optional
-        Where to start this round from, if not where the last one ended.
     """
 
     primal: float
@@ -59,7 +43,6 @@ class StepSizes:
     gamma: float | None = None
     round: int = 0
     rate: float | None = None
-    back: Point | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes for the round's record."""
@@ -74,51 +57,57 @@ class StepSizes:
         """Return what to tell about the choice of these sizes, if they were chosen."""
         return ()
 
-    def retreat(self) -> StepSizes | None:
-        """Return how to go on if no client could answer; None gives up."""
+    def halved(self) -> StepSizes | None:
+        """Return half the step sizes; None where they were chosen by somebody and stay."""
         return None
+
+
+class PrimalDual(Protocol):
+    """The algorithm that the step sizes are for, as far as a schedule may look at it."""
+
+    @property
+    def objective(self) -> SaddleObjective:
+        """Set and penalty of the weights."""
+        ...
+
+    @property
+    def local(self) -> LocalSGD:
+        """Local work."""
+        ...
+
+    @property
+    def gradient_batch_size(self) -> int | None:
+        """Samples for losses and gradients; None means all."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What a schedule may look at in the first round, after the first gradients."""
 
+    algorithm: PrimalDual
     clients: Clients
     x: Vector
-    objective: SaddleObjective
-    local: LocalSGD
-    gradient_batch_size: int | None
-    curvature: Curvature | str
     gradients: ClientVectors
     stream: Stream
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    r"""What a round has shown when it ends.
+class WeightChange:
+    """How the weights turned in a round, and what shows what that does to the model.
 
     Parameters
     ----------
-    point : Point
-        The model the round started from, the weights it chose, the losses there.
-    value : float
-        The objective there.
-    gap : float, optional
-        The certified gap there.
-    residual : float
-        How far model and weights are from a saddle point:
-        :math:`\Phi(x) - F(x, \lambda) + \tfrac{\tau}{2} |\nabla_x F(x, \lambda)|^2`.
-    turn : Weights
-        How far the weights of those present turned in this round.
+    change : Weights
+        How far the weights of those present turned.
+    weights : Weights
+        The weights of all.
     gradients : ClientVectors
-        Their gradients.
+        Gradients of those present.
     """
 
-    point: Point
-    value: float
-    gap: float | None
-    residual: float
-    turn: Weights
+    change: Weights
+    weights: Weights
     gradients: ClientVectors
 
     def coupling(self) -> float | None:
@@ -126,10 +115,10 @@ class Seen:
 
         One more weighted sum of the gradients, in the exchange that asks for their first.
         """
-        turned = float(self.turn @ self.turn)
-        if turned <= 1e-24 * float(self.point.weights @ self.point.weights):
+        turned = float(self.change @ self.change)
+        if turned <= 1e-24 * float(self.weights @ self.weights):
             return None
-        moved = self.gradients.weighted_sum(self.turn)
+        moved = self.gradients.weighted_sum(self.change)
         return float(moved @ moved) / turned
 
 
@@ -140,6 +129,6 @@ class Schedule(Protocol):
         """Return the step sizes of the first round; may ask the clients."""
         ...
 
-    def next(self, sizes: StepSizes, seen: Seen) -> StepSizes:
+    def next(self, sizes: StepSizes, turned: WeightChange) -> StepSizes:
         """Return the step sizes of the round after the one that used ``sizes``."""
         ...

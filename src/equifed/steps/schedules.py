@@ -9,7 +9,7 @@ import math
 import warnings
 from dataclasses import dataclass, replace
 
-from equifed.steps.schedule import Problem, Schedule, Seen, StepSizes
+from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
 
 __all__ = [
     "AcceleratedSteps",
@@ -46,7 +46,7 @@ class ConstantSteps:
         """Return the step sizes of the first round."""
         return StepSizes(self.primal, self.dual, self.extrapolation, self.local)
 
-    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
+    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the same step sizes."""
         return sizes
 
@@ -76,7 +76,7 @@ class GivenSteps:
         """Return the step sizes of the first round."""
         return self._at(0)
 
-    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
+    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the step sizes of the next round."""
         return self._at(sizes.round + 1)
 
@@ -144,7 +144,7 @@ class AcceleratedSteps:
         tau = 1 / (b + math.sqrt(b * b + 2 * a))
         return StepSizes(tau, self.balance * tau, 1.0, tau / self.local_steps, self.balance)
 
-    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
+    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the step sizes of the next round."""
         assert sizes.gamma is not None
         gamma = sizes.gamma * (1 + self.strong_convexity / 4 * sizes.primal)
@@ -191,7 +191,7 @@ class LinearRateSteps:
         tau = 4 * ratio / mu
         return StepSizes(tau, ratio / mu_dual, 1 - 1 / omega, tau / self.local_steps)
 
-    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
+    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the same step sizes."""
         return sizes
 
@@ -233,7 +233,7 @@ class SignedWeightSteps:
 
     def start(self, problem: Problem) -> StepSizes:
         """Return the step sizes of the first round; warn if the set is too large."""
-        size = problem.objective.l1_norm(len(problem.clients.names))
+        size = problem.algorithm.objective.l1_norm(len(problem.clients.names))
         m, big = self.strong_convexity, self.smoothness
         if not size < 1 + m / (2 * big):
             warnings.warn(
@@ -252,7 +252,7 @@ class SignedWeightSteps:
         local = tau / (self.local_steps * max(1.0, 2 * tau * big))
         return replace(sizes, local=local, rate=max(0.0, m / 4 - big * (size - 1) / 2))
 
-    def next(self, sizes: StepSizes, seen: Seen | None = None) -> StepSizes:
+    def next(self, sizes: StepSizes, turned: WeightChange | None = None) -> StepSizes:
         """Return the step sizes of the next round."""
         assert sizes.gamma is not None and sizes.local is not None and sizes.rate is not None
         gamma = sizes.gamma * (1 + sizes.rate * sizes.primal)

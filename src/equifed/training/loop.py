@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.evaluation import Evaluation, Evaluator
@@ -112,6 +112,8 @@ def train(
     """
     if isinstance(evaluate, str):
         evaluate = (evaluate,)
+    if isinstance(algorithm, Wrappable):
+        algorithm = algorithm.wrapped()
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
     if every < 1:

@@ -1,0 +1,220 @@
+"""Safeguarded: any algorithm with step sizes in its state goes back when they were too bold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from equifed.algorithms.wrapper import inner_state, objective_at, unwrap, with_inner_state
+from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.curvature import Curvature
+from equifed.contract.participation import sample_clients
+from equifed.contract.streams import Stream
+from equifed.objectives.base import SaddleObjective
+
+GRACE = 10
+"""Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
+
+MUCH_WORSE = 100.0
+"""A measure that vanishes at the solution is much worse when it is this many times the best."""
+
+
+Measure = Literal["gap", "residual", "value", "mean"]
+
+
+@dataclass(frozen=True, eq=False)
+class BestPoint:
+    """The best model so far with its weights and losses, and what it was worth."""
+
+    x: Vector
+    weights: Weights
+    losses: Losses
+    merit: float  # smaller is better
+
+
+@dataclass(frozen=True)
+class State:
+    """The algorithm's state, and what the safeguard remembers.
+
+    Parameters
+    ----------
+    best : BestPoint, optional
+        The best point so far.
+    measure : str, optional
+        What rounds are judged by: ``"gap"`` (certified), ``"residual"`` (how far from a saddle
+        point), ``"value"`` (the objective), or its running ``"mean"`` where minibatches make it
+        noisy.
+    first : float
+        What the first point was worth.
+    stale : int
+        Rounds since the best point; negative in the rounds of grace.
+    mean : float
+        Running mean of the objective.
+    """
+
+    inner: Any
+    best: BestPoint | None = None
+    measure: Measure | None = None
+    first: float = math.inf
+    stale: int = 0
+    mean: float = math.nan
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether what rounds are judged by is zero at the solution."""
+        return self.measure in ("gap", "residual")
+
+    def limit(self, best: float) -> float:
+        """Return what is much worse than the best."""
+        if self.vanishes:
+            return MUCH_WORSE * best
+        return max(best + abs(best), (self.first + best) / 2)
+
+
+@dataclass(frozen=True)
+class Safeguarded:
+    r"""Goes back to the best point and halves the step sizes where they were too bold.
+
+    Where a round is much worse than the best one (its certified gap 100 times the best; or, without
+    a certificate, its objective more than doubled *and* more than half of what was gained lost
+    again), training goes back to the best point, the step sizes are halved, and nothing is judged
+    for ten rounds. Where nothing improved for ``patience`` rounds, they are halved. When local
+    steps overflow for everybody, training goes back too. Signed weights (relative fairness) have no
+    certificate; strongly convex clients are then judged, as by a gap, by the distance from a saddle
+    point, :math:`\Phi(x) - F(x, \lambda) + \tau |\nabla_x F(x, \lambda)|^2 / 2`, which swings more,
+    so with twice the patience. Noisy objectives (minibatches) are judged by their running mean,
+    about ten rounds long.
+
+    It acts on step sizes that can be halved, which are the automatic ones; with others it leaves
+    the algorithm as it is.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        SCAFF-PD or SCAFF-PD-IA, in :class:`equifed.algorithms.certified.Certified` or not.
+    patience : int
+        Rounds without improvement after which the step sizes are halved.
+    """
+
+    algorithm: AnyAlgorithm
+    patience: int = 60
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}.")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(self.algorithm.init(clients, x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round, or after a step back."""
+        try:
+            inner, info = self.algorithm.round(state.inner, clients, stream)
+        except MissingClients as lost:
+            if state.best is None or not self._overflowed(lost, clients, stream):
+                raise
+            return self._back_from_overflow(state, state.best)
+        if inner_state(inner).sizes.halved() is None:  # step sizes that somebody chose
+            return replace(state, inner=inner), info
+        if self._objective(state.inner, info) != self._objective(inner, info):
+            state = State(state.inner)  # another problem: what is remembered is of no use
+        return self._judged(state, inner, info, clients), info
+
+    def model(self, state: State) -> Vector:
+        """Return the algorithm's model."""
+        return self.algorithm.model(state.inner)
+
+    def _judged(self, state: State, inner: Any, info: Info, clients: Clients) -> State:
+        """Return the state after a round, which may send it back or halve its step sizes."""
+        assert info.losses is not None and info.objective is not None
+        start = state.x
+        state = replace(state, inner=inner, measure=state.measure or self._measure(inner, info))
+        if state.measure == "mean":
+            fresh = math.isnan(state.mean)
+            mean = info.objective if fresh else 0.9 * state.mean + 0.1 * info.objective
+            state = replace(state, mean=mean)
+        merit, best = self._merit(state, info), state.best
+        if merit is None:  # somebody is missing: nothing to compare with
+            return state
+        here = BestPoint(start, info.weights, info.losses, merit)
+        if best is None:
+            return replace(state, best=here, first=merit)
+        if merit < best.merit:
+            return replace(state, best=here, stale=0)
+        if state.vanishes and best.merit <= 1e-12 * abs(info.objective):
+            return state  # converged to rounding
+        if state.stale >= 0 and merit > state.limit(best.merit):
+            return _back(state, best)
+        if state.stale + 1 >= self.patience * (1 + (state.measure == "residual")):
+            return replace(_halved(state), stale=0)
+        return replace(state, stale=state.stale + 1)
+
+    def _measure(self, inner: Any, info: Info) -> Measure:
+        """Return what to judge the rounds by, from what the first one has shown."""
+        n = len(info.weights)
+        if info.gradient is None:
+            return "mean"
+        known = getattr(inner, "curvature", None)  # what Certified knows
+        if not isinstance(known, Curvature) or not float(known.strong_convexity.min()) > 0:
+            return "value"
+        if info.index is not None and len(info.index) < n:
+            return "value"
+        return "residual" if self._objective(inner, info).l1_norm(n) > 1 + 1e-9 else "gap"
+
+    def _merit(self, state: State, info: Info) -> float | None:
+        """Return what a round is judged by; smaller is better."""
+        if state.measure == "gap":
+            return info.numbers.get("gap")
+        if state.measure == "mean":
+            return state.mean
+        if state.measure == "value":
+            return info.objective
+        assert info.losses is not None and info.objective is not None
+        if info.gradient is None:
+            return None
+        penalty = self._objective(state.inner, info).penalty(info.weights)
+        slack = info.objective - float(info.weights @ info.losses) + penalty
+        primal = inner_state(state.inner).sizes.primal
+        return float(slack + 0.5 * primal * float(info.gradient @ info.gradient))
+
+    def _objective(self, state: Any, info: Info) -> SaddleObjective:
+        return objective_at(self.algorithm, state, info)
+
+    def _overflowed(self, lost: MissingClients, clients: Clients, stream: Stream) -> bool:
+        """Tell whether the numbers of all who were asked grew out of bounds, none being away."""
+        fraction = getattr(unwrap(self.algorithm), "participation", 1.0)
+        asked = len(sample_clients(clients, fraction, stream).index)
+        reasons = lost.reasons.values()
+        return len(reasons) == asked and all(r.endswith(("inf", "nan")) for r in reasons)
+
+    def _back_from_overflow(self, state: State, best: BestPoint) -> tuple[State, Info]:
+        """Go back to the best point after a round in which everybody overflowed."""
+        after = _back(state, best)
+        note = "local steps overflowed: back to the best model with half the step size"
+        numbers = inner_state(after).sizes.numbers()
+        empty = Info(best.weights, best.losses)
+        value = self._objective(state.inner, empty).value(best.losses)
+        return after, replace(empty, objective=value, numbers=numbers, notes=(note,))
+
+
+def _back(state: State, best: BestPoint) -> State:
+    """Return to the best point with half the step sizes; nothing is judged for a while."""
+    state = replace(_halved(state), stale=-GRACE)
+    inner = inner_state(state)
+    there = replace(inner, x=best.x, weights=best.weights, losses=best.losses)
+    return with_inner_state(state, there)  # type: ignore[no-any-return]
+
+
+def _halved(state: State) -> State:
+    inner = inner_state(state)
+    halved = replace(inner, sizes=inner.sizes.halved())
+    return with_inner_state(state, halved)  # type: ignore[no-any-return]
