@@ -34,7 +34,7 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: AgnosticFedAvg(WORK, -1.0), "dual_step must be positive, got -1.0"),
         (lambda: DRFA(EPOCHS), "needs local.steps"),
         (lambda: DRFA(WORK, 0.0), "dual_step must be positive"),
-        (lambda: DRFA(WORK, clients_per_round=0), "participants must be at least 1, got 0"),
+        (lambda: DRFA(WORK, clients_per_round=0), "clients_per_round must be at least 1, got 0"),
         (lambda: DRFA(WORK, output="best"), "'last' or 'average', got 'best'"),
         (lambda: DRFA(WORK, ascent="half"), "'snapshot' or 'full', got 'half'"),
         (lambda: RFedFair(EPOCHS), "needs local.steps"),

@@ -91,7 +91,9 @@ class DRFA:
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
         if self.clients_per_round is not None and self.clients_per_round < 1:
-            raise ValueError(f"DRFA participants must be at least 1, got {self.clients_per_round}.")
+            raise ValueError(
+                f"DRFA clients_per_round must be at least 1, got {self.clients_per_round}."
+            )
         if self.output not in ("last", "average"):
             raise ValueError(f"DRFA output is 'last' or 'average', got {self.output!r}.")
         if self.ascent not in ("snapshot", "full"):
@@ -103,20 +105,19 @@ class DRFA:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen, share = clients, scale_to_present(state.weights, clients.index)
-        if self.clients_per_round is not None:
-            chosen, share = draw_clients(
-                clients, state.weights, self.clients_per_round, stream
-            )  # line 2
+        m, lambda_s = self.clients_per_round, state.weights
+        chosen, share = clients, scale_to_present(lambda_s, clients.index)
+        if m is not None:
+            chosen, share = draw_clients(clients, lambda_s, m, stream)  # line 2
         moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
         v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15
-        weights = self.dual.ascend(self.objective, state.weights, v, step)  # line 16
-        s, mean_x = state.rounds + 1, None
+        weights = self.dual.ascend(self.objective, lambda_s, v, step)  # line 16
+        s, mean_x = state.rounds + 1, None  # what Theorem 1 speaks of: the means of both
         if moved.average is not None:
             mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share), s)
-        mean_weights = running_mean(state.mean_weights, state.weights, s)
-        info = Info(state.weights, index=chosen.index)
+        mean_weights = running_mean(state.mean_weights, lambda_s, s)
+        info = Info(lambda_s, index=chosen.index)
         return State(x, weights, s, mean_x, mean_weights), info
 
     def _work(self, stream: Stream) -> LocalSGD:
@@ -137,9 +138,9 @@ class DRFA:
             return carry_over(None, here, losses, n), self.dual_step
         at = moved.snapshot.weighted_sum(share)  # line 12
         m = len(here) if self.clients_per_round is None else min(self.clients_per_round, len(here))
-        asked = np.sort(stream.at("asked").generator().choice(here, size=m, replace=False))
-        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch_size)
-        v = np.full(n, seen.mean())
+        asked = np.sort(stream.at("asked").generator().choice(here, size=m, replace=False))  # 13
+        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch_size)  # 14
+        v = np.full(n, seen.mean())  # those who are away
         v[here] = 0
         v[asked] = len(here) / m * seen  # line 15
         return v, self.local.steps * self.dual_step

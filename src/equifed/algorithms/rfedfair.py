@@ -84,7 +84,7 @@ class RFedFair:
             raise ValueError(f"RFedFair tails must lie in (0, 1], got {self.tails}.")
         if self.clients_per_round is not None and self.clients_per_round < 1:
             raise ValueError(
-                f"RFedFair participants must be at least 1, got {self.clients_per_round}."
+                f"RFedFair clients_per_round must be at least 1, got {self.clients_per_round}."
             )
         if self.output not in ("average", "last"):
             raise ValueError(f"RFedFair output is 'average' or 'last', got {self.output!r}.")
@@ -101,19 +101,18 @@ class RFedFair:
         tails = self._tails(clients)
         if self.clients_per_round is not None:
             everyone = scatter(p, clients.index, len(clients.names))
-            chosen, p = draw_clients(clients, everyone, self.clients_per_round, stream)
-        hinge = SmoothedHinge(state.threshold, self.smoothing)
+            chosen, p = draw_clients(clients, everyone, self.clients_per_round, stream)  # Z
+        hinge = SmoothedHinge(state.threshold, self.smoothing)  # phi_mu(. - eta) of (5)
         work = replace(self.local, hinge=hinge, average=self.output == "average")
-        moved = chosen.local_steps(
-            state.x, work, stream.at("local"), slopes=1 / tails[chosen.index]
-        )
+        slopes = 1 / tails[chosen.index]
+        moved = chosen.local_steps(state.x, work, stream.at("local"), slopes=slopes)  # kappa steps
         assert moved.thresholds is not None
-        step, rounds, mean_x = moved.displacement.weighted_sum(p), state.rounds + 1, None
-        if moved.average is not None:
-            # The mean of the iterates before each step, from that of those after it.
+        step = moved.displacement.weighted_sum(p)  # Average of omega, as a step from the last one
+        threshold = float(p @ moved.thresholds)  # Average of eta
+        rounds, mean_x = state.rounds + 1, None
+        if moved.average is not None:  # Output: the iterates before each step, from those after it
             before = moved.average.weighted_sum(p) + step / int(moved.steps[0])
             mean_x = running_mean(state.mean_x, before, rounds)
-        threshold = float(p @ moved.thresholds)
         weights = scatter(p, chosen.index, len(clients.names))
         info = Info(weights, index=chosen.index, numbers={"threshold": threshold})
         return State(state.x - step, threshold, rounds, mean_x), info
