@@ -89,7 +89,7 @@ class Trial:
             return None
         config = AppConfig.read(self.toml)
         federation = load_data(config.data).subset(range(self.nodes))
-        task = config.task()
+        task = config.build_task()
         loss = "squared" if federation.classes is None else "cross_entropy"
         module = task.model(federation.input_shape, outputs_for(federation, loss))
         engine = LoopClients(
@@ -139,9 +139,9 @@ def rounds(root: Path, nodes: int, count: int) -> dict[str, Any]:
 
 def kill_node(root: Path, policy: str) -> dict[str, Any]:
     trial = Trial(root, 3, 6, "penguins")
-    patience = {"on-missing": policy, "timeout": 45.0, "grace": 20.0, "wait": 600.0}
+    deadlines = {"on-missing": policy, "timeout": 45.0, "grace": 20.0, "wait": 600.0}
     with trial.deployment as deployment:
-        thread, log = trial.in_background(**patience)
+        thread, log = trial.in_background(**deadlines)
         trial.wait_for_round(2)
         time.sleep(1)  # into the next round
         deployment.kill(deployment.supernodes[1])

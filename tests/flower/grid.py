@@ -14,10 +14,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
-from equifed.flower.client import client_app
+from equifed.flower.client import make_client_app
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.members import gather
-from equifed.flower.secure.sums import HiddenSums
+from equifed.flower.messenger import HiddenSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import Task
 from equifed.models import architectures as models
@@ -137,7 +137,7 @@ def memory_grid(federation: Federation, the_task: Task, root: Path, **config: An
         return federation.subset([int(context.node_config["partition-id"])])
 
     nodes = {i: 1000 + (i * 37) % 101 for i in range(n)}
-    apps = {nodes[i]: client_app(load, the_task, memory=root) for i in range(n)}
+    apps = {nodes[i]: make_client_app(load, the_task, memory=root) for i in range(n)}
     configs = {nodes[i]: {"partition-id": i, **config} for i in range(n)}
     return MemoryGrid(apps, configs)
 
@@ -145,9 +145,9 @@ def memory_grid(federation: Federation, the_task: Task, root: Path, **config: An
 def flower_clients(
     grid: MemoryGrid,
     the_task: Task,
-    patience: Deadlines = QUICK,
+    deadlines: Deadlines = QUICK,
     hidden: HiddenSums | None = None,
     run: str = "test",
 ) -> FlowerClients:
-    post, roster = gather(grid, the_task, patience, run, len(grid.apps))
-    return FlowerClients(post, roster, hidden)
+    mailbox, members = gather(grid, the_task, deadlines, run, len(grid.apps))
+    return FlowerClients(mailbox, members, hidden)

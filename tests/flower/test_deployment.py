@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from equifed.engines.loop import LoopClients
 from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.certificates import make_node_key
-from equifed.flower.trial.deploy import Deployment, reachable, session_members
+from equifed.flower.trial.deploy import Deployment, is_reachable, list_session
 from equifed.flower.trial.new import write_app
 from equifed.models.losses import loss_by_name, outputs_for
 from equifed.runs.run import load_data
@@ -22,7 +22,7 @@ from equifed.training.loop import train
 
 def simulated(config: AppConfig, rounds: int, clients: int) -> History:
     """Return the same training in one process."""
-    federation, task = load_data(config.data).subset(range(clients)), config.task()
+    federation, task = load_data(config.data).subset(range(clients)), config.build_task()
     loss = "cross_entropy"
     module = task.model(federation.input_shape, outputs_for(federation, loss))
     engine = LoopClients(
@@ -60,4 +60,4 @@ def test_a_deployment_with_tls_and_node_keys_equals_the_simulator(tmp_path: Path
     for name, value in expected.parameters.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
     assert History.load(out).names == ("Adelie", "Gentoo")
-    assert not any(map(session_members, sessions)) and not reachable("127.0.0.1", port)
+    assert not any(map(list_session, sessions)) and not is_reachable("127.0.0.1", port)

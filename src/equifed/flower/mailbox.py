@@ -7,7 +7,6 @@ polled for here: Flower's own ``send_and_receive`` sleeps three seconds between 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,15 +69,15 @@ class Mailbox:
     ----------
     grid : Grid
         Flower's connection to the nodes.
-    patience : Deadlines
-        Deadlines and policy.
+    deadlines : Deadlines
+        How long to wait, and for whom.
     clients : int
         Number of clients of the federation, for the ledger.
 
     Attributes
     ----------
     nodes : dict
-        Which Flower node each client is on; the roster writes it.
+        Which Flower node each client is on; the members write it.
     find : callable
         Called with the connected nodes when a client's node is not among them; may update
         ``nodes``.
@@ -86,8 +85,8 @@ class Mailbox:
         Replies that answered nothing that was asked, or the same thing twice.
     """
 
-    def __init__(self, grid: Grid, patience: Deadlines, clients: int = 0) -> None:
-        self.grid, self.patience = grid, patience
+    def __init__(self, grid: Grid, deadlines: Deadlines, clients: int = 0) -> None:
+        self.grid, self.deadlines = grid, deadlines
         self.nodes: dict[int, int] = {}
         self.find: Callable[[set[int]], None] = lambda connected: None
         self.traffic = Traffic(clients)
@@ -100,9 +99,9 @@ class Mailbox:
         "continue", clients that are not connected are missing at once, and nobody is asked unless
         answers of some are of use (``partial``): the round is repeated without them anyway.
         """
-        until, answers = time.monotonic() + self.patience.wait, Answers()
+        until, answers = time.monotonic() + self.deadlines.wait, Answers()
         left = dict(requests)
-        if self.patience.on_missing == "continue":
+        if self.deadlines.on_missing == "continue":
             absent = self.absent(left)
             answers.failures = {i: Failure("silent", "not connected") for i in absent}
             left = {i: r for i, r in left.items() if i not in absent}
@@ -112,9 +111,9 @@ class Mailbox:
         while True:
             _Exchange(self, left, check, answers).run()
             again = [i for i, f in answers.failures.items() if f.kind in ("silent", "error")]
-            if not again or self.patience.on_missing != "wait" or time.monotonic() >= until:
+            if not again or self.deadlines.on_missing != "wait" or time.monotonic() >= until:
                 return answers
-            time.sleep(self.patience.pause)
+            time.sleep(self.deadlines.pause)
             left = {i: requests[i] for i in again}
             for i in again:
                 del answers.failures[i]
@@ -136,24 +135,24 @@ class _Exchange:
     """One push and the polling for its replies."""
 
     def __init__(
-        self, post: Mailbox, requests: Mapping[int, Request], check: Check, answers: Answers
+        self, mailbox: Mailbox, requests: Mapping[int, Request], check: Check, answers: Answers
     ) -> None:
-        self.post, self.requests, self.check, self.answers = post, requests, check, answers
+        self.mailbox, self.requests, self.check, self.answers = mailbox, requests, check, answers
         self.waiting: dict[str, int] = {}
         self.repeated: set[int] = set()
 
     def run(self) -> None:
-        patience, unsent = self.post.patience, self._send(self.requests)
+        deadlines, unsent = self.mailbox.deadlines, self._send(self.requests)
         started, quorum_at = time.monotonic(), float("inf")
         while self.waiting or unsent:
             now = time.monotonic()
-            over = now - started >= patience.timeout or now - quorum_at >= patience.grace
+            over = now - started >= deadlines.timeout or now - quorum_at >= deadlines.grace
             self._collect()  # once more when the time is over: it may be there by now
             if over or not (self.waiting or unsent):
                 break
             if self._quorum():
                 quorum_at = min(quorum_at, now)
-            time.sleep(patience.poll)
+            time.sleep(deadlines.poll)
             if unsent:
                 unsent = self._send({i: self.requests[i] for i in unsent})
         waited = time.monotonic() - started
@@ -163,25 +162,28 @@ class _Exchange:
 
     def _quorum(self) -> bool:
         """Tell whether those who answered are enough to go on without the rest."""
-        patience, everybody = self.post.patience, len(self.post.traffic.up)
-        enough = len(self.answers.replies) >= max(1.0, patience.quorum * everybody)
-        return patience.on_missing == "continue" and enough
+        deadlines, everybody = self.mailbox.deadlines, len(self.mailbox.traffic.up)
+        enough = len(self.answers.replies) >= max(1.0, deadlines.quorum * everybody)
+        return deadlines.on_missing == "continue" and enough
 
     def _send(self, requests: Mapping[int, Request]) -> set[int]:
         """Push requests to the clients that are connected; return those that are not."""
-        absent = self.post.absent(requests)
+        absent = self.mailbox.absent(requests)
         self._push({i: request for i, request in requests.items() if i not in absent})
         return absent
 
     def _push(self, requests: Mapping[int, Request]) -> None:
         if not requests:
             return
-        messages, ttl = [], self.post.patience.timeout + EXPIRY_SECONDS
+        mailbox, messages = self.mailbox, []
+        ttl = mailbox.deadlines.timeout + EXPIRY_SECONDS
         for i, request in requests.items():
             content = request.to_records()
-            self.post.traffic.down[i] += count_bytes(content)
-            messages.append(Message(content, self.post.nodes[i], OPERATIONS[request.op], ttl=ttl))
-        sent: list[str | None] = list(self.post.grid.push_messages(messages))
+            self.mailbox.traffic.down[i] += count_bytes(content)
+            messages.append(
+                Message(content, self.mailbox.nodes[i], OPERATIONS[request.op], ttl=ttl)
+            )
+        sent: list[str | None] = list(self.mailbox.grid.push_messages(messages))
         sent += [None] * (len(messages) - len(sent))
         for i, message_id in zip(requests, sent, strict=True):
             if message_id:
@@ -194,11 +196,11 @@ class _Exchange:
     def _collect(self) -> None:
         if not self.waiting:
             return
-        for message in self.post.grid.pull_messages(list(self.waiting)):
+        for message in self.mailbox.grid.pull_messages(list(self.waiting)):
             answered = message.metadata.reply_to_message_id
             i = self.waiting.pop(answered, None)
             if i is None:
-                self.post.dropped += 1
+                self.mailbox.dropped += 1
             else:
                 self._judge(i, message)
 
@@ -210,7 +212,7 @@ class _Exchange:
             reason = f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})"
             self.answers.failures[i] = Failure("error", reason)
             return
-        self.post.traffic.up[i] += count_bytes(message.content)
+        self.mailbox.traffic.up[i] += count_bytes(message.content)
         try:
             reply = Reply.from_records(message.content)
             if (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
@@ -233,25 +235,3 @@ class _Exchange:
             return
         self.repeated.add(i)
         self._push({i: self.requests[i]})
-
-
-def finite(name: str, value: object) -> float:
-    """Return a number of a reply, or raise :class:`WireError` unless it is a finite one.
-
-    >>> finite("loss", 2)
-    2.0
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WireError(f"{name} is no number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise WireError(f"{name} is {number}")
-    return number
-
-
-def positions(index: Iterable[int]) -> list[int]:
-    """Return client positions as plain integers."""
-    return [int(i) for i in index]

@@ -73,7 +73,9 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     return secret, public
 
 
-def certificate_problems(path: Path, address: str | None, ca: Path | None = None) -> Iterator[str]:
+def find_certificate_problems(
+    path: Path, address: str | None, ca: Path | None = None
+) -> Iterator[str]:
     """Say what is wrong with a server certificate: unreadable, expired, for another address."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -85,16 +87,16 @@ def certificate_problems(path: Path, address: str | None, ca: Path | None = None
         yield f"{path} is valid from {certificate.not_valid_before_utc} to " + (
             f"{certificate.not_valid_after_utc}, not now"
         )
-    if address is not None and address not in _addresses(certificate):
+    if address is not None and address not in _read_addresses(certificate):
         yield (
-            f"{path} is for {', '.join(_addresses(certificate)) or 'no address'}, not for "
+            f"{path} is for {', '.join(_read_addresses(certificate)) or 'no address'}, not for "
             f"{address}: add it as a subject alternative name"
         )
     if ca is not None:
-        yield from _issuer_problems(path, certificate, ca)
+        yield from _find_issuer_problems(path, certificate, ca)
 
 
-def key_problems(path: Path) -> Iterator[str]:
+def find_key_problems(path: Path) -> Iterator[str]:
     """Say what is wrong with a SuperNode's private key: format, kind, or who may read it."""
     try:
         content = path.read_bytes()
@@ -118,7 +120,7 @@ def key_problems(path: Path) -> Iterator[str]:
         yield f"{path} can be read by others; run: chmod 600 {path}"
 
 
-def _issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Iterator[str]:
+def _find_issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Iterator[str]:
     try:
         authority = x509.load_pem_x509_certificate(ca.read_bytes())
     except (OSError, ValueError) as error:
@@ -130,7 +132,7 @@ def _issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Ite
         yield f"{path} was not issued by {ca}"
 
 
-def _addresses(certificate: x509.Certificate) -> list[str]:
+def _read_addresses(certificate: x509.Certificate) -> list[str]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
