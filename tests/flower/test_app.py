@@ -78,7 +78,7 @@ def test_a_new_app_runs_and_goes_on_after_a_crash(
     assert "round 4: objective" in capsys.readouterr().out
     run_app(app, tmp_path, monkeypatch, out=str(part), rounds=2)
     (part / "summary.json").unlink()
-    run_app(app, tmp_path, monkeypatch, out=str(part), resume=True)
+    run_app(app, tmp_path, monkeypatch, out=str(part), resume=True, rounds=4)
     first, second = History.load(whole), History.load(part)
     assert [r.round for r in second.rounds] == [1, 2, 3, 4]
     assert first.parameters is not None and second.parameters is not None
@@ -89,16 +89,19 @@ def test_a_new_app_runs_and_goes_on_after_a_crash(
     assert any(event["event"] == "resume" for event in second.events)
 
 
-def test_a_run_that_goes_on_keeps_its_clients_and_privacy(
+def test_a_run_that_goes_on_keeps_its_clients_privacy_and_rounds(
     app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    run_app(app, tmp_path, monkeypatch, out=str(out), rounds=2, privacy="secure")
+    run_app(app, tmp_path, monkeypatch, out=str(out), rounds=1, privacy="secure")
+    told = json.loads((out / "flower.json").read_text())
+    (out / "flower.json").write_text(json.dumps({**told, "rounds": 3}))  # as if stopped after one
     (out / "summary.json").unlink()
     run_app(app, tmp_path, monkeypatch, out=str(out), resume=True, privacy="none", clients=1)
     told = json.loads((out / "flower.json").read_text())
-    assert told["privacy"] == "secure" and len(told["clients"]) == 3
-    assert [r.exchanges for r in History.load(out).rounds] == [7, 5, 7, 5]  # new epochs on resuming
+    assert (told["privacy"], told["rounds"], len(told["clients"])) == ("secure", 3, 3)
+    # A round takes five exchanges, and two more for the keys and shares of a new session.
+    assert [r.exchanges for r in History.load(out).rounds] == [7, 7, 5]
 
 
 @pytest.mark.parametrize("privacy", ["sums", "secure"])

@@ -52,6 +52,7 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
 def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) -> History:
     """Gather the clients, train, and return what happened."""
     settings, run, order = _read_run(settings)
+    settings = replace(settings, rounds=settings.rounds or config.rounds)
     task, deadlines = config.build_task(), settings.deadlines
     mailbox, members = gather(grid, task, deadlines, run, settings.clients, order)
     clients = FlowerClients(mailbox, members, HIDDEN[settings.privacy]())
@@ -61,7 +62,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
     history = train(
         algorithm,
         clients,
-        rounds=settings.rounds or config.rounds,
+        rounds=settings.rounds,
         seed=config.seed,
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
@@ -128,7 +129,8 @@ class RoundLog(Callback):
 def _read_run(settings: FederationSettings) -> tuple[FederationSettings, str, list[str] | None]:
     """Return the settings, the run's identity and, for a run that goes on, its clients in order.
 
-    How many clients a run has and what the server sees of them were agreed at its start.
+    How many clients a run has and what the server sees of them were agreed at its start; it has as
+    many rounds as it was to have then, unless the settings say otherwise.
     """
     if not settings.resume:
         return settings, secrets.token_hex(8), None
@@ -137,9 +139,10 @@ def _read_run(settings: FederationSettings) -> tuple[FederationSettings, str, li
         told = json.loads((path / FLOWER).read_text(encoding="utf-8"))
         run, privacy = str(told["run"]), told["privacy"]
         order = [str(client["name"]) for client in told["clients"]]
+        rounds = settings.rounds or int(told["rounds"])
     except (OSError, ValueError, KeyError, TypeError):
         raise StartError(f"{path} holds no run of a federation to go on with.") from None
-    return replace(settings, clients=len(order), privacy=privacy), run, order
+    return replace(settings, clients=len(order), privacy=privacy, rounds=rounds), run, order
 
 
 def _open_folder(settings: FederationSettings, members: Members) -> RunFolder | None:
@@ -151,6 +154,7 @@ def _open_folder(settings: FederationSettings, members: Members) -> RunFolder | 
     told = {
         "run": members.run,
         "privacy": settings.privacy,
+        "rounds": settings.rounds,
         "clients": [
             {"name": h.name, "sizes": h.sizes, "versions": h.versions} for h in members.hellos
         ],

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from equifed.flower.trial.certificates import make_certificates, make_node_key
@@ -71,12 +70,7 @@ class Deployment:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -139,11 +133,8 @@ class Deployment:
         """Run a ``flwr`` command against this deployment."""
         done = subprocess.run(
             [find_script("flwr"), *arguments],
-            env=self.env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
+            **self._surroundings,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             timeout=timeout,
             check=False,
@@ -177,15 +168,17 @@ class Deployment:
             process.wait(timeout=10)
         self.processes.clear()
 
+    @property
+    def _surroundings(self) -> dict[str, Any]:
+        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        return {"env": self.env, "cwd": self.folder, **streams}
+
     def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
                 [find_script(command[0]), *command[1:]],
-                env=self.env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
+                **self._surroundings,
                 stdout=file,
-                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.processes.append(process)
