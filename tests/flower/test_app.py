@@ -280,7 +280,8 @@ def test_the_doctor_looks_at_the_app_and_the_port(app: Path) -> None:
     assert found[f"{app / 'penguin_app' / 'equifed.toml'}: scaff-pd, 4 rounds"]
     assert not found[f"127.0.0.1:{port} cannot be reached (ConnectionRefusedError)"]
     told = CliRunner().invoke(flower_cli.app, ["doctor", str(app), "--json"])
-    assert f"{app}: 3 clients, privacy 'none'" in [line["text"] for line in json.loads(told.output)]
+    listed = json.loads(told.output)["findings"]
+    assert {"good": True, "text": f"{app}: 3 clients, privacy 'none'"} in listed
     (app / "penguin_app" / "equifed.toml").write_text("rounds = 'many'")
     assert any("rounds" in f.text and not f.good for f in doctor.examine(app))
     assert not doctor._check_superlink("nowhere", None).good

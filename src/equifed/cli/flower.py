@@ -18,8 +18,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from equifed.cli.terminal import BAD_INPUT, STOPPED
-
 app = typer.Typer(
     help="Run the same algorithms on a real federation, with Flower.",
     no_args_is_help=True,
@@ -28,6 +26,8 @@ app = typer.Typer(
 INSTALL = (
     "This needs Flower, which is not installed. Install it with: pip install 'equifed[flower]'"
 )
+BAD_INPUT, FAILED = 2, 1
+
 FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
 
@@ -45,6 +45,7 @@ RunConfig = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")]
 
 
 @app.callback()
@@ -91,7 +92,7 @@ def up(
     settings += [f'out="{out.absolute()}"'] if out is not None else []
     code = run_here(folder, count, settings, keep, insecure)
     if out is not None and code == 0 and not (out / "summary.json").exists():
-        code = STOPPED  # Flower's own command succeeds whatever became of the run
+        code = FAILED  # Flower's own command succeeds whatever became of the run
     raise typer.Exit(code)
 
 
@@ -135,7 +136,7 @@ def resume(
         typer.echo(f"{out} is complete; there is nothing to go on with.", err=True)
         return
     code = run_here(folder, count, settings, keep, insecure)
-    raise typer.Exit(code if code or (out / "summary.json").exists() else STOPPED)
+    raise typer.Exit(code if code or (out / "summary.json").exists() else FAILED)
 
 
 @app.command()
@@ -147,19 +148,22 @@ def doctor(
         Path | None, typer.Option(help="Certificate of the SuperLink.")
     ] = None,
     node_key: Annotated[Path | None, typer.Option(help="Private key of a SuperNode.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")
+    ] = False,
 ) -> None:
     """Check versions, the app, certificates, keys and whether the SuperLink can be reached."""
     from equifed.flower.trial.doctor import examine
 
-    found = examine(folder, superlink, root_certificates, server_certificate, node_key)
-    listed = [{"good": finding.good, "text": finding.text} for finding in found]
+    found = list(examine(folder, superlink, root_certificates, server_certificate, node_key))
+    good = all(finding.good for finding in found)
     if as_json:
-        typer.echo(json.dumps(listed, indent=2))
+        listed = [{"good": finding.good, "text": finding.text} for finding in found]
+        typer.echo(json.dumps({"good": good, "findings": listed}, indent=1))
     else:
-        for line in listed:
-            typer.echo(f"{'ok ' if line['good'] else 'BAD'} {line['text']}")
-    raise typer.Exit(0 if all(line["good"] for line in listed) else STOPPED)
+        for finding in found:
+            typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.text}")
+    raise typer.Exit(0 if good else FAILED)
 
 
 def run_here(
@@ -180,7 +184,7 @@ def run_here(
                 typer.echo(f"SuperLink and {count} SuperNodes are up ({place}).", err=True)
                 return follow(folder, CONNECTION, settings, deployment.env)
         except DeployError as error:
-            stop(str(error), STOPPED)
+            stop(str(error), FAILED)
 
 
 def follow(folder: Path, connection: str, settings: list[str], env: dict[str, str]) -> int:

@@ -177,9 +177,9 @@ class FederationSettings:
         if "clients" not in given:
             raise ConfigError(["clients is required in [tool.flwr.app.config] of pyproject.toml"])
         known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
-        seconds = {key: float(given[key]) for key in DEADLINES if key in given}
-        policy = {"on_missing": given["on_missing"]} if "on_missing" in given else {}
-        return cls(**{**known, "deadlines": Deadlines(**policy, **seconds)})
+        waits: dict[str, Any] = {key: float(given[key]) for key in DEADLINES if key in given}
+        deadlines = Deadlines(given.get("on_missing", Deadlines.on_missing), **waits)
+        return cls(**{**known, "deadlines": deadlines})
 
 
 def read_app_settings(folder: Path) -> dict[str, Any]:

@@ -117,16 +117,7 @@ class FlowerVectors(ClientVectors):
 class LocalWork:
     """One call of ``local_steps``: asked for at once, or together with the first hidden sum.
 
-    Parameters
-    ----------
-    messenger : Messenger
-        Reaches those who do the work.
-    requests : dict of Request
-        What to ask.
-    work : LocalSGD
-        What they do.
-    control : FlowerVectors, optional
-        Vectors that the work refers to, on the clients.
+    ``control`` are vectors on the clients that the work refers to.
     """
 
     def __init__(
