@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -21,7 +22,7 @@ from equifed.flower.messenger import HiddenSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import Task
 from equifed.models import architectures as models
-from equifed.models.losses import loss_by_name, outputs_for
+from equifed.models.losses import outputs_for
 
 # ``Message(...)`` reads these; an engine sets them, a test has to.
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -117,16 +118,10 @@ def task(model: str = "logistic", dtype: str = "float64", **options: Any) -> Tas
 
 
 def loop_clients(federation: Federation, the_task: Task) -> LoopClients:
-    import torch
-
+    """Return the reference engine for the same task."""
     module = the_task.model(federation.input_shape, outputs_for(federation, the_task.loss))
-    return LoopClients(
-        federation,
-        module,
-        loss_by_name(the_task.loss),
-        l2=the_task.l2,
-        dtype=getattr(torch, the_task.dtype),
-    )
+    dtype = getattr(torch, the_task.dtype)
+    return LoopClients(federation, module, the_task.loss, l2=the_task.l2, dtype=dtype)
 
 
 def memory_grid(federation: Federation, the_task: Task, root: Path, **config: Any) -> MemoryGrid:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 from flwr.app import Message
@@ -34,6 +35,8 @@ ERRORS = {
 """Flower's error codes in words."""
 
 Kind = Literal["silent", "error", "stale", "bad"]
+KINDS: dict[str, Kind] = {"stale": "stale", "non-finite": "bad"}
+"""What a client's own report of an error counts as; anything else is an "error"."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ class _Exchange:
         waited = time.monotonic() - started
         for i in (*self.waiting.values(), *unsent):
             reason = "not connected" if i in unsent else f"no answer within {waited:.0f} s"
-            self.answers.failures[i] = Failure("silent", reason)
+            self._fail(i, "silent", reason)
 
     def _quorum(self) -> bool:
         """Tell whether those who answered are enough to go on without the rest."""
@@ -173,65 +176,57 @@ class _Exchange:
         return absent
 
     def _push(self, requests: Mapping[int, Request]) -> None:
-        if not requests:
-            return
         mailbox, messages = self.mailbox, []
         ttl = mailbox.deadlines.timeout + EXPIRY_SECONDS
         for i, request in requests.items():
             content = request.to_records()
-            self.mailbox.traffic.down[i] += count_bytes(content)
-            messages.append(
-                Message(content, self.mailbox.nodes[i], OPERATIONS[request.op], ttl=ttl)
-            )
-        sent: list[str | None] = list(self.mailbox.grid.push_messages(messages))
-        sent += [None] * (len(messages) - len(sent))
-        for i, message_id in zip(requests, sent, strict=True):
+            mailbox.traffic.down[i] += count_bytes(content)
+            messages.append(Message(content, mailbox.nodes[i], OPERATIONS[request.op], ttl=ttl))
+        sent = list(mailbox.grid.push_messages(messages)) if messages else []
+        for i, message_id in zip_longest(requests, sent):
             if message_id:
                 self.waiting[message_id] = i
             else:
-                self.answers.failures[i] = Failure(
-                    "error", "the SuperLink did not take the request"
-                )
+                self._fail(i, "error", "the SuperLink did not take the request")
 
     def _collect(self) -> None:
         if not self.waiting:
             return
         for message in self.mailbox.grid.pull_messages(list(self.waiting)):
-            answered = message.metadata.reply_to_message_id
-            i = self.waiting.pop(answered, None)
+            i = self.waiting.pop(message.metadata.reply_to_message_id, None)
             if i is None:
                 self.mailbox.dropped += 1
             else:
                 self._judge(i, message)
 
     def _judge(self, i: int, message: Message) -> None:
-        request = self.requests[i]
         if message.has_error():
             # The reason may quote an exception of the client, so only the code goes on record.
             code = message.error.code
-            reason = f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})"
-            self.answers.failures[i] = Failure("error", reason)
+            self._fail(i, "error", f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})")
             return
         self.mailbox.traffic.up[i] += count_bytes(message.content)
+        request = self.requests[i]
         try:
             reply = Reply.from_records(message.content)
             if (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
                 self._ask_again(i)
-                return
-            if reply.error:
-                kind: Kind = {"stale": "stale", "non-finite": "bad"}.get(reply.error, "error")  # type: ignore[assignment]
-                self.answers.failures[i] = Failure(kind, f"{reply.error}: {reply.text}")
-                return
-            self.check(i, reply)
+            elif reply.error:
+                kind = KINDS.get(reply.error, "error")
+                self._fail(i, kind, f"{reply.error}: {reply.text}")
+            else:
+                self.check(i, reply)
+                self.answers.replies[i] = reply
         except WireError as error:
-            self.answers.failures[i] = Failure("bad", str(error))
-            return
-        self.answers.replies[i] = reply
+            self._fail(i, "bad", str(error))
 
     def _ask_again(self, i: int) -> None:
         """Repeat a request that was answered with something else; once, then give up."""
         if i in self.repeated:
-            self.answers.failures[i] = Failure("bad", "answered another request, twice")
-            return
-        self.repeated.add(i)
-        self._push({i: self.requests[i]})
+            self._fail(i, "bad", "answered another request, twice")
+        else:
+            self.repeated.add(i)
+            self._push({i: self.requests[i]})
+
+    def _fail(self, i: int, kind: Kind, reason: str) -> None:
+        self.answers.failures[i] = Failure(kind, reason)
