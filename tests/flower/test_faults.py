@@ -231,7 +231,7 @@ def test_wait_asks_again_until_the_client_is_back(how: str, grid: MemoryGrid) ->
             return [reply]
         if how == "disconnect":
             grid.offline.add(node)
-            clients.mailbox.connected = lambda: grid.offline.clear() or {*grid.apps}  # type: ignore
+            clients.mailbox.list_connected = lambda: grid.offline.clear() or {*grid.apps}  # type: ignore
         return [Message(Error(5), reply_to=request)] if how == "error" else []
 
     grid.tamper = only(3, "train.local", trouble)

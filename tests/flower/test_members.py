@@ -137,7 +137,7 @@ def test_a_client_that_returns_with_other_data_stays_a_stranger(grid: MemoryGrid
     grid.apps[77], context = grid.apps.pop(before), grid.contexts.pop(before)
     grid.contexts[77] = Context(1, 77, context.node_config, context.state, {})
     grid.tamper = hello(lambda n: n["sizes"].update(train=99), client=1)
-    clients.mailbox.find(clients.mailbox.connected())
+    clients.mailbox.find(clients.mailbox.list_connected())
     assert clients.mailbox.nodes[1] == before and clients.members.strangers == {77}
 
 

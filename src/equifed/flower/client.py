@@ -20,7 +20,7 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation
-from equifed.flower.memory import default_root
+from equifed.flower.memory import find_root
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.task import Task
@@ -62,7 +62,7 @@ def make_client_app(
         key = (context.run_id, context.node_id)
         if key not in loaded:
             federation = to_federation(load_data(context), name_client(context), classes)
-            root = memory or Path(str(context.node_config.get("memory", default_root())))
+            root = memory or Path(str(context.node_config.get("memory", find_root())))
             own = task if isinstance(task, Task) else task(context)
             loaded[key] = Client(federation, own, root, _partition(context), _floor(context))
             while len(loaded) > 64:  # a simulation runs many nodes in one process

@@ -105,7 +105,7 @@ class Mailbox:
         until, answers = time.monotonic() + self.deadlines.wait, Answers()
         left = dict(requests)
         if self.deadlines.on_missing == "continue":
-            absent = self.absent(left)
+            absent = self.find_absent(left)
             answers.failures = {i: Failure("silent", "not connected") for i in absent}
             left = {i: r for i, r in left.items() if i not in absent}
             if not left or (absent and not partial):
@@ -121,13 +121,13 @@ class Mailbox:
             for i in again:
                 del answers.failures[i]
 
-    def connected(self) -> set[int]:
+    def list_connected(self) -> set[int]:
         """Return the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
-    def absent(self, clients: Iterable[int]) -> set[int]:
+    def find_absent(self, clients: Iterable[int]) -> set[int]:
         """Return the clients that are not connected, also after a look for them elsewhere."""
-        connected = self.connected()
+        connected = self.list_connected()
         absent = {i for i in clients if self.nodes.get(i) not in connected}
         if absent:
             self.find(connected)
@@ -171,7 +171,7 @@ class _Exchange:
 
     def _send(self, requests: Mapping[int, Request]) -> set[int]:
         """Push requests to the clients that are connected; return those that are not."""
-        absent = self.mailbox.absent(requests)
+        absent = self.mailbox.find_absent(requests)
         self._push({i: request for i, request in requests.items() if i not in absent})
         return absent
 

@@ -69,11 +69,13 @@ class Messenger:
         part._index = check_index(index, len(self.members.names))
         return part
 
-    def place(self, client: int) -> int:
+    def locate(self, client: int) -> int:
         """Return where a client of the federation stands among those that take part."""
         return int((self.index == client).argmax())
 
-    def write(self, op: str, stream: Stream, args: dict[str, Any], arrays: Sent) -> Requests:
+    def write_requests(
+        self, op: str, stream: Stream, args: dict[str, Any], arrays: Sent
+    ) -> Requests:
         """Return one tagged request for each client that takes part."""
         where = "/".join(str(word) for word in stream.address) or op
         tries = self._tries.get(where, 0)

@@ -69,7 +69,7 @@ class FlowerClients(Messenger, Clients):
         if not wanted:
             return []
         where, arrays = Stream(0, ("evaluate",)), {"x": pack_tensor(x)}
-        requests = self.write("metrics", where, {"splits": wanted}, arrays)
+        requests = self.write_requests("metrics", where, {"splits": wanted}, arrays)
 
         def check(i: int, reply: Reply) -> None:
             _check_metrics(self.members.hellos[i].sizes, wanted, reply)
@@ -88,7 +88,7 @@ class FlowerClients(Messenger, Clients):
     @override
     def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:
         arrays = {"x": pack_tensor(x)}
-        requests = self.write("losses", stream, {"batch_size": batch_size}, arrays)
+        requests = self.write_requests("losses", stream, {"batch_size": batch_size}, arrays)
         return self.read_numbers(self.ask(requests, _check_loss), "loss")
 
     @override
@@ -96,7 +96,7 @@ class FlowerClients(Messenger, Clients):
         self, x: Vector, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
         args = {"batch_size": batch_size, "give": self.hidden is None}
-        requests = self.write("gradient", stream, args, {"x": pack_tensor(x)})
+        requests = self.write_requests("gradient", stream, args, {"x": pack_tensor(x)})
 
         def remake(lost: Messenger) -> None:
             lost.ask({i: requests[i] for i in lost.index.tolist()}, self.check_gradient)
@@ -123,7 +123,7 @@ class FlowerClients(Messenger, Clients):
         given = {"x": x} if target is None else {"x": x, "target": target}
         arrays = {name: pack_tensor(vector) for name, vector in given.items()}
         args = {"work": work.to_dict(), "give": self.hidden is None, "control": None, "slope": None}
-        requests = self.write("local", stream, args, arrays)
+        requests = self.write_requests("local", stream, args, arrays)
         for k, (i, request) in enumerate(requests.items()):
             if control is not None:
                 request.args["control"] = control.key_of(i)

@@ -56,7 +56,7 @@ class FlowerVectors(ClientVectors):
             return DenseVectors(self.recall()).weighted_sum(weights)
         if self.source is not None and not self.source.done:
             return self.source.run_and_sum(self.keys[0].rpartition("/")[2], weights)
-        requests = self._write("sum")
+        requests = self._write_requests("sum")
         return self.messenger.sum_hidden(requests, weights, "vector", self.ask)
 
     @override
@@ -64,14 +64,15 @@ class FlowerVectors(ClientVectors):
         if self.rows is not None:
             return DenseVectors(self.rows).squared_norms()
         self.settle()
-        answers = self.ask(self._write("norms"), _check_norm)
+        answers = self.ask(self._write_requests("norms"), _check_norm)
         return self.messenger.read_numbers(answers.complete(self.messenger.members.names), "norm")
 
     def recall(self) -> Tensor:
         """Return the vectors themselves, asking for them if need be; privacy "none" only."""
         if self.rows is None:
             answers = self.ask(
-                self._write("recall"), lambda i, reply: self.messenger.check_vector(reply, "vector")
+                self._write_requests("recall"),
+                lambda i, reply: self.messenger.check_vector(reply, "vector"),
             )
             replies = answers.complete(self.messenger.members.names)
             self.rows = self.messenger.read_rows(replies, "vector")
@@ -84,7 +85,7 @@ class FlowerVectors(ClientVectors):
 
     def key_of(self, client: int) -> str:
         """Return the key of a client by its position in the federation."""
-        return self.keys[self.messenger.place(client)]
+        return self.keys[self.messenger.locate(client)]
 
     def ask(self, requests: Requests, check: Check) -> Answers:
         """Ask; those that lost these vectors get or remake them and are asked again."""
@@ -96,7 +97,7 @@ class FlowerVectors(ClientVectors):
         again = {i: requests[i] for i in stale}
         if self.rows is not None:
             for i, request in again.items():
-                row = pack_tensor(self.rows[self.messenger.place(i)])
+                row = pack_tensor(self.rows[self.messenger.locate(i)])
                 again[i] = replace(request, arrays={**request.arrays, "control": row})
         elif self.remake is not None:
             self.remake(self.messenger.subset(stale))
@@ -104,10 +105,10 @@ class FlowerVectors(ClientVectors):
         left = {i: f for i, f in answers.failures.items() if i not in stale}
         return Answers({**answers.replies, **more.replies}, {**left, **more.failures})
 
-    def _write(self, op: str) -> Requests:
+    def _write_requests(self, op: str) -> Requests:
         """Return requests about these vectors."""
         stream = Stream(0, (self.keys[0] or "zero", op))
-        requests = self.messenger.write(op, stream, {}, {})
+        requests = self.messenger.write_requests(op, stream, {}, {})
         for i, request in requests.items():
             key = self.key_of(i)
             request.args.update(key=key, pins=[*request.args["pins"], *([key] if key else [])])
@@ -173,7 +174,7 @@ class LocalWork:
 
     def check(self, i: int, reply: Reply) -> None:
         """Refuse a reply whose steps, threshold or vectors cannot be used."""
-        due = int(self.steps[self.messenger.place(i)])
+        due = int(self.steps[self.messenger.locate(i)])
         if reply.numbers.get("steps") != due:
             raise WireError(f"took another number of local steps than {due}")
         if self.work.hinge is not None:

@@ -55,7 +55,9 @@ class Masking:
         parties = self._parties()
         self._do_once("shares", _encode(self.args["parties"]))
         shares = self._epoch().share(_read(parties))
-        self.memory.note(self._name("parties"), {str(i): keys for i, keys in parties.items()})
+        self.memory.write_record(
+            self._name("parties"), {str(i): keys for i, keys in parties.items()}
+        )
         return {"boxes": {str(j): [box.hex() for box in boxes] for j, boxes in shares.items()}}
 
     def unmask(self) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Masking:
 
     def _agreed_parties(self) -> dict[int, Any]:
         """Return the parties and keys of step 2; later requests cannot change them."""
-        parties = self.memory.record(self._name("parties"))
+        parties = self.memory.read_record(self._name("parties"))
         if not parties:
             raise SecureError("this client takes no part in the epoch; it lost its memory")
         return {int(i): keys for i, keys in parties.items()}
@@ -96,19 +98,19 @@ class Masking:
 
     def _secret(self, purpose: str) -> bytes:
         """Return this client's secret for a purpose; drawn when first asked for."""
-        kept = self.memory.record(f"secret {purpose}")
+        kept = self.memory.read_record(f"secret {purpose}")
         if "secret" not in kept:
             kept = {"secret": secrets.token_bytes(32).hex()}
-            self.memory.note(f"secret {purpose}", kept)
+            self.memory.write_record(f"secret {purpose}", kept)
         return bytes.fromhex(kept["secret"])
 
     def _do_once(self, what: str, content: bytes) -> None:
         """Refuse to do a step twice with different content: the difference would give it away."""
         digest, name = hashlib.sha256(content).hexdigest(), self._name("done")
-        done = self.memory.record(name)
+        done = self.memory.read_record(name)
         if done.setdefault(what, digest) != digest:
             raise SecureError("this step was already taken with other content")
-        self.memory.note(name, done)
+        self.memory.write_record(name, done)
 
 
 def _encode(value: Any) -> bytes:

@@ -137,7 +137,7 @@ class SecureSums(HiddenSums):
             If too few are left to open the sum.
         """
         slot, everybody = table["slot"], sorted(epoch.parties)
-        requests = messenger.write("unmask", Stream(0, (epoch.name, slot)), {}, {})
+        requests = messenger.write_requests("unmask", Stream(0, (epoch.name, slot)), {}, {})
         for i, request in requests.items():
             boxes = {str(j): epoch.boxes[j][i][slot].hex() for j in everybody if j != i}
             request.args["mask"] = {**table, "arrived": everybody, "boxes": boxes}
@@ -157,7 +157,7 @@ def _take_step(
     messenger: Messenger, op: str, table: dict[str, Any], check: Check
 ) -> dict[int, Reply]:
     where = Stream(0, (table["name"], op))
-    return messenger.ask(messenger.write(op, where, {"mask": table}, {}), check)
+    return messenger.ask(messenger.write_requests(op, where, {"mask": table}, {}), check)
 
 
 def _collect(

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from equifed.flower.memory import write_private
+
 VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
@@ -51,7 +53,7 @@ def make_certificates(folder: Path, addresses: Sequence[str]) -> None:
     private = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_private(folder / "server.key", private)
+    write_private(folder / "server.key", private)
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -64,7 +66,7 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    _write_private(secret, private)
+    write_private(secret, private)
     public.write_bytes(
         key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -178,9 +180,3 @@ def _usage(signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
