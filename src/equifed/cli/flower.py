@@ -103,8 +103,8 @@ def resume(
     connection: Annotated[
         str | None,
         typer.Option(
-            help="Run on this deployment, a connection as for flwr run; by default run here, as up "
-            "does. The run folder is then that of the server, absolute."
+            help="Deployment to run on, a connection as for flwr run; the run folder is then an "
+            "absolute path on its server. By default a federation is started here, as by up."
         ),
     ] = None,
     nodes: Nodes = None,
