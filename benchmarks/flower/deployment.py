@@ -29,7 +29,7 @@ from equifed.engines.loop import LoopClients
 from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.deploy import Deployment
 from equifed.flower.trial.new import write_app
-from equifed.models.losses import loss_by_name, outputs_for
+from equifed.models.losses import outputs_for
 from equifed.runs.run import load_data
 from equifed.training.loop import train
 
@@ -88,17 +88,10 @@ class Trial:
         if not (self.out / "model.safetensors").exists():
             return None
         config = AppConfig.read(self.toml)
-        federation = load_data(config.data).subset(range(self.nodes))
-        task = config.task()
-        loss = "squared" if federation.classes is None else "cross_entropy"
-        module = task.model(federation.input_shape, outputs_for(federation, loss))
-        engine = LoopClients(
-            federation,
-            module,
-            loss_by_name(loss),
-            l2=task.l2,
-            dtype=getattr(torch, task.dtype),
-        )
+        federation, task = load_data(config.data).subset(range(self.nodes)), config.build_task()
+        module = task.model(federation.input_shape, outputs_for(federation, task.loss))
+        dtype = getattr(torch, task.dtype)
+        engine = LoopClients(federation, module, task.loss, l2=task.l2, dtype=dtype)
         algorithm = config.build_algorithm(federation.train.sizes.tolist())
         expected = train(algorithm, engine, rounds=self.rounds, seed=config.seed).parameters
         assert expected is not None
@@ -139,9 +132,9 @@ def rounds(root: Path, nodes: int, count: int) -> dict[str, Any]:
 
 def kill_node(root: Path, policy: str) -> dict[str, Any]:
     trial = Trial(root, 3, 6, "penguins")
-    patience = {"on-missing": policy, "timeout": 45.0, "grace": 20.0, "wait": 600.0}
+    deadlines = {"on-missing": policy, "timeout": 45.0, "grace": 20.0, "wait": 600.0}
     with trial.deployment as deployment:
-        thread, log = trial.in_background(**patience)
+        thread, log = trial.in_background(**deadlines)
         trial.wait_for_round(2)
         time.sleep(1)  # into the next round
         deployment.kill(deployment.supernodes[1])
@@ -193,7 +186,7 @@ def large(root: Path, width: int = 5000) -> dict[str, Any]:
         text = text.replace('dtype = "float64"', 'dtype = "float32"')
         head, _, _ = text.partition("[algorithm]")
         work = '[algorithm]\nname = "scaffold"\nvariates = "fresh"\n[algorithm.local]\n'
-        return head + work + "lr = 0.01\nsteps = 1\nbatch = 8\n[evaluate]\nsplits = []\n"
+        return head + work + "lr = 0.01\nsteps = 1\nbatch_size = 8\n[evaluate]\nsplits = []\n"
 
     trial = Trial(root, 2, 2, "penguins", edit)
     with trial.deployment as deployment:

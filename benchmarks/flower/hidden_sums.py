@@ -15,8 +15,14 @@ import time
 
 import numpy as np
 
-from equifed.flower.secure.masks import from_fixed, pair_mask, public_key, to_fixed, worst_error
-from equifed.flower.secure.session import Epoch, majority, opened_sum
+from equifed.flower.secure.masks import (
+    from_fixed,
+    make_pair_mask,
+    make_public_key,
+    to_fixed,
+    worst_error,
+)
+from equifed.flower.secure.session import Epoch, majority, open_sum
 
 SLOTS = 16
 
@@ -24,11 +30,11 @@ SLOTS = 16
 def pairs(vectors: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
     n, d = vectors.shape
     secrets = {i: os.urandom(32) for i in range(n)}
-    publics = {i: public_key(secret) for i, secret in secrets.items()}
+    publics = {i: make_public_key(secret) for i, secret in secrets.items()}
     began, total = time.perf_counter(), np.zeros(d, dtype=np.uint64)
     for i in range(n):
         words = to_fixed(weights[i] * vectors[i], n)
-        total = total + words + pair_mask(secrets[i], i, publics, "sum", d)
+        total = total + words + make_pair_mask(secrets[i], i, publics, "sum", d)
     return from_fixed(total), time.perf_counter() - began
 
 
@@ -38,11 +44,11 @@ def secure(vectors: np.ndarray, weights: np.ndarray, gone: int) -> tuple[np.ndar
     clock = time.perf_counter
     epochs = {i: Epoch("bench", i, os.urandom(32), SLOTS) for i in range(n)}
     began = clock()
-    published = {i: epoch.published() for i, epoch in epochs.items()}
-    boxes = {i: epoch.shares(published) for i, epoch in epochs.items()}
+    published = {i: epoch.publish() for i, epoch in epochs.items()}
+    boxes = {i: epoch.share(published) for i, epoch in epochs.items()}
     prepared = clock()
     masked = {
-        i: epochs[i].masked(to_fixed(weights[i] * vectors[i], n), 0, published) for i in range(n)
+        i: epochs[i].mask(to_fixed(weights[i] * vectors[i], n), 0, published) for i in range(n)
     }
     sent = clock()
     answers = {
@@ -51,7 +57,7 @@ def secure(vectors: np.ndarray, weights: np.ndarray, gone: int) -> tuple[np.ndar
         )
         for i in range(gone, n)
     }
-    total = from_fixed(opened_sum(masked, answers, "bench", 0, published))
+    total = from_fixed(open_sum(masked, answers, "bench", 0, published))
     ended = clock()
     seconds = {
         "prepare_16_sums": prepared - began,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -14,14 +15,14 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
-from equifed.flower.client import client_app
+from equifed.flower.client import make_client_app
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.members import gather
-from equifed.flower.secure.sums import HiddenSums
+from equifed.flower.messenger import HiddenSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import Task
 from equifed.models import architectures as models
-from equifed.models.losses import loss_by_name, outputs_for
+from equifed.models.losses import outputs_for
 
 # ``Message(...)`` reads these; an engine sets them, a test has to.
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
@@ -117,16 +118,10 @@ def task(model: str = "logistic", dtype: str = "float64", **options: Any) -> Tas
 
 
 def loop_clients(federation: Federation, the_task: Task) -> LoopClients:
-    import torch
-
+    """Return the reference engine for the same task."""
     module = the_task.model(federation.input_shape, outputs_for(federation, the_task.loss))
-    return LoopClients(
-        federation,
-        module,
-        loss_by_name(the_task.loss),
-        l2=the_task.l2,
-        dtype=getattr(torch, the_task.dtype),
-    )
+    dtype = getattr(torch, the_task.dtype)
+    return LoopClients(federation, module, the_task.loss, l2=the_task.l2, dtype=dtype)
 
 
 def memory_grid(federation: Federation, the_task: Task, root: Path, **config: Any) -> MemoryGrid:
@@ -137,7 +132,7 @@ def memory_grid(federation: Federation, the_task: Task, root: Path, **config: An
         return federation.subset([int(context.node_config["partition-id"])])
 
     nodes = {i: 1000 + (i * 37) % 101 for i in range(n)}
-    apps = {nodes[i]: client_app(load, the_task, memory=root) for i in range(n)}
+    apps = {nodes[i]: make_client_app(load, the_task, memory=root) for i in range(n)}
     configs = {nodes[i]: {"partition-id": i, **config} for i in range(n)}
     return MemoryGrid(apps, configs)
 
@@ -145,9 +140,9 @@ def memory_grid(federation: Federation, the_task: Task, root: Path, **config: An
 def flower_clients(
     grid: MemoryGrid,
     the_task: Task,
-    patience: Deadlines = QUICK,
+    deadlines: Deadlines = QUICK,
     hidden: HiddenSums | None = None,
     run: str = "test",
 ) -> FlowerClients:
-    post, roster = gather(grid, the_task, patience, run, len(grid.apps))
-    return FlowerClients(post, roster, hidden)
+    mailbox, members = gather(grid, the_task, deadlines, run, len(grid.apps))
+    return FlowerClients(mailbox, members, hidden)

@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from flwr.app import Context, RecordDict
 from tests.flower.grid import MemoryGrid, convex, flower_clients, memory_grid, task
 from typer.testing import CliRunner
 
 from equifed.cli import flower as flower_cli
-from equifed.flower.app import warnings_about
-from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.app import find_risks
+from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.members import StartError
 from equifed.flower.trial import certificates, doctor
-from equifed.flower.trial.deploy import free_port
 from equifed.flower.trial.new import NewAppError, write_app
 from equifed.objectives import CVaR, WorstCase
 from equifed.runs.settings import ConfigError
+from equifed.runs.workers import free_port
 from equifed.training.history import History
 
 TABLE: dict[str, Any] = {
@@ -65,7 +66,7 @@ def run_app(folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch, **config:
     client, server = imported(folder, "client"), imported(folder, "server")
     nodes = {100 + i: client.app for i in range(3)}
     grid = MemoryGrid(nodes, {100 + i: {"partition-id": i} for i in range(3)})
-    settings = {**doctor.app_settings(folder), **config}
+    settings = {**read_app_settings(folder), **config}
     server.app(grid, Context(1, 1, {}, RecordDict(), settings))
 
 
@@ -77,7 +78,7 @@ def test_a_new_app_runs_and_goes_on_after_a_crash(
     assert "round 4: objective" in capsys.readouterr().out
     run_app(app, tmp_path, monkeypatch, out=str(part), rounds=2)
     (part / "summary.json").unlink()
-    run_app(app, tmp_path, monkeypatch, out=str(part), resume=True)
+    run_app(app, tmp_path, monkeypatch, out=str(part), resume=True, rounds=4)
     first, second = History.load(whole), History.load(part)
     assert [r.round for r in second.rounds] == [1, 2, 3, 4]
     assert first.parameters is not None and second.parameters is not None
@@ -86,6 +87,21 @@ def test_a_new_app_runs_and_goes_on_after_a_crash(
     told = json.loads((part / "flower.json").read_text())
     assert [c["name"] for c in told["clients"]] == list(first.names)
     assert any(event["event"] == "resume" for event in second.events)
+
+
+def test_a_run_that_goes_on_keeps_its_clients_privacy_and_rounds(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    run_app(app, tmp_path, monkeypatch, out=str(out), rounds=1, privacy="secure")
+    told = json.loads((out / "flower.json").read_text())
+    (out / "flower.json").write_text(json.dumps({**told, "rounds": 3}))  # as if stopped after one
+    (out / "summary.json").unlink()
+    run_app(app, tmp_path, monkeypatch, out=str(out), resume=True, privacy="none", clients=1)
+    told = json.loads((out / "flower.json").read_text())
+    assert (told["privacy"], told["rounds"], len(told["clients"])) == ("secure", 3, 3)
+    # A round takes five exchanges, and two more for the keys and shares of a new session.
+    assert [r.exchanges for r in History.load(out).rounds] == [7, 7, 5]
 
 
 @pytest.mark.parametrize("privacy", ["sums", "secure"])
@@ -135,13 +151,13 @@ def test_a_wrong_configuration_names_the_key(change: dict[str, Any], message: st
 
 def test_data_of_an_embedded_set_go_by_partition() -> None:
     config = AppConfig.from_dict(TABLE)
-    assert config.classes is None and config.client_data(0).names == ("Adelie",)
+    assert config.classes is None and config.load_client(0).names == ("Adelie",)
     with pytest.raises(ConfigError, match=r"has clients 0\.\.2, got 3"):
-        config.client_data(3)
+        config.load_client(3)
     own = AppConfig.from_dict({**TABLE, "data": {"classes": 4}})
     assert own.classes == 4
     with pytest.raises(ConfigError, match="load_data must read"):
-        own.client_data(0)
+        own.load_client(0)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +176,14 @@ def test_wrong_settings_of_a_federation_are_refused(values: dict[str, Any], mess
 
 
 def test_an_objective_without_a_cap_is_warned_about(tmp_path: Path) -> None:
-    roster = flower_clients(memory_grid(convex(), task(), tmp_path), task()).roster
+    members = flower_clients(memory_grid(convex(), task(), tmp_path), task()).members
 
     class Chosen:
         objective: Any = WorstCase()
 
-    assert "no cap" in warnings_about(Chosen(), roster)[0]  # type: ignore[arg-type]
+    assert "no cap" in find_risks(Chosen(), members)[0]  # type: ignore[arg-type]
     Chosen.objective = CVaR(0.5)
-    assert warnings_about(Chosen(), roster) == []  # type: ignore[arg-type]
+    assert find_risks(Chosen(), members) == []  # type: ignore[arg-type]
 
 
 # -- command line -----------------------------------------------------------------------------
@@ -189,9 +205,43 @@ def test_without_flower_the_command_says_what_to_install(monkeypatch: pytest.Mon
     assert found.exit_code == 2 and "pip install 'equifed[flower]'" in found.output
 
 
-def test_resume_wants_the_servers_absolute_path(tmp_path: Path) -> None:
-    found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), "tls", "runs/1"])
-    assert found.exit_code == 2 and "must be absolute" in found.output
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--connection", "fl", "--out", "runs/1"], "must be absolute"),
+        (["--connection", "fl", "--out", "/runs/1", "--nodes", "2"], "for a federation here"),
+        (["--connection", "fl", "--out", "/runs/1", "--insecure"], "for a federation here"),
+        (["--out", "{out}", "-c", "privacy='none'"], "privacy: a run that goes on keeps"),
+        (["--out", "{out}", "-c", "rounds=3 clients=2"], "clients: a run that goes on keeps"),
+        (["--out", "{out}", "--nodes", "2"], "has 3 clients; --nodes cannot change that to 2"),
+        (["--out", "{out}/none"], "holds no run of a federation"),
+    ],
+)
+def test_resume_refuses_what_cannot_change(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "flower.json").write_text(json.dumps({"clients": [{"name": n} for n in "abc"]}))
+    words = [word.format(out=tmp_path) for word in options]
+    found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), *words])
+    assert found.exit_code == 2 and message in found.output
+
+
+def test_resume_says_when_a_run_is_complete(tmp_path: Path) -> None:
+    for name in ("flower.json", "summary.json"):
+        (tmp_path / name).write_text('{"clients": []}')
+    found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), "--out", str(tmp_path)])
+    assert found.exit_code == 0 and "is complete" in found.output
+
+
+def test_resume_and_up_share_their_options() -> None:
+    shown = {name: options(name) for name in ("up", "resume")}
+    assert {k: shown["resume"].get(k) for k in shown["up"]} == shown["up"]
+
+
+def options(command: str) -> dict[str, str]:
+    """Return the options of a command and their help."""
+    found = typer.main.get_command(flower_cli.app).commands[command]  # type: ignore[attr-defined]
+    return {p.name: p.help for p in found.params if isinstance(p.help, str)}
 
 
 def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
@@ -205,30 +255,33 @@ def test_up_refuses_a_folder_that_is_no_app(tmp_path: Path) -> None:
 def test_the_doctor_finds_what_is_wrong_with_keys_and_certificates(tmp_path: Path) -> None:
     certificates.make_certificates(tmp_path, ["127.0.0.1", "localhost"])
     server, ca = tmp_path / "server.pem", tmp_path / "ca.pem"
-    assert not list(certificates.certificate_problems(server, "127.0.0.1", ca))
-    (wrong,) = certificates.certificate_problems(server, "fl.example.org", ca)
+    assert not list(certificates.find_certificate_problems(server, "127.0.0.1", ca))
+    (wrong,) = certificates.find_certificate_problems(server, "fl.example.org", ca)
     assert "127.0.0.1, localhost, not for fl.example.org" in wrong
     certificates.make_certificates(tmp_path / "other", ["127.0.0.1"])
-    (wrong,) = certificates.certificate_problems(server, None, tmp_path / "other" / "ca.pem")
+    (wrong,) = certificates.find_certificate_problems(server, None, tmp_path / "other" / "ca.pem")
     assert "was not issued by" in wrong
-    (wrong,) = certificates.certificate_problems(tmp_path / "none.pem", None)
+    (wrong,) = certificates.find_certificate_problems(tmp_path / "none.pem", None)
     assert "no PEM certificate" in wrong
     key, _ = certificates.make_node_key(tmp_path, "node")
-    assert not list(certificates.key_problems(key))
+    assert not list(certificates.find_key_problems(key))
     key.chmod(0o644)
-    (wrong,) = certificates.key_problems(key)
+    (wrong,) = certificates.find_key_problems(key)
     assert "can be read by others" in wrong
-    (wrong,) = certificates.key_problems(tmp_path / "server.key")
+    (wrong,) = certificates.find_key_problems(tmp_path / "server.key")
     assert "not in OpenSSH format" in wrong
-    assert any("cannot be read" in p for p in certificates.key_problems(tmp_path / "none"))
+    assert any("cannot be read" in p for p in certificates.find_key_problems(tmp_path / "none"))
 
 
 def test_the_doctor_looks_at_the_app_and_the_port(app: Path) -> None:
     port = free_port()
-    found = {f.text: f.good for f in doctor.findings(app, f"127.0.0.1:{port}")}
+    found = {f.text: f.good for f in doctor.examine(app, f"127.0.0.1:{port}")}
     assert found[f"{app}: 3 clients, privacy 'none'"]
     assert found[f"{app / 'penguin_app' / 'equifed.toml'}: scaff-pd, 4 rounds"]
     assert not found[f"127.0.0.1:{port} cannot be reached (ConnectionRefusedError)"]
+    told = CliRunner().invoke(flower_cli.app, ["doctor", str(app), "--json"])
+    listed = json.loads(told.output)["findings"]
+    assert {"good": True, "text": f"{app}: 3 clients, privacy 'none'"} in listed
     (app / "penguin_app" / "equifed.toml").write_text("rounds = 'many'")
-    assert any("rounds" in f.text and not f.good for f in doctor.findings(app))
-    assert not doctor._reached("nowhere", None).good
+    assert any("rounds" in f.text and not f.good for f in doctor.examine(app))
+    assert not doctor._check_superlink("nowhere", None).good

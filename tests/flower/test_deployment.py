@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.flower.grid import loop_clients
 
-from equifed.engines.loop import LoopClients
 from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.certificates import make_node_key
-from equifed.flower.trial.deploy import Deployment, reachable, session_members
+from equifed.flower.trial.deploy import Deployment, is_reachable, list_session
 from equifed.flower.trial.new import write_app
-from equifed.models.losses import loss_by_name, outputs_for
 from equifed.runs.run import load_data
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -22,12 +21,8 @@ from equifed.training.loop import train
 
 def simulated(config: AppConfig, rounds: int, clients: int) -> History:
     """Return the same training in one process."""
-    federation, task = load_data(config.data).subset(range(clients)), config.task()
-    loss = "cross_entropy"
-    module = task.model(federation.input_shape, outputs_for(federation, loss))
-    engine = LoopClients(
-        federation, module, loss_by_name(loss), l2=task.l2, dtype=getattr(torch, task.dtype)
-    )
+    federation = load_data(config.data).subset(range(clients))
+    engine = loop_clients(federation, config.build_task())
     algorithm = config.build_algorithm(federation.train.sizes.tolist())
     return train(algorithm, engine, rounds=rounds, seed=config.seed)
 
@@ -60,4 +55,4 @@ def test_a_deployment_with_tls_and_node_keys_equals_the_simulator(tmp_path: Path
     for name, value in expected.parameters.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
     assert History.load(out).names == ("Adelie", "Gentoo")
-    assert not any(map(session_members, sessions)) and not reachable("127.0.0.1", port)
+    assert not any(map(list_session, sessions)) and not is_reachable("127.0.0.1", port)

@@ -30,7 +30,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.flower.client import client_app
+from equifed.flower.client import make_client_app
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.mailbox import Answers, _Exchange
 from equifed.flower.members import Hello
@@ -152,7 +152,7 @@ def test_duplicate_and_foreign_replies_are_dropped(grid: MemoryGrid) -> None:
     losses, _ = clients.value_and_gradient(x, STREAM)
     expected, _ = loop_clients(convex(), task()).value_and_gradient(x, STREAM)
     np.testing.assert_array_equal(losses, expected)
-    assert clients.post.dropped == 2
+    assert clients.mailbox.dropped == 2
 
 
 def test_the_text_of_an_exception_stays_on_the_client(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_text_of_an_exception_stays_on_the_client(tmp_path: Path) -> None:
 
     grid = memory_grid(federation, task(), tmp_path)
     for node in grid.apps:
-        grid.apps[node] = client_app(load, task(), memory=tmp_path)
+        grid.apps[node] = make_client_app(load, task(), memory=tmp_path)
     clients = flower_clients(grid, task())
     grid.contexts = {n: replace_run(c) for n, c in grid.contexts.items()}
     with pytest.raises(MissingClients, match="data: ValueError while loading") as caught:
@@ -186,7 +186,7 @@ def replace_run(context: Context) -> Context:
 def test_continue_equals_training_without_the_missing_client(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), replace(CONTINUE, grace=0.0))
     grid.tamper = lambda partition, request, reply: [] if partition == 1 else [reply]
-    found = train(SCAFF_PD, clients, rounds=3, missing=CONTINUE.missing())
+    found = train(SCAFF_PD, clients, rounds=3, missing=CONTINUE.to_policy())
     others = loop_clients(convex(), task()).subset([0, 2, 3])
     close(found, train(SCAFF_PD, others, rounds=3))
     lost = [(e["round"], e["client"]) for e in found.events if e["event"] == "quarantine"]
@@ -195,7 +195,7 @@ def test_continue_equals_training_without_the_missing_client(grid: MemoryGrid) -
 
 def test_a_client_that_is_not_connected_costs_no_time_under_continue(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), replace(CONTINUE, timeout=1e6, grace=1e6))
-    grid.offline.add(clients.post.nodes[2])
+    grid.offline.add(clients.mailbox.nodes[2])
     sent = len(grid.sent)
     with pytest.raises(MissingClients, match="not connected"):
         clients.losses(clients.initial(Stream(0)), STREAM)
@@ -205,25 +205,25 @@ def test_a_client_that_is_not_connected_costs_no_time_under_continue(grid: Memor
 
 
 def test_fewer_than_the_quorum_stop_the_run(grid: MemoryGrid) -> None:
-    patience = replace(CONTINUE, quorum=0.75)
-    clients = flower_clients(grid, task(), patience)
+    deadlines = replace(CONTINUE, quorum=0.75)
+    clients = flower_clients(grid, task(), deadlines)
     grid.tamper = lambda partition, request, reply: [] if partition in (0, 1) else [reply]
     with pytest.raises(TrainingError, match="fewer than the quorum of 75%"):
-        train(SCAFF_PD, clients, rounds=2, missing=patience.missing())
+        train(SCAFF_PD, clients, rounds=2, missing=deadlines.to_policy())
 
 
 def test_fail_stops_at_once(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), replace(QUICK, timeout=0.05))
     grid.tamper = only(0, "train.local", lambda q, r: [])
     with pytest.raises(TrainingError, match="The policy for missing clients is 'fail'"):
-        train(SCAFF_PD, clients, rounds=2, missing=QUICK.missing())
+        train(SCAFF_PD, clients, rounds=2, missing=QUICK.to_policy())
 
 
 @pytest.mark.parametrize("how", ["error", "silence", "disconnect"])
 def test_wait_asks_again_until_the_client_is_back(how: str, grid: MemoryGrid) -> None:
-    patience = replace(QUICK, on_missing="wait", timeout=0.03, wait=5.0)
-    clients = flower_clients(grid, task(), patience)
-    troubles, node = iter([True, True, False]), clients.post.nodes[3]
+    deadlines = replace(QUICK, on_missing="wait", timeout=0.03, wait=5.0)
+    clients = flower_clients(grid, task(), deadlines)
+    troubles, node = iter([True, True, False]), clients.mailbox.nodes[3]
 
     def trouble(request: Message, reply: Message) -> list[Message]:
         if not next(troubles, False):
@@ -231,18 +231,18 @@ def test_wait_asks_again_until_the_client_is_back(how: str, grid: MemoryGrid) ->
             return [reply]
         if how == "disconnect":
             grid.offline.add(node)
-            clients.post.connected = lambda: grid.offline.clear() or {*grid.apps}  # type: ignore
+            clients.mailbox.list_connected = lambda: grid.offline.clear() or {*grid.apps}  # type: ignore
         return [Message(Error(5), reply_to=request)] if how == "error" else []
 
     grid.tamper = only(3, "train.local", trouble)
-    found = train(SCAFF_PD, clients, rounds=3, missing=patience.missing())
+    found = train(SCAFF_PD, clients, rounds=3, missing=deadlines.to_policy())
     close(found, train(SCAFF_PD, loop_clients(convex(), task()), rounds=3))
     assert not found.events
 
 
 def test_wait_ends(grid: MemoryGrid) -> None:
-    patience = replace(QUICK, on_missing="wait", timeout=0.01, wait=0.05)
-    clients = flower_clients(grid, task(), patience)
+    deadlines = replace(QUICK, on_missing="wait", timeout=0.01, wait=0.05)
+    clients = flower_clients(grid, task(), deadlines)
     grid.tamper = only(3, "evaluate.losses", lambda q, r: [])
     with pytest.raises(MissingClients, match="no answer"):
         clients.losses(clients.initial(Stream(0)), STREAM)
@@ -250,12 +250,12 @@ def test_wait_ends(grid: MemoryGrid) -> None:
 
 def test_a_client_that_comes_back_as_another_node_is_found(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task())
-    before = clients.post.nodes[1]
+    before = clients.mailbox.nodes[1]
     grid.apps[77] = grid.apps.pop(before)
     grid.contexts[77] = Context(1, 77, grid.contexts.pop(before).node_config, {}, {})  # type: ignore
     found = train(SCAFF_PD, clients, rounds=2)
     close(found, train(SCAFF_PD, loop_clients(convex(), task()), rounds=2))
-    assert clients.post.nodes[1] == 77
+    assert clients.mailbox.nodes[1] == 77
 
 
 def test_absent_clients_have_no_numbers_in_an_evaluation(grid: MemoryGrid) -> None:
@@ -439,10 +439,12 @@ def test_ten_thousand_damaged_replies_are_judged_without_a_surprise(grid: Memory
     x, sent = clients.initial(Stream(0)), len(grid.sent)
     clients.value_and_gradient(x, STREAM)
     message = grid.sent[sent]
-    i = {node: i for i, node in clients.post.nodes.items()}[message.metadata.dst_node_id]
+    i = {node: i for i, node in clients.mailbox.nodes.items()}[message.metadata.dst_node_id]
     request = Request.from_records(message.content)
     honest = Reply.from_records(
-        grid.apps[clients.post.nodes[i]](message, grid.contexts[clients.post.nodes[i]]).content
+        grid.apps[clients.mailbox.nodes[i]](
+            message, grid.contexts[clients.mailbox.nodes[i]]
+        ).content
     )
     header = json.loads(str(honest.to_records().config_records["equifed"]["header"]))
     rng, usable = np.random.default_rng(0), 0
@@ -469,7 +471,7 @@ def test_ten_thousand_damaged_replies_are_judged_without_a_surprise(grid: Memory
             }
         )
         answers = Answers()
-        exchange = _Exchange(clients.post, {i: request}, clients._check_gradient, answers)
+        exchange = _Exchange(clients.mailbox, {i: request}, clients.check_gradient, answers)
         exchange.repeated.add(i)
         exchange._judge(i, Message(content, reply_to=message))
         assert len(answers.replies) + len(answers.failures) == 1
@@ -494,7 +496,7 @@ def test_clients_that_send_nan_are_quarantined_and_the_model_stays_finite(
         if partition in bad and request.metadata.message_type == "train.gradient"
         else [reply]
     )
-    found = train(SCAFF_PD, clients, rounds=2, missing=CONTINUE.missing())
+    found = train(SCAFF_PD, clients, rounds=2, missing=CONTINUE.to_policy())
     lost = {(e["round"], e["client"]) for e in found.events if e["event"] == "quarantine"}
     assert lost == {(r, f"client-{i}") for r in (1, 2) for i in bad}
     assert found.parameters is not None
@@ -547,7 +549,7 @@ def test_wire_round_trip_is_exact_and_sizes_are_checked() -> None:
         Request.from_records(content)
 
 
-def test_patience_refuses_nonsense() -> None:
+def test_deadlines_refuse_nonsense() -> None:
     with pytest.raises(ValueError, match="on_missing must be"):
         Deadlines("hope")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout must be"):

@@ -21,11 +21,10 @@ from tests.flower.grid import (
 )
 
 from equifed.data.checks import DataError
-from equifed.flower.client import client_app
-from equifed.flower.data import as_federation
+from equifed.flower.client import make_client_app, to_federation
 from equifed.flower.members import StartError, gather
 from equifed.flower.task import Task
-from equifed.flower.wire import Reply
+from equifed.flower.wire import PROTOCOL, Reply
 from equifed.models.losses import cross_entropy
 
 
@@ -60,7 +59,7 @@ def test_without_partitions_they_are_in_the_order_of_their_names(tmp_path: Path)
         x, y = federation.train.client(names.index(str(context.node_config["name"])))
         return x, y
 
-    apps = {i: client_app(load, task(), classes=3, memory=tmp_path) for i in range(3)}
+    apps = {i: make_client_app(load, task(), classes=3, memory=tmp_path) for i in range(3)}
     grid = MemoryGrid(apps, {i: {"name": name} for i, name in enumerate(names)})
     clients = flower_clients(grid, task())
     assert clients.names == ("east", "north", "west")
@@ -98,7 +97,9 @@ def test_another_protocol_is_named(grid: MemoryGrid) -> None:
     def tamper(partition: int, request: Message, reply: Message) -> list[Message]:
         if partition == 1:
             record = reply.content.config_records["equifed"]
-            record["header"] = str(record["header"]).replace('"protocol": 1', '"protocol": 9')
+            record["header"] = str(record["header"]).replace(
+                f'"protocol": {PROTOCOL}', '"protocol": 9'
+            )
         return [reply]
 
     grid.tamper = tamper
@@ -124,20 +125,20 @@ def test_missing_nodes_are_waited_for_and_then_reported(grid: MemoryGrid) -> Non
 
 def test_a_resumed_run_keeps_its_order_and_its_clients(grid: MemoryGrid) -> None:
     order = ["client-3", "client-1", "client-0", "client-2"]
-    _, roster = gather(grid, task(), QUICK, "run", 4, order)
-    assert list(roster.names) == order
+    _, members = gather(grid, task(), QUICK, "run", 4, order)
+    assert list(members.names) == order
     with pytest.raises(StartError, match=r"missing \['gone'\], new \['client-2'\]"):
         gather(grid, task(), QUICK, "run", 4, [*order[:3], "gone"])
 
 
 def test_a_client_that_returns_with_other_data_stays_a_stranger(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task())
-    before = clients.post.nodes[1]
+    before = clients.mailbox.nodes[1]
     grid.apps[77], context = grid.apps.pop(before), grid.contexts.pop(before)
     grid.contexts[77] = Context(1, 77, context.node_config, context.state, {})
     grid.tamper = hello(lambda n: n["sizes"].update(train=99), client=1)
-    clients.post.find(clients.post.connected())
-    assert clients.post.nodes[1] == before and clients.roster.strangers == {77}
+    clients.mailbox.find(clients.mailbox.list_connected())
+    assert clients.mailbox.nodes[1] == before and clients.members.strangers == {77}
 
 
 # -- what load_data may return ----------------------------------------------------------------
@@ -155,12 +156,12 @@ class Samples:
 
 def test_load_data_may_return_pairs_mappings_datasets_and_federations() -> None:
     x, y = np.ones((4, 3)), np.array([0, 1, 0, 1])
-    assert as_federation((x, y), "a").names == ("a",)
-    held = as_federation({"train": (x, y), "test": Samples()}, "a", classes=3)
+    assert to_federation((x, y), "a").names == ("a",)
+    held = to_federation({"train": (x, y), "test": Samples()}, "a", classes=3)
     assert held.test is not None and len(held.test) == 4 and held.classes == 3
-    assert as_federation(Samples(), "a").train.inputs[2].tolist() == [2.0, 2.0, 2.0]
+    assert to_federation(Samples(), "a").train.inputs[2].tolist() == [2.0, 2.0, 2.0]
     one = convex().subset([2])
-    assert as_federation(one, "a") is one
+    assert to_federation(one, "a") is one
 
 
 @pytest.mark.parametrize(
@@ -173,9 +174,9 @@ def test_load_data_may_return_pairs_mappings_datasets_and_federations() -> None:
 )
 def test_load_data_that_returns_anything_else_is_told_so(value: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        as_federation(value, "a")
+        to_federation(value, "a")
 
 
 def test_a_task_chooses_the_loss_by_the_kind_of_target() -> None:
     auto = Task(task().model, "auto", dtype="float64")
-    assert auto.engine(convex().subset([0])).model.loss is cross_entropy
+    assert auto.build_engine(convex().subset([0])).model.loss is cross_entropy

@@ -31,13 +31,14 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
-from equifed.flower.secure import shamir
 from equifed.flower.secure.masks import (
     RangeError,
-    expanded,
+    expand_mask,
     from_fixed,
-    pair_mask,
-    public_key,
+    make_pair_mask,
+    make_public_key,
+    rebuild_secret,
+    share_secret,
     to_fixed,
     worst_error,
 )
@@ -46,7 +47,7 @@ from equifed.flower.secure.session import (
     Published,
     SecureError,
     majority,
-    opened_sum,
+    open_sum,
 )
 from equifed.flower.secure.sums import PairSums, PrivacyError, SecureSums
 from equifed.flower.wire import Reply
@@ -76,8 +77,8 @@ def test_what_does_not_fit_is_refused_and_never_clipped(value: float) -> None:
 
 def test_pair_masks_cancel_in_the_sum_of_all_and_of_nothing_less() -> None:
     secrets = {i: bytes([i + 1]) * 32 for i in (0, 2, 5, 9)}
-    publics = {i: public_key(secret) for i, secret in secrets.items()}
-    masks = {i: pair_mask(s, i, publics, "sum", 1000) for i, s in secrets.items()}
+    publics = {i: make_public_key(secret) for i, secret in secrets.items()}
+    masks = {i: make_pair_mask(s, i, publics, "sum", 1000) for i, s in secrets.items()}
     for size in range(1, 5):
         for group in itertools.combinations(masks, size):
             total = sum((masks[i] for i in group), np.zeros(1000, dtype=np.uint64))
@@ -93,11 +94,11 @@ def test_any_threshold_of_shares_rebuild_and_fewer_do_not(
 ) -> None:
     holders = data.draw(st.lists(st.integers(0, 200), min_size=2, max_size=9, unique=True))
     t = data.draw(st.integers(2, len(holders)))
-    shares = shamir.share(secret, randomness, holders, t)
+    shares = share_secret(secret, randomness, holders, t)
     chosen = data.draw(st.permutations(holders))
-    assert shamir.rebuild({i: shares[i] for i in chosen[:t]}) == secret
+    assert rebuild_secret({i: shares[i] for i in chosen[:t]}) == secret
     with contextlib.suppress(ValueError):  # most often what too few give is no secret at all
-        assert shamir.rebuild({i: shares[i] for i in chosen[: t - 1]}) != secret
+        assert rebuild_secret({i: shares[i] for i in chosen[: t - 1]}) != secret
 
 
 # -- the protocol, without Flower -------------------------------------------------------------
@@ -110,10 +111,10 @@ def protocol(
     rng, members = np.random.default_rng(n), [3 * i for i in range(n)]
     vectors = rng.normal(size=(n, 20))
     epochs = {i: Epoch("e", i, bytes([i + 1]) * 32, slots=2) for i in members}
-    published = {i: epoch.published() for i, epoch in epochs.items()}
-    boxes = {i: epoch.shares(published) for i, epoch in epochs.items()}
+    published = {i: epoch.publish() for i, epoch in epochs.items()}
+    boxes = {i: epoch.share(published) for i, epoch in epochs.items()}
     masked = {
-        i: epochs[i].masked(to_fixed(vectors[k], n), slot, published)
+        i: epochs[i].mask(to_fixed(vectors[k], n), slot, published)
         for k, i in enumerate(members)
         if k not in lost_before
     }
@@ -125,7 +126,7 @@ def protocol(
         for k, i in enumerate(members)
         if k not in lost_before | lost_after
     }
-    return from_fixed(opened_sum(masked, answers, "e", slot, published)), vectors
+    return from_fixed(open_sum(masked, answers, "e", slot, published)), vectors
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -148,8 +149,8 @@ def test_too_many_losses_leave_the_sum_closed() -> None:
 
 def test_a_client_refuses_what_would_open_its_vector() -> None:
     epochs = {i: Epoch("e", i, bytes([i + 1]) * 32, slots=1) for i in range(3)}
-    published = {i: epoch.published() for i, epoch in epochs.items()}
-    boxes = {j: epochs[j].shares(published)[0][0] for j in (1, 2)}
+    published = {i: epoch.publish() for i, epoch in epochs.items()}
+    boxes = {j: epochs[j].share(published)[0][0] for j in (1, 2)}
     with pytest.raises(SecureError, match="too few"):
         epochs[0].unmask(0, published, [0], boxes)
     with pytest.raises(SecureError, match="own vector"):
@@ -158,7 +159,7 @@ def test_a_client_refuses_what_would_open_its_vector() -> None:
         epochs[0].unmask(0, published, [0, 1, 2], {**boxes, 1: boxes[2]})
     with pytest.raises(SecureError, match="own keys"):
         swapped = {**published, 0: Published(b"x" * 32, (b"y" * 32,))}
-        epochs[0].shares(swapped)
+        epochs[0].share(swapped)
 
 
 # -- on the grid ------------------------------------------------------------------------------
@@ -224,13 +225,13 @@ def test_the_server_cannot_open_a_single_vector_with_all_it_got(grid: MemoryGrid
     masked, shares = {}, dict[int, dict[int, bytes]]()
     for message in grid.received:
         reply = Reply.from_records(message.content)
-        client = {v: k for k, v in clients.post.nodes.items()}[message.metadata.src_node_id]
+        client = {v: k for k, v in clients.mailbox.nodes.items()}[message.metadata.src_node_id]
         if reply.op == "sum":
             masked[client] = reply.arrays["masked"]
         if reply.op == "unmask":
             shares[client] = {int(j): bytes.fromhex(s) for j, s in reply.numbers["shares"].items()}
-    rebuilt = {j: shamir.rebuild({i: shares[i][j] for i in shares}) for j in range(5)}
-    opened = {j: masked[j] - expanded(rebuilt[j], len(masked[j])) for j in range(5)}
+    rebuilt = {j: rebuild_secret({i: shares[i][j] for i in shares}) for j in range(5)}
+    opened = {j: masked[j] - expand_mask(rebuilt[j], len(masked[j])) for j in range(5)}
     _, dense = loop_clients(federation, the_task).value_and_gradient(x, STREAM)
     assert isinstance(dense, DenseVectors)
     for size in range(1, 5):

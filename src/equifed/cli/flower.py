@@ -6,7 +6,9 @@ Nothing of Flower is imported here before a command needs it.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,14 +28,24 @@ INSTALL = (
 )
 BAD_INPUT, FAILED = 2, 1
 
+FIXED = ("clients", "privacy", "out", "resume")
+"""Settings of an app that a run keeps to its end."""
+
 AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="SuperNodes; by default one for each client.")
+]
+Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
 RunConfig = Annotated[
     list[str] | None,
-    typer.Option("--run-config", "-c", metavar="KEY=VALUE", help="Setting of the app, as TOML."),
+    typer.Option(
+        "--run-config", "-c", metavar="KEY=VALUE", help="Setting of the app; may be repeated."
+    ),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")]
 
 
 @app.callback()
@@ -63,35 +75,22 @@ def new(
 @app.command()
 def up(
     folder: AppFolder,
-    nodes: Annotated[int | None, typer.Option(min=1, help="SuperNodes; the app's clients.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder to write.")] = None,
-    keep: Annotated[Path | None, typer.Option(help="Keep keys, logs and state here.")] = None,
+    nodes: Nodes = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
+    keep: Keep = None,
     run_config: RunConfig = None,
     insecure: Insecure = False,
 ) -> None:
     """Start a SuperLink and SuperNodes here, run the app on them, and stop everything."""
-    from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
-    from equifed.flower.trial.doctor import app_settings
+    from equifed.flower.app_config import read_app_settings
 
     try:
-        count = nodes or int(app_settings(folder)["clients"])
+        count = nodes or int(read_app_settings(folder)["clients"])
     except (OSError, ValueError, KeyError) as error:
         stop(f"{folder} is no app of equifed: {error}")
-    if insecure:
-        warn_insecure()
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
-    # A polite kill must clean up as well; the default would leave the processes behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="equifed-up-") as temporary:
-        place = keep or Path(temporary)
-        configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
-        try:
-            with Deployment(place, configs, insecure=insecure) as deployment:
-                typer.echo(f"SuperLink and {count} SuperNodes are up ({place}).", err=True)
-                code = follow(folder, CONNECTION, settings, deployment.env)
-        except DeployError as error:
-            stop(str(error), FAILED)
+    code = run_here(folder, count, settings, keep, insecure)
     if out is not None and code == 0 and not (out / "summary.json").exists():
         code = FAILED  # Flower's own command succeeds whatever became of the run
     raise typer.Exit(code)
@@ -100,15 +99,44 @@ def up(
 @app.command()
 def resume(
     folder: AppFolder,
-    superlink: Annotated[str, typer.Argument(help="Connection, as for flwr run.")],
-    out: Annotated[Path, typer.Argument(help="Run folder on the server, absolute.")],
+    out: Annotated[Path, typer.Option(help="Run folder.")],
+    connection: Annotated[
+        str | None,
+        typer.Option(
+            help="Deployment to run on, a connection as for flwr run; the run folder is then an "
+            "absolute path on its server. By default a federation is started here, as by up."
+        ),
+    ] = None,
+    nodes: Nodes = None,
+    keep: Keep = None,
     run_config: RunConfig = None,
+    insecure: Insecure = False,
 ) -> None:
-    """Go on with a run after its SuperLink or server process crashed, as a new Flower run."""
-    if not out.is_absolute():
-        stop(f"The run folder must be absolute, as the server sees it; got {out}.")
-    settings = ["resume=true", f'out="{out}"', *(run_config or [])]
-    raise typer.Exit(follow(folder, superlink, settings, dict(os.environ)))
+    """Go on with a run that was interrupted, as a new Flower run; who takes part cannot change."""
+    given = re.findall(r"(?:^|\s)([\w-]+)\s*=", "\n".join(run_config or []))
+    fixed = [key for key in FIXED if key in given]
+    if fixed:
+        stop(
+            f"--run-config {', '.join(fixed)}: a run that goes on keeps its clients, privacy, out."
+        )
+    settings = ["resume=true", f'out="{out.absolute()}"', *(run_config or [])]
+    if connection is not None:
+        if nodes is not None or keep is not None or insecure:
+            stop("--nodes, --keep and --insecure are for a federation here, not for --connection.")
+        if not out.is_absolute():
+            stop(f"The run folder must be absolute, as the server sees it; got {out}.")
+        raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
+    try:
+        count = len(json.loads((out / "flower.json").read_text(encoding="utf-8"))["clients"])
+    except (OSError, ValueError, KeyError):
+        stop(f"{out} holds no run of a federation to go on with.")
+    if nodes not in (None, count):
+        stop(f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}.")
+    if (out / "summary.json").exists():
+        typer.echo(f"{out} is complete; there is nothing to go on with.", err=True)
+        return
+    code = run_here(folder, count, settings, keep, insecure)
+    raise typer.Exit(code if code or (out / "summary.json").exists() else FAILED)
 
 
 @app.command()
@@ -116,25 +144,55 @@ def doctor(
     folder: Annotated[Path | None, typer.Argument(help="Folder of the app.")] = None,
     superlink: Annotated[str | None, typer.Option(help="HOST:PORT of the SuperLink.")] = None,
     root_certificates: Annotated[Path | None, typer.Option(help="CA certificate.")] = None,
-    server_certificate: Annotated[Path | None, typer.Option(help="Of the SuperLink.")] = None,
+    server_certificate: Annotated[
+        Path | None, typer.Option(help="Certificate of the SuperLink.")
+    ] = None,
     node_key: Annotated[Path | None, typer.Option(help="Private key of a SuperNode.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")
+    ] = False,
 ) -> None:
     """Check versions, the app, certificates, keys and whether the SuperLink can be reached."""
-    from equifed.flower.trial.doctor import findings
+    from equifed.flower.trial.doctor import examine
 
-    bad = 0
-    for finding in findings(folder, superlink, root_certificates, server_certificate, node_key):
-        bad += not finding.good
-        typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.text}")
-    raise typer.Exit(FAILED if bad else 0)
+    found = list(examine(folder, superlink, root_certificates, server_certificate, node_key))
+    good = all(finding.good for finding in found)
+    if as_json:
+        listed = [{"good": finding.good, "text": finding.text} for finding in found]
+        typer.echo(json.dumps({"good": good, "findings": listed}, indent=1))
+    else:
+        for finding in found:
+            typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.text}")
+    raise typer.Exit(0 if good else FAILED)
 
 
-def follow(folder: Path, superlink: str, settings: list[str], env: dict[str, str]) -> int:
+def run_here(
+    folder: Path, count: int, settings: list[str], keep: Path | None, insecure: bool
+) -> int:
+    """Start a SuperLink and SuperNodes, run an app on them, and stop everything."""
+    from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
+
+    if insecure:
+        warn_insecure()
+    # A polite kill must clean up as well; the default would leave the processes behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="equifed-up-") as temporary:
+        place = keep or Path(temporary)
+        configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
+        try:
+            with Deployment(place, configs, insecure=insecure) as deployment:
+                typer.echo(f"SuperLink and {count} SuperNodes are up ({place}).", err=True)
+                return follow(folder, CONNECTION, settings, deployment.env)
+        except DeployError as error:
+            stop(str(error), FAILED)
+
+
+def follow(folder: Path, connection: str, settings: list[str], env: dict[str, str]) -> int:
     """Submit an app with Flower's own command and show its log until it ends."""
-    from equifed.flower.trial.deploy import script
+    from equifed.flower.trial.deploy import find_script
 
     options = [word for setting in settings for word in ("--run-config", setting)]
-    command = [script("flwr"), "run", str(folder.absolute()), superlink, "--stream", *options]
+    command = [find_script("flwr"), "run", str(folder.absolute()), connection, "--stream", *options]
     return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, check=False).returncode
 
 

@@ -25,6 +25,8 @@ from equifed.runs.settings import Checker, ConfigError, Table, choose, construct
 from equifed.training.stopping import StopWhen
 
 TABLES = ("data", "model", "algorithm", "evaluate", "stop")
+DEADLINES = ("timeout", "grace", "quorum", "wait")
+"""Numbers of :class:`Deadlines` that an app may set."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class AppConfig:
     ...         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 5}},
     ...     }
     ... )
-    >>> config.client_data(1).names
+    >>> config.load_client(1).names
     ('Gentoo',)
     """
 
@@ -98,7 +100,7 @@ class AppConfig:
         value = self.data.get("classes") if "name" not in self.data else None
         return None if value is None else int(value)
 
-    def task(self) -> Task:
+    def build_task(self) -> Task:
         """Return model, loss and precision."""
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
         return Task(self._module, shared.loss, shared.l2, shared.dtype)
@@ -109,7 +111,7 @@ class AppConfig:
         )
         return module
 
-    def client_data(self, partition: int) -> Federation:
+    def load_client(self, partition: int) -> Federation:
         """Return one client of the named data set, for trying out."""
         from equifed.runs.run import load_data
 
@@ -119,12 +121,8 @@ class AppConfig:
             )
         federation = load_data(self.data)
         if not 0 <= partition < len(federation):
-            raise ConfigError(
-                [
-                    f"partition-id: {federation.name} has clients 0..{len(federation) - 1}, "
-                    f"got {partition}"
-                ]
-            )
+            has = f"{federation.name} has clients 0..{len(federation) - 1}"
+            raise ConfigError([f"partition-id: {has}, got {partition}"])
         return federation.subset([partition])
 
     def build_algorithm(self, sizes: list[int]) -> AnyAlgorithm:
@@ -144,8 +142,9 @@ class FederationSettings:
         every node that is connected then.
     privacy : {"none", "sums", "secure"}
         What the server sees of the clients' vectors; see :mod:`equifed.flower.secure.sums`.
-    on_missing, timeout, grace, quorum, wait
-        See :class:`equifed.flower.deadlines.Deadlines`.
+    deadlines : Deadlines
+        Its settings stand beside the others: ``on-missing``, ``timeout``, ``grace``, ``quorum``,
+        ``wait``.
     rounds : int
         Overrides the number in ``equifed.toml``; 0 leaves it.
     out : str
@@ -156,11 +155,7 @@ class FederationSettings:
 
     clients: int
     privacy: Literal["none", "sums", "secure"] = "none"
-    on_missing: Literal["fail", "wait", "continue"] = "fail"
-    timeout: float = 600.0
-    grace: float = 60.0
-    quorum: float = 0.5
-    wait: float = 3600.0
+    deadlines: Deadlines = field(default_factory=Deadlines)
     rounds: int = 0
     out: str = ""
     resume: bool = False
@@ -178,18 +173,17 @@ class FederationSettings:
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> FederationSettings:
         """Read Flower's run configuration; keys that are not ours are left to the app."""
-        known = {
-            f.name: values[f.name.replace("_", "-")]
-            for f in fields(cls)
-            if f.name.replace("_", "-") in values
-        }
-        if "clients" not in known:
+        given = {key.replace("-", "_"): value for key, value in values.items()}
+        if "clients" not in given:
             raise ConfigError(["clients is required in [tool.flwr.app.config] of pyproject.toml"])
-        for key in ("timeout", "grace", "quorum", "wait"):
-            if key in known:
-                known[key] = float(known[key])
-        return cls(**known)
+        known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        waits: dict[str, Any] = {key: float(given[key]) for key in DEADLINES if key in given}
+        deadlines = Deadlines(given.get("on_missing", Deadlines.on_missing), **waits)
+        return cls(**{**known, "deadlines": deadlines})
 
-    def patience(self) -> Deadlines:
-        """Return deadlines and policy."""
-        return Deadlines(self.on_missing, self.timeout, self.grace, self.quorum, self.wait)
+
+def read_app_settings(folder: Path) -> dict[str, Any]:
+    """Return ``[tool.flwr.app.config]`` of an app's ``pyproject.toml``."""
+    table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    config: dict[str, Any] = table["tool"]["flwr"]["app"]["config"]
+    return config

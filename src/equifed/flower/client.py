@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from equifed.contract.clients import MissingClients
-from equifed.flower.data import as_federation
-from equifed.flower.memory import default_root
+from equifed.contract.evaluation import SPLITS
+from equifed.data.checks import DataError
+from equifed.data.federation import Federation
+from equifed.flower.memory import find_root
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.task import Task
@@ -25,12 +28,12 @@ from equifed.flower.wire import OPERATIONS, Reply, Request, WireError
 from equifed.flower.worker import LEVELS, Client, Stale, Worker
 
 LoadData = Callable[[Context], Any]
-"""The user's function; see :func:`equifed.flower.data.as_federation` for its result."""
+"""The user's function; see :func:`to_federation` for its result."""
 
 log = logging.getLogger("equifed")
 
 
-def client_app(
+def make_client_app(
     load_data: LoadData,
     task: Task | Callable[[Context], Task],
     *,
@@ -54,12 +57,12 @@ def client_app(
     """
     app, loaded = ClientApp(), OrderedDict[tuple[int, int], Client]()
 
-    def client(context: Context) -> Client:
+    def load(context: Context) -> Client:
         """Return the client of a node; a process that lives on loads its data once."""
         key = (context.run_id, context.node_id)
         if key not in loaded:
-            federation = as_federation(load_data(context), client_name(context), classes)
-            root = memory or Path(str(context.node_config.get("memory", default_root())))
+            federation = to_federation(load_data(context), name_client(context), classes)
+            root = memory or Path(str(context.node_config.get("memory", find_root())))
             own = task if isinstance(task, Task) else task(context)
             loaded[key] = Client(federation, own, root, _partition(context), _floor(context))
             while len(loaded) > 64:  # a simulation runs many nodes in one process
@@ -67,7 +70,7 @@ def client_app(
         return loaded[key]
 
     def answer(message: Message, context: Context) -> Message:
-        reply = answered(message, lambda: client(context))
+        reply = answer_message(message, lambda: load(context))
         return Message(reply.to_records(), reply_to=message)
 
     for message_type in OPERATIONS.values():
@@ -76,13 +79,11 @@ def client_app(
     return app
 
 
-def client_name(context: Context) -> str:
+def name_client(context: Context) -> str:
     """Return the client's name: the node's setting ``name``, or one made of its partition or id."""
-    given = context.node_config.get("name")
     partition = _partition(context)
-    if given is not None:
-        return str(given)
-    return f"node-{context.node_id}" if partition is None else f"client-{partition}"
+    default = f"node-{context.node_id}" if partition is None else f"client-{partition}"
+    return str(context.node_config.get("name", default))
 
 
 def _partition(context: Context) -> int | None:
@@ -95,14 +96,14 @@ def _floor(context: Context) -> int:
     return LEVELS.index(str(context.node_config.get("privacy", LEVELS[0])))
 
 
-def answered(message: Message, load: Callable[[], Client]) -> Reply:
+def answer_message(message: Message, load: Callable[[], Client]) -> Reply:
     """Return the reply to a message; never raise, never quote an exception."""
     try:
         request = Request.from_records(message.content)
     except WireError as error:
         return Reply("", "", "", error="request", text=str(error))
 
-    def refused(kind: str, text: str) -> Reply:
+    def refuse(kind: str, text: str) -> Reply:
         return Reply(request.op, request.run, request.tag, error=kind, text=text)
 
     try:
@@ -110,15 +111,67 @@ def answered(message: Message, load: Callable[[], Client]) -> Reply:
     except Exception as error:
         log.exception("equifed: the data could not be loaded")
         kind = type(error).__name__
-        return refused("data", f"{kind} while loading the data; see the client's log")
+        return refuse("data", f"{kind} while loading the data; see the client's log")
     try:
         return Worker(client, request).answer()
     except Stale as error:
-        return refused("stale", str(error))
+        return refuse("stale", str(error))
     except MissingClients as error:
-        return refused("non-finite", next(iter(error.reasons.values())))
+        return refuse("non-finite", next(iter(error.reasons.values())))
     except (WireError, RangeError, SecureError) as error:  # our own words
-        return refused("refused" if isinstance(error, SecureError) else "request", str(error))
+        return refuse("refused" if isinstance(error, SecureError) else "request", str(error))
     except Exception as error:
         log.exception("equifed: the request failed")
-        return refused("failed", f"{type(error).__name__} in {request.op}; see the client's log")
+        return refuse("failed", f"{type(error).__name__} in {request.op}; see the client's log")
+
+
+def to_federation(value: Any, name: str, classes: int | None = None) -> Federation:
+    """Return the data of one client as a federation of one.
+
+    Parameters
+    ----------
+    value : Federation, (X, y), mapping or dataset
+        A federation with one client is taken as it is (its name too); a mapping has ``(X, y)`` or
+        a dataset under "train" and, where there are any, "validation" and "test"; a dataset has
+        ``len()`` and gives ``(features, target)`` for a position.
+    name : str
+        The client's name.
+    classes : int, optional
+        Number of classes of the whole federation.
+
+    Examples
+    --------
+    >>> to_federation((np.ones((3, 2)), np.array([0, 1, 0])), "north", classes=4).classes
+    4
+    """
+    if isinstance(value, Federation):
+        if len(value) != 1:
+            raise DataError(
+                f"load_data must return the data of one client, got a federation of {len(value)}; "
+                "choose one with federation.subset([i])."
+            )
+        return value
+    parts = value if isinstance(value, Mapping) else {"train": value}
+    if "train" not in parts or not set(parts) <= set(SPLITS):
+        raise DataError(
+            f"load_data must return (X, y) or a mapping with 'train' and possibly 'validation' and "
+            f"'test', got the keys {sorted(map(str, parts))}."
+        )
+    pairs = {label: {name: _to_arrays(part)} for label, part in parts.items()}
+    return Federation.from_clients(pairs.pop("train"), classes=classes, **pairs)
+
+
+def _to_arrays(part: Any) -> tuple[Any, Any]:
+    """Return ``(X, y)`` of a pair, or of a dataset object by reading all of it."""
+    if isinstance(part, tuple | list) and len(part) == 2:
+        return part[0], part[1]
+    if not (hasattr(part, "__len__") and hasattr(part, "__getitem__")):
+        raise DataError(
+            f"load_data must return (X, y) or a dataset with len() and positions, got a "
+            f"{type(part).__name__}."
+        )
+    samples = [part[k] for k in range(len(part))]
+    return (
+        np.stack([np.asarray(x) for x, _ in samples]),
+        np.stack([np.asarray(y) for _, y in samples]),
+    )

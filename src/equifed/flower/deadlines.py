@@ -53,12 +53,11 @@ class Deadlines:
         if not 0 <= self.quorum <= 1:
             raise ValueError(f"quorum must be a fraction in [0, 1], got {self.quorum}.")
 
-    def missing(self) -> MissingPolicy:
+    def to_policy(self) -> MissingPolicy:
         """Return the policy for the training loop, which repeats rounds.
 
-        >>> Deadlines("wait").missing().policy
+        >>> Deadlines("wait").to_policy().policy
         'fail'
         """
-        if self.on_missing == "continue":
-            return MissingPolicy("continue", self.quorum)
-        return MissingPolicy("fail")
+        again = self.on_missing == "continue"
+        return MissingPolicy("continue", self.quorum) if again else MissingPolicy("fail")

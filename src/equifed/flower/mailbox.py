@@ -7,10 +7,10 @@ polled for here: Flower's own ``send_and_receive`` sleeps three seconds between 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal
 
 from flwr.app import Message
@@ -35,6 +35,8 @@ ERRORS = {
 """Flower's error codes in words."""
 
 Kind = Literal["silent", "error", "stale", "bad"]
+KINDS: dict[str, Kind] = {"stale": "stale", "non-finite": "bad"}
+"""What a client's own report of an error counts as; anything else is an "error"."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,15 @@ class Mailbox:
     ----------
     grid : Grid
         Flower's connection to the nodes.
-    patience : Deadlines
-        Deadlines and policy.
+    deadlines : Deadlines
+        How long to wait, and for whom.
     clients : int
         Number of clients of the federation, for the ledger.
 
     Attributes
     ----------
     nodes : dict
-        Which Flower node each client is on; the roster writes it.
+        Which Flower node each client is on; the members write it.
     find : callable
         Called with the connected nodes when a client's node is not among them; may update
         ``nodes``.
@@ -86,8 +88,8 @@ class Mailbox:
         Replies that answered nothing that was asked, or the same thing twice.
     """
 
-    def __init__(self, grid: Grid, patience: Deadlines, clients: int = 0) -> None:
-        self.grid, self.patience = grid, patience
+    def __init__(self, grid: Grid, deadlines: Deadlines, clients: int = 0) -> None:
+        self.grid, self.deadlines = grid, deadlines
         self.nodes: dict[int, int] = {}
         self.find: Callable[[set[int]], None] = lambda connected: None
         self.traffic = Traffic(clients)
@@ -100,10 +102,10 @@ class Mailbox:
         "continue", clients that are not connected are missing at once, and nobody is asked unless
         answers of some are of use (``partial``): the round is repeated without them anyway.
         """
-        until, answers = time.monotonic() + self.patience.wait, Answers()
+        until, answers = time.monotonic() + self.deadlines.wait, Answers()
         left = dict(requests)
-        if self.patience.on_missing == "continue":
-            absent = self.absent(left)
+        if self.deadlines.on_missing == "continue":
+            absent = self.find_absent(left)
             answers.failures = {i: Failure("silent", "not connected") for i in absent}
             left = {i: r for i, r in left.items() if i not in absent}
             if not left or (absent and not partial):
@@ -112,20 +114,20 @@ class Mailbox:
         while True:
             _Exchange(self, left, check, answers).run()
             again = [i for i, f in answers.failures.items() if f.kind in ("silent", "error")]
-            if not again or self.patience.on_missing != "wait" or time.monotonic() >= until:
+            if not again or self.deadlines.on_missing != "wait" or time.monotonic() >= until:
                 return answers
-            time.sleep(self.patience.pause)
+            time.sleep(self.deadlines.pause)
             left = {i: requests[i] for i in again}
             for i in again:
                 del answers.failures[i]
 
-    def connected(self) -> set[int]:
+    def list_connected(self) -> set[int]:
         """Return the nodes that are connected now."""
         return set(self.grid.get_node_ids())
 
-    def absent(self, clients: Iterable[int]) -> set[int]:
+    def find_absent(self, clients: Iterable[int]) -> set[int]:
         """Return the clients that are not connected, also after a look for them elsewhere."""
-        connected = self.connected()
+        connected = self.list_connected()
         absent = {i for i in clients if self.nodes.get(i) not in connected}
         if absent:
             self.find(connected)
@@ -136,122 +138,95 @@ class _Exchange:
     """One push and the polling for its replies."""
 
     def __init__(
-        self, post: Mailbox, requests: Mapping[int, Request], check: Check, answers: Answers
+        self, mailbox: Mailbox, requests: Mapping[int, Request], check: Check, answers: Answers
     ) -> None:
-        self.post, self.requests, self.check, self.answers = post, requests, check, answers
+        self.mailbox, self.requests, self.check, self.answers = mailbox, requests, check, answers
         self.waiting: dict[str, int] = {}
         self.repeated: set[int] = set()
 
     def run(self) -> None:
-        patience, unsent = self.post.patience, self._send(self.requests)
+        deadlines, unsent = self.mailbox.deadlines, self._send(self.requests)
         started, quorum_at = time.monotonic(), float("inf")
         while self.waiting or unsent:
             now = time.monotonic()
-            over = now - started >= patience.timeout or now - quorum_at >= patience.grace
+            over = now - started >= deadlines.timeout or now - quorum_at >= deadlines.grace
             self._collect()  # once more when the time is over: it may be there by now
             if over or not (self.waiting or unsent):
                 break
             if self._quorum():
                 quorum_at = min(quorum_at, now)
-            time.sleep(patience.poll)
+            time.sleep(deadlines.poll)
             if unsent:
                 unsent = self._send({i: self.requests[i] for i in unsent})
         waited = time.monotonic() - started
         for i in (*self.waiting.values(), *unsent):
             reason = "not connected" if i in unsent else f"no answer within {waited:.0f} s"
-            self.answers.failures[i] = Failure("silent", reason)
+            self._fail(i, "silent", reason)
 
     def _quorum(self) -> bool:
         """Tell whether those who answered are enough to go on without the rest."""
-        patience, everybody = self.post.patience, len(self.post.traffic.up)
-        enough = len(self.answers.replies) >= max(1.0, patience.quorum * everybody)
-        return patience.on_missing == "continue" and enough
+        deadlines, everybody = self.mailbox.deadlines, len(self.mailbox.traffic.up)
+        enough = len(self.answers.replies) >= max(1.0, deadlines.quorum * everybody)
+        return deadlines.on_missing == "continue" and enough
 
     def _send(self, requests: Mapping[int, Request]) -> set[int]:
         """Push requests to the clients that are connected; return those that are not."""
-        absent = self.post.absent(requests)
+        absent = self.mailbox.find_absent(requests)
         self._push({i: request for i, request in requests.items() if i not in absent})
         return absent
 
     def _push(self, requests: Mapping[int, Request]) -> None:
-        if not requests:
-            return
-        messages, ttl = [], self.post.patience.timeout + EXPIRY_SECONDS
+        mailbox, messages = self.mailbox, []
+        ttl = mailbox.deadlines.timeout + EXPIRY_SECONDS
         for i, request in requests.items():
             content = request.to_records()
-            self.post.traffic.down[i] += count_bytes(content)
-            messages.append(Message(content, self.post.nodes[i], OPERATIONS[request.op], ttl=ttl))
-        sent: list[str | None] = list(self.post.grid.push_messages(messages))
-        sent += [None] * (len(messages) - len(sent))
-        for i, message_id in zip(requests, sent, strict=True):
+            mailbox.traffic.down[i] += count_bytes(content)
+            messages.append(Message(content, mailbox.nodes[i], OPERATIONS[request.op], ttl=ttl))
+        sent = list(mailbox.grid.push_messages(messages)) if messages else []
+        for i, message_id in zip_longest(requests, sent):
             if message_id:
                 self.waiting[message_id] = i
             else:
-                self.answers.failures[i] = Failure(
-                    "error", "the SuperLink did not take the request"
-                )
+                self._fail(i, "error", "the SuperLink did not take the request")
 
     def _collect(self) -> None:
         if not self.waiting:
             return
-        for message in self.post.grid.pull_messages(list(self.waiting)):
-            answered = message.metadata.reply_to_message_id
-            i = self.waiting.pop(answered, None)
+        for message in self.mailbox.grid.pull_messages(list(self.waiting)):
+            i = self.waiting.pop(message.metadata.reply_to_message_id, None)
             if i is None:
-                self.post.dropped += 1
+                self.mailbox.dropped += 1
             else:
                 self._judge(i, message)
 
     def _judge(self, i: int, message: Message) -> None:
-        request = self.requests[i]
         if message.has_error():
             # The reason may quote an exception of the client, so only the code goes on record.
             code = message.error.code
-            reason = f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})"
-            self.answers.failures[i] = Failure("error", reason)
+            self._fail(i, "error", f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})")
             return
-        self.post.traffic.up[i] += count_bytes(message.content)
+        self.mailbox.traffic.up[i] += count_bytes(message.content)
+        request = self.requests[i]
         try:
             reply = Reply.from_records(message.content)
             if (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
                 self._ask_again(i)
-                return
-            if reply.error:
-                kind: Kind = {"stale": "stale", "non-finite": "bad"}.get(reply.error, "error")  # type: ignore[assignment]
-                self.answers.failures[i] = Failure(kind, f"{reply.error}: {reply.text}")
-                return
-            self.check(i, reply)
+            elif reply.error:
+                kind = KINDS.get(reply.error, "error")
+                self._fail(i, kind, f"{reply.error}: {reply.text}")
+            else:
+                self.check(i, reply)
+                self.answers.replies[i] = reply
         except WireError as error:
-            self.answers.failures[i] = Failure("bad", str(error))
-            return
-        self.answers.replies[i] = reply
+            self._fail(i, "bad", str(error))
 
     def _ask_again(self, i: int) -> None:
         """Repeat a request that was answered with something else; once, then give up."""
         if i in self.repeated:
-            self.answers.failures[i] = Failure("bad", "answered another request, twice")
-            return
-        self.repeated.add(i)
-        self._push({i: self.requests[i]})
+            self._fail(i, "bad", "answered another request, twice")
+        else:
+            self.repeated.add(i)
+            self._push({i: self.requests[i]})
 
-
-def finite(name: str, value: object) -> float:
-    """Return a number of a reply, or raise :class:`WireError` unless it is a finite one.
-
-    >>> finite("loss", 2)
-    2.0
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise WireError(f"{name} is no number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise WireError(f"{name} is {number}")
-    return number
-
-
-def positions(index: Iterable[int]) -> list[int]:
-    """Return client positions as plain integers."""
-    return [int(i) for i in index]
+    def _fail(self, i: int, kind: Kind, reason: str) -> None:
+        self.answers.failures[i] = Failure(kind, reason)

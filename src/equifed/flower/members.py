@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -13,8 +12,9 @@ from flwr.serverapp import Grid
 from equifed.contract.arrays import Index
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.mailbox import Failure, Mailbox
-from equifed.flower.task import OneClient, Schema, Task, versions
+from equifed.flower.task import OneClient, Schema, Task
 from equifed.flower.wire import Reply, Request, WireError
+from equifed.runs.versions import package_versions
 
 HELLO_SECONDS = 60.0
 """How long a node that came later may take to say hello."""
@@ -57,6 +57,11 @@ class Hello:
             raise WireError("the hello names no samples, or no client")
         return hello
 
+    def is_current(self) -> bool:
+        """Tell whether the client has the minor version of equifed that runs here."""
+        own = package_versions(["equifed"])["equifed"]
+        return self.versions.get("equifed", "?").split(".")[:2] == own.split(".")[:2]
+
 
 @dataclass
 class Members:
@@ -95,33 +100,33 @@ class Members:
         """Public key of every client, for pairwise masks."""
         return [hello.key for hello in self.hellos]
 
-    def find(self, post: Mailbox, connected: set[int]) -> None:
+    def find(self, mailbox: Mailbox, connected: set[int]) -> None:
         """Greet nodes that were not there before: a client that was restarted may be among them."""
-        new = sorted(connected - set(post.nodes.values()) - self.strangers)
+        new = sorted(connected - set(mailbox.nodes.values()) - self.strangers)
         if not new:
             return
-        patience = replace(post.patience, on_missing="fail", timeout=HELLO_SECONDS)
-        hellos, _ = greet(post.grid, patience, self.run, new)
+        deadlines = replace(mailbox.deadlines, on_missing="fail", timeout=HELLO_SECONDS)
+        hellos, _ = greet(mailbox.grid, deadlines, self.run, new)
         self.strangers |= set(new) - set(hellos)
         for node, hello in hellos.items():
             if hello.name not in self.names or not self._fits(hello):
                 self.strangers.add(node)
                 continue
             i = self.names.index(hello.name)
-            if post.nodes.get(i) not in connected:
-                post.nodes[i], self.hellos[i] = node, hello
+            if mailbox.nodes.get(i) not in connected:
+                mailbox.nodes[i], self.hellos[i] = node, hello
 
     def _fits(self, hello: Hello) -> bool:
         """Tell whether a client that came back has the data and software that it left with."""
         old = self.hellos[self.names.index(hello.name)]
         same = ("schema", "model", "sizes")
-        return all(getattr(hello, key) == getattr(old, key) for key in same) and not _skewed(hello)
+        return all(getattr(hello, key) == getattr(old, key) for key in same) and hello.is_current()
 
 
 def gather(
     grid: Grid,
     task: Task,
-    patience: Deadlines,
+    deadlines: Deadlines,
     run: str,
     clients: int,
     order: Sequence[str] | None = None,
@@ -134,7 +139,7 @@ def gather(
         Flower's connection.
     task : Task
         Model and loss.
-    patience : Deadlines
+    deadlines : Deadlines
         ``wait`` bounds the time until all clients are there.
     run : str
         Identity of the run.
@@ -143,42 +148,41 @@ def gather(
     order : sequence of str, optional
         Names in the order of an earlier part of the same run.
     """
-    hellos = _all_hellos(grid, patience, run, clients)
-    nodes = _ordered(hellos, order)
+    hellos = _greet_all(grid, deadlines, run, clients)
+    nodes = _sort_nodes(hellos, order)
     listed = [hellos[node] for node in nodes]
     _check_versions(listed)
     _check_schemas(listed)
-    engine = task.engine(listed[0].schema.placeholder())
+    engine = task.build_engine(listed[0].schema.make_placeholder())
     _check_models(listed, task.fingerprint(engine))
-    post = Mailbox(grid, patience, len(listed))
-    post.nodes = dict(enumerate(nodes))
-    roster = Members(run, task, listed, engine)
-    post.find = lambda connected: roster.find(post, connected)
-    return post, roster
+    mailbox, members = Mailbox(grid, deadlines, len(listed)), Members(run, task, listed, engine)
+    mailbox.nodes = dict(enumerate(nodes))
+    mailbox.find = lambda connected: members.find(mailbox, connected)
+    return mailbox, members
 
 
 def greet(
-    grid: Grid, patience: Deadlines, run: str, nodes: Sequence[int]
+    grid: Grid, deadlines: Deadlines, run: str, nodes: Sequence[int]
 ) -> tuple[dict[int, Hello], dict[int, Failure]]:
     """Say hello to nodes; return what they said, and why the others did not."""
-    post = Mailbox(grid, patience, len(nodes))
-    post.nodes = dict(enumerate(nodes))
+    mailbox = Mailbox(grid, deadlines, len(nodes))
+    mailbox.nodes = dict(enumerate(nodes))
     asked = {k: Request("hello", run, f"hello/{node}", -1) for k, node in enumerate(nodes)}
+    said: dict[int, Hello] = {}
 
-    def check(k: int, reply: Reply) -> None:
-        Hello.from_reply(reply)
+    def read(k: int, reply: Reply) -> None:
+        said[nodes[k]] = Hello.from_reply(reply)
 
-    answers = post.ask(asked, check)
-    said = {nodes[k]: Hello.from_reply(reply) for k, reply in answers.replies.items()}
+    answers = mailbox.ask(asked, read)
     return said, {nodes[k]: failure for k, failure in answers.failures.items()}
 
 
-def _all_hellos(grid: Grid, patience: Deadlines, run: str, clients: int) -> dict[int, Hello]:
+def _greet_all(grid: Grid, deadlines: Deadlines, run: str, clients: int) -> dict[int, Hello]:
     """Greet every node that connects until there are enough clients, or the wait is over."""
-    until = time.monotonic() + patience.wait
+    until = time.monotonic() + deadlines.wait
     said: dict[int, Hello] = {}
     failures: dict[int, Failure] = {}
-    once = replace(patience, on_missing="fail")
+    once = replace(deadlines, on_missing="fail")
     while True:
         connected = set(grid.get_node_ids())
         said = {node: hello for node, hello in said.items() if node in connected}
@@ -190,23 +194,17 @@ def _all_hellos(grid: Grid, patience: Deadlines, run: str, clients: int) -> dict
         if len(said) >= clients:
             return said
         if hopeless or time.monotonic() >= until:
-            raise StartError(_too_few(clients, len(connected), said, failures))
-        time.sleep(min(max(patience.poll, 0.01) * 5, 2.0))
+            problems = [f"node {node}: {failure.reason}" for node, failure in failures.items()]
+            raise StartError(
+                f"{clients} clients are expected, {len(connected)} nodes are connected and "
+                f"{len(said)} said hello ({', '.join(h.name for h in said.values()) or 'none'}). "
+                + ("; ".join(problems[:5]) + ". " if problems else "")
+                + "Start the missing SuperNodes, or set 'clients' to the number of organisations."
+            )
+        time.sleep(min(max(deadlines.poll, 0.01) * 5, 2.0))
 
 
-def _too_few(
-    clients: int, connected: int, said: Mapping[int, Hello], failures: Mapping[int, Failure]
-) -> str:
-    problems = [f"node {node}: {failure.reason}" for node, failure in failures.items()]
-    return (
-        f"{clients} clients are expected, {connected} nodes are connected and {len(said)} said "
-        f"hello ({', '.join(h.name for h in said.values()) or 'none'}). "
-        + ("; ".join(problems[:5]) + ". " if problems else "")
-        + "Start the missing SuperNodes, or set 'clients' to the number of organisations."
-    )
-
-
-def _ordered(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
+def _sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
     names = [hello.name for hello in hellos.values()]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
@@ -215,8 +213,8 @@ def _ordered(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[i
             "--node-config 'name=\"...\"'."
         )
     if order is not None:
-        if set(names) != set(order):
-            gone, new = sorted(set(order) - set(names)), sorted(set(names) - set(order))
+        gone, new = sorted(set(order) - set(names)), sorted(set(names) - set(order))
+        if gone or new:
             raise StartError(
                 f"The run to resume had other clients: missing {gone or 'none'}, new "
                 f"{new or 'none'}."
@@ -228,19 +226,14 @@ def _ordered(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[i
     return sorted(hellos, key=lambda node: hellos[node].name)
 
 
-def _skewed(hello: Hello) -> bool:
-    own = versions()
-    return _minor(hello.versions.get("equifed", "?")) != _minor(own["equifed"])
-
-
 def _check_versions(hellos: Sequence[Hello]) -> None:
     """Refuse clients with another minor version: their local work may differ."""
-    own, wrong = versions()["equifed"], [hello for hello in hellos if _skewed(hello)]
+    wrong = [h for h in hellos if not h.is_current()]
     if wrong:
         listed = ", ".join(f"{h.name} has {h.versions.get('equifed', '?')[:20]}" for h in wrong)
         raise StartError(
-            f"The server has equifed {own}, but {listed}; install the same minor version "
-            "everywhere."
+            f"The server has equifed {package_versions(['equifed'])['equifed']}, but {listed}; "
+            "install the same minor version everywhere."
         )
 
 
@@ -264,7 +257,3 @@ def _check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
             f"{', '.join(wrong)} built another model than the server; all parties must run the "
             "same app with the same settings of model, loss, l2 and dtype."
         )
-
-
-def _minor(version: str) -> tuple[Any, ...]:
-    return tuple(version.split(".")[:2])

@@ -21,7 +21,7 @@ KEEP_ROUNDS = 3
 """Rounds after which a vector that nobody named again is deleted."""
 
 
-def default_root() -> Path:
+def find_root() -> Path:
     """Return the folder of all client memories: ``$EQUIFED_MEMORY``, or one in the user's cache."""
     given = os.environ.get("EQUIFED_MEMORY")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -50,7 +50,7 @@ class Memory:
         head = {"key": key, "dtype": data.dtype.name, "size": data.size}
         head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
         self._write(f"{_name(key)}.vector", json.dumps(head).encode() + b"\n" + data.tobytes())
-        self._seen([key], round)
+        self._mark_seen([key], round)
 
     def get(self, key: str) -> NDArray[Any] | None:
         """Return the vector under a key, or None if it is not here or damaged."""
@@ -64,7 +64,7 @@ class Memory:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def record(self, name: str) -> dict[str, Any]:
+    def read_record(self, name: str) -> dict[str, Any]:
         """Return a small record, empty if there is none."""
         try:
             value = json.loads((self.folder / f"{_name(name)}.json").read_bytes())
@@ -72,7 +72,7 @@ class Memory:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def note(self, name: str, value: dict[str, Any]) -> None:
+    def write_record(self, name: str, value: dict[str, Any]) -> None:
         """Replace a small record; it is on the disk when this returns."""
         self._write(f"{_name(name)}.json", json.dumps(value).encode(), sync=True)
 
@@ -82,7 +82,7 @@ class Memory:
         ``pins`` are the keys that the server still refers to. A run that went back to a checkpoint
         finds what it needs, because deletion lags :data:`KEEP_ROUNDS` rounds behind.
         """
-        seen = self._seen(pins, round)
+        seen = self._mark_seen(pins, round)
         old = [key for key, last in seen.items() if last < round - KEEP_ROUNDS]
         for key in old:
             (self.folder / f"{_name(key)}.vector").unlink(missing_ok=True)
@@ -90,8 +90,8 @@ class Memory:
             left = {key: last for key, last in seen.items() if key not in old}
             self._write(f"{_name('seen')}.json", json.dumps(left).encode())
 
-    def _seen(self, keys: list[str], round: int) -> dict[str, int]:
-        seen = {k: int(v) for k, v in self.record("seen").items()}
+    def _mark_seen(self, keys: list[str], round: int) -> dict[str, int]:
+        seen = {k: int(v) for k, v in self.read_record("seen").items()}
         before = dict(seen)
         for key in keys:
             seen[key] = max(round, seen.get(key, round))
@@ -101,14 +101,19 @@ class Memory:
 
     def _write(self, name: str, content: bytes, sync: bool = False) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self.folder / f"{name}.{os.getpid()}.tmp"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(self.folder / name)
+        write_private(self.folder / name, content, sync)
+
+
+def write_private(path: Path, content: bytes, sync: bool = False) -> None:
+    """Write a file that its owner alone may read, at once or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def _name(text: str) -> str:

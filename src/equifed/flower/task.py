@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
-from equifed.models.losses import loss_by_name, outputs_for
+from equifed.models.losses import outputs_for
+
+PACKAGES = ("equifed", "flwr", "torch", "numpy")
+"""Whose versions server and clients compare."""
 
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Maps the shape of one sample and the number of outputs to a module."""
@@ -63,7 +65,7 @@ class Schema:
         """Return plain values."""
         return asdict(self)
 
-    def placeholder(self) -> Federation:
+    def make_placeholder(self) -> Federation:
         """Return two samples of zeros of this kind, enough to build the model on the server."""
         x = np.zeros((2, *self.input_shape), dtype=self.input_dtype)
         y = np.zeros((2, *self.target_shape), dtype=self.target_dtype)
@@ -93,18 +95,11 @@ class Task:
     l2: float = 0.0
     dtype: Literal["float32", "float64"] = "float32"
 
-    def engine(self, federation: Federation, position: int = 0) -> OneClient:
+    def build_engine(self, federation: Federation, position: int = 0) -> OneClient:
         """Return the engine of one client, with the randomness of its position."""
-        loss, dtype = self._loss(federation.classes), getattr(torch, self.dtype)
-        module = self.model(tuple(federation.input_shape), outputs_for(federation, loss))
-        return OneClient(
-            federation, module, loss_by_name(loss), l2=self.l2, dtype=dtype, at=position
-        )
-
-    def _loss(self, classes: int | None) -> str:
-        if self.loss != "auto":
-            return self.loss
-        return "squared" if classes is None else "cross_entropy"
+        module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
+        dtype = getattr(torch, self.dtype)
+        return OneClient(federation, module, self.loss, l2=self.l2, dtype=dtype, at=position)
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""
@@ -120,14 +115,9 @@ class OneClient(LoopClients):
         super().__init__(*args, **options)
         self._at = at
 
+    @override
     def _batches(self, k: int, stream: Stream, batch_size: int | None) -> Minibatches:
         client = torch.tensor([self._at], device=self.model.device)
         size = torch.tensor([int(self.sizes[k])], device=self.model.device)
         dropout = bool(self.model.dropouts)
         return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that both sides compare."""
-    packages = {name: version(name) for name in ("equifed", "flwr", "torch", "numpy")}
-    return {**packages, "python": platform.python_version()}

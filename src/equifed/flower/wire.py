@@ -11,22 +11,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the messages; both sides must have the same."""
 
 HEADER_LIMIT = 1 << 26
 """Longest header in characters that is read at all."""
 
 DTYPES = ("float32", "float64", "uint64")
+KINDS = {"client": int, "args": dict, "numbers": dict}
+"""What the entries of a header are, where they are not text."""
 
-Arrays = Mapping[str, NDArray[Any]]
 Sent = Mapping[str, NDArray[Any] | Array]
 """Arrays on their way out; one that goes to many clients is packed once."""
 
@@ -44,6 +45,9 @@ OPERATIONS = {
     "unmask": "query.unmask",
 }
 """Operations and the Flower message types that carry them."""
+
+PARTS = ("displacement", "snapshot", "average", "mean_gradient")
+"""Vectors that local work may give."""
 
 
 class WireError(ValueError):
@@ -79,32 +83,15 @@ class Request:
 
     def to_records(self) -> RecordDict:
         """Return the content of a Flower message."""
-        header = {
-            "protocol": PROTOCOL,
-            "op": self.op,
-            "run": self.run,
-            "tag": self.tag,
-            "client": self.client,
-            "args": self.args,
-        }
-        return _records(header, self.arrays)
+        return _write(self)
 
     @classmethod
     def from_records(cls, content: RecordDict) -> Request:
         """Read a request, or raise :class:`WireError`."""
-        header, arrays = _read(content)
-        if header.get("protocol") != PROTOCOL:
-            raise WireError(
-                f"the server speaks version {header.get('protocol')!r} of the messages, this "
-                f"client version {PROTOCOL}; install the same equifed on both"
-            )
-        texts = [header.get(key) for key in ("op", "run", "tag")]
-        client, args = header.get("client"), header.get("args")
-        if not all(isinstance(text, str) for text in texts) or texts[0] not in OPERATIONS:
+        request = cls(**_read(content, cls, "server"))
+        if request.op not in OPERATIONS:
             raise WireError("the request names no known operation")
-        if type(client) is not int or not isinstance(args, dict):
-            raise WireError("the request has no client or no arguments")
-        return cls(str(texts[0]), str(texts[1]), str(texts[2]), client, args, arrays)
+        return request
 
 
 @dataclass(frozen=True)
@@ -120,38 +107,19 @@ class Reply:
     run: str
     tag: str
     numbers: dict[str, Any] = field(default_factory=dict)
-    arrays: Arrays = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     error: str = ""
     text: str = ""
 
     def to_records(self) -> RecordDict:
         """Return the content of a Flower message."""
-        header = {
-            "protocol": PROTOCOL,
-            "op": self.op,
-            "run": self.run,
-            "tag": self.tag,
-            "numbers": self.numbers,
-            "error": self.error,
-            "text": self.text,
-        }
-        return _records(header, self.arrays)
+        return _write(self)
 
     @classmethod
     def from_records(cls, content: RecordDict) -> Reply:
         """Read a reply, or raise :class:`WireError`."""
-        header, arrays = _read(content)
-        if header.get("protocol") != PROTOCOL:
-            raise WireError(
-                f"the client speaks version {_short(header.get('protocol'))} of the messages, the "
-                f"server version {PROTOCOL}; install the same equifed on both"
-            )
-        texts = [header.get(key) for key in ("op", "run", "tag", "error", "text")]
-        numbers = header.get("numbers")
-        if not all(isinstance(text, str) for text in texts) or not isinstance(numbers, dict):
-            raise WireError("the reply's header is incomplete")
-        op, run, tag, error, text = (str(t) for t in texts)
-        return cls(op, run, tag, numbers, arrays, error, text[:300])
+        values = _read(content, cls, "client")
+        return cls(**{**values, "text": values["text"][:300]})
 
 
 def count_bytes(content: RecordDict) -> int:
@@ -165,7 +133,7 @@ def count_bytes(content: RecordDict) -> int:
     return sum(record.count_bytes() for record in content.values())
 
 
-def expect(arrays: Sent, name: str, size: int, dtype: str) -> NDArray[Any]:
+def expect_vector(arrays: Sent, name: str, size: int, dtype: str) -> NDArray[Any]:
     """Return a vector of a reply or request, or raise :class:`WireError` if it is another thing."""
     array = arrays.get(name)
     if not isinstance(array, np.ndarray):
@@ -178,20 +146,37 @@ def expect(arrays: Sent, name: str, size: int, dtype: str) -> NDArray[Any]:
     return array
 
 
+def expect_finite(name: str, value: object) -> float:
+    """Return a number of a reply, or raise :class:`WireError` unless it is a finite one.
+
+    >>> expect_finite("loss", 2)
+    2.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WireError(f"{name} is no number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise WireError(f"{name} is {number}")
+    return number
+
+
 def pack(array: NDArray[Any]) -> Array:
     """Return an array as Flower carries it: raw little-endian bytes with dtype and shape."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return Array(array.dtype.name, tuple(array.shape), "equifed.raw", little.tobytes())
 
 
-def _records(header: dict[str, Any], arrays: Sent) -> RecordDict:
-    packed = ArrayRecord(
-        {name: a if isinstance(a, Array) else pack(a) for name, a in arrays.items()}
-    )
-    return RecordDict({"equifed": ConfigRecord({"header": json.dumps(header)}), "arrays": packed})
+def _write(message: Request | Reply) -> RecordDict:
+    values = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "arrays"}
+    header = ConfigRecord({"header": json.dumps({"protocol": PROTOCOL, **values})})
+    arrays = {k: a if isinstance(a, Array) else pack(a) for k, a in message.arrays.items()}
+    return RecordDict({"equifed": header, "arrays": ArrayRecord(arrays)})
 
 
-def _read(content: RecordDict) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _read(content: RecordDict, kind: type[Request | Reply], sender: str) -> dict[str, Any]:
     try:
         text = content.config_records["equifed"]["header"]
         packed = content.array_records["arrays"]
@@ -205,19 +190,29 @@ def _read(content: RecordDict) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]
         raise WireError("the header is not JSON") from None
     if not isinstance(header, dict):
         raise WireError("the header is not a table")
-    return header, {name: _unpack(name, array) for name, array in packed.items()}
+    if header.get("protocol") != PROTOCOL:
+        raise WireError(
+            f"the {sender} speaks version {_shorten(header.get('protocol'))} of the messages, not "
+            f"{PROTOCOL}; install the same equifed on both sides"
+        )
+    names = [f.name for f in fields(kind) if f.name != "arrays"]
+    for name in names:
+        if type(header.get(name)) is not KINDS.get(name, str):
+            raise WireError(f"the header has no {name!r}, or one of another kind")
+    arrays = {name: _unpack(name, array) for name, array in packed.items()}
+    return {**{name: header[name] for name in names}, "arrays": arrays}
 
 
 def _unpack(name: str, array: Array) -> NDArray[Any]:
     if array.dtype not in DTYPES or len(array.shape) > 2 or min(array.shape, default=0) < 0:
-        raise WireError(f"the array {_short(name)} has an unknown kind or shape")
+        raise WireError(f"the array {_shorten(name)} has an unknown kind or shape")
     dtype = np.dtype(array.dtype).newbyteorder("<")
     if len(array.data) != math.prod(array.shape) * dtype.itemsize:
-        raise WireError(f"the array {_short(name)} does not have the size that it states")
+        raise WireError(f"the array {_shorten(name)} does not have the size that it states")
     return (
         np.frombuffer(array.data, dtype=dtype).astype(array.dtype, copy=False).reshape(array.shape)
     )
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     return repr(value)[:40]

@@ -6,7 +6,6 @@ written at the end, so a request may be repeated at will.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +18,13 @@ from numpy.typing import NDArray
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.evaluator import FederationEvaluator
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.memory import Memory
 from equifed.flower.secure.masking import Masking
 from equifed.flower.secure.session import SecureError
-from equifed.flower.task import OneClient, Schema, Task, versions
-from equifed.flower.wire import Reply, Request, expect
+from equifed.flower.task import PACKAGES, OneClient, Schema, Task
+from equifed.flower.wire import PARTS, Reply, Request, expect_vector
+from equifed.runs.versions import package_versions
 
 LEVELS = ("none", "sums", "secure")
 """How much of its vectors a client shows, from all to nothing but sums."""
@@ -42,10 +41,10 @@ class Client:
     floor: int = 0
     _engines: dict[int, OneClient] = field(default_factory=dict)
 
-    def engine(self, position: int) -> OneClient:
+    def build_engine(self, position: int) -> OneClient:
         """Return the engine for a position in the federation."""
         if position not in self._engines:
-            self._engines = {position: self.task.engine(self.federation, position)}
+            self._engines = {position: self.task.build_engine(self.federation, position)}
         return self._engines[position]
 
 
@@ -59,7 +58,7 @@ class Worker:
     def __init__(self, client: Client, request: Request) -> None:
         self.client, self.request, self.args = client, request, request.args
         self.federation, self.task = client.federation, client.task
-        self.engine = client.engine(max(request.client, 0))
+        self.engine = client.build_engine(max(request.client, 0))
         self.memory = Memory(client.root, request.run, client.federation.names[0])
         self.round = int(self.args.get("round", 0))
 
@@ -74,8 +73,8 @@ class Worker:
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,
-            "keys": lambda: self._reply(self._masking().keys()),
-            "shares": lambda: self._reply(self._masking().shares()),
+            "keys": lambda: self._reply(self._masking().publish()),
+            "shares": lambda: self._reply(self._masking().share()),
             "unmask": lambda: self._reply(self._masking().unmask()),
         }
         reply = operations[self.request.op]()
@@ -88,26 +87,26 @@ class Worker:
             {
                 "name": self.federation.names[0],
                 "partition": self.client.partition,
-                "versions": versions(),
+                "versions": package_versions(PACKAGES),
                 "sizes": {k: len(split) for k, split in self.federation.splits().items()},
                 "schema": Schema.of(self.federation).to_dict(),
                 "model": self.task.fingerprint(self.engine),
-                "key": self._masking().run_key().hex(),
+                "key": self._masking().publish_run_key().hex(),
             }
         )
 
     def losses(self) -> Reply:
         """Return f_i(x)."""
-        losses = self.engine.losses(self._x(), self._stream(), self.args["batch_size"])
+        losses = self.engine.losses(self._sent("x"), self._stream(), self.args["batch_size"])
         return self._reply({"loss": float(losses[0])})
 
     def gradient(self) -> Reply:
         """Return f_i(x), and keep the gradient or also send it."""
         losses, vectors = self.engine.value_and_gradient(
-            self._x(), self._stream(), self.args["batch_size"]
+            self._sent("x"), self._stream(), self.args["batch_size"]
         )
         assert isinstance(vectors, DenseVectors)
-        return self._kept({"loss": float(losses[0])}, {"gradient": vectors})
+        return self._keep({"loss": float(losses[0])}, {"gradient": vectors})
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
@@ -115,9 +114,9 @@ class Worker:
         target, slope = None, self.args["slope"]
         control = self._control()
         if control is not None:
-            target = self._tensor(expect(self.request.arrays, "target", *self._kind()))
+            target = self._sent("target")
         moved = self.engine.local_steps(
-            self._x(),
+            self._sent("x"),
             work,
             self._stream(),
             control=control,
@@ -127,39 +126,30 @@ class Worker:
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
             numbers["threshold"] = float(moved.thresholds[0])
-        parts = {
-            name: getattr(moved, name)
-            for name in ("displacement", "snapshot", "average", "mean_gradient")
-            if getattr(moved, name) is not None
-        }
-        return self._kept(numbers, parts)
+        parts = {name: getattr(moved, name) for name in PARTS if getattr(moved, name) is not None}
+        return self._keep(numbers, parts)
 
     def sum(self) -> Reply:
         """Return a kept vector times this client's weight, masked."""
-        vector = self._recalled(str(self.args["key"]))
-        return self._reply({}, {"masked": self._masking().masked(vector)})
+        vector = self._recall(str(self.args["key"]))
+        return self._reply({}, {"masked": self._masking().mask(vector)})
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
-        vectors = DenseVectors(self._tensor(self._recalled(str(self.args["key"])))[None])
+        vectors = DenseVectors(self._tensor(self._recall(str(self.args["key"])))[None])
         return self._reply({"norm": float(vectors.squared_norms()[0])})
 
     def recall(self) -> Reply:
         """Return a kept vector in clear."""
         self._allow("none")
-        return self._reply({}, {"vector": self._recalled(str(self.args["key"]))})
+        return self._reply({}, {"vector": self._recall(str(self.args["key"]))})
 
     def metrics(self) -> Reply:
         """Return loss and accuracy of every split."""
-        splits = tuple(self.args["splits"])
-        found = FederationEvaluator(self.federation, self.engine.model, splits)(self._x())
-        numbers = {
-            e.split: {
-                "size": int(e.sizes[0]),
-                "metrics": {name: float(values[0]) for name, values in e.metrics.items()},
-            }
-            for e in found
-        }
+        numbers = {}
+        for found in self.engine.evaluate(self._sent("x"), self.args["splits"]):
+            metrics = {name: float(values[0]) for name, values in found.metrics.items()}
+            numbers[found.split] = {"size": int(found.sizes[0]), "metrics": metrics}
         return self._reply({"splits": numbers})
 
     # -- small parts ------------------------------------------------------------------------------
@@ -170,7 +160,7 @@ class Worker:
         request = self.request
         return Reply(request.op, request.run, request.tag, numbers, arrays or {})
 
-    def _kept(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
+    def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         rows = {name: _array(vectors.matrix[0]) for name, vectors in parts.items()}
         for name, row in rows.items():
@@ -179,21 +169,17 @@ class Worker:
             self._allow("none")
             return self._reply(numbers, rows)
         if "mask" in self.args:
-            masked = self._masking().masked(rows[str(self.args["mask"]["part"])])
+            masked = self._masking().mask(rows[str(self.args["mask"]["part"])])
             return self._reply(numbers, {"masked": masked})
         return self._reply(numbers)
 
     def _control(self) -> DenseVectors | None:
-        key, sent = self.args["control"], self.request.arrays.get("control")
-        if key is None and sent is None:
-            return None
-        if sent is not None:
-            return DenseVectors(
-                self._tensor(expect(self.request.arrays, "control", *self._kind()))[None]
-            )
-        return DenseVectors(self._tensor(self._recalled(str(key)))[None])
+        key = self.args["control"]
+        if "control" in self.request.arrays:
+            return DenseVectors(self._sent("control")[None])
+        return None if key is None else DenseVectors(self._tensor(self._recall(str(key)))[None])
 
-    def _recalled(self, key: str) -> NDArray[Any]:
+    def _recall(self, key: str) -> NDArray[Any]:
         size, dtype = self._kind()
         if not key:  # the memory that every client starts with
             return np.zeros(size, dtype=dtype)
@@ -206,7 +192,7 @@ class Worker:
         args = self.args.get("mask", {})
         if args.get("scheme") == "pairs":
             self._allow("sums")
-        return Masking(self.memory, args, self.request.client, secrets.token_bytes)
+        return Masking(self.memory, args, self.request.client)
 
     def _allow(self, level: str) -> None:
         if LEVELS.index(level) < self.client.floor:
@@ -214,8 +200,8 @@ class Worker:
                 f"this node takes part with privacy {LEVELS[self.client.floor]!r} or more only"
             )
 
-    def _x(self) -> torch.Tensor:
-        return self._tensor(expect(self.request.arrays, "x", *self._kind()))
+    def _sent(self, name: str) -> torch.Tensor:
+        return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))
 
     def _stream(self) -> Stream:
         return Stream(int(self.args["seed"]), tuple(self.args["address"]))

@@ -28,13 +28,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from equifed.flower.secure import shamir
-from equifed.flower.secure.masks import Words, agreed, derived, expanded, pair_mask, public_key
+from equifed.flower.secure.masks import (
+    SHARE_BYTES,
+    Words,
+    agree_on_key,
+    derive_key,
+    expand_mask,
+    make_pair_mask,
+    make_public_key,
+    rebuild_secret,
+    share_secret,
+    sum_words,
+)
 
 NONCE = bytes(12)
 """Every encryption key is used once, so its nonce may be fixed."""
@@ -60,6 +70,19 @@ class Published:
     sharing: bytes
     masking: tuple[bytes, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"sharing": self.sharing.hex(), "masking": [key.hex() for key in self.masking]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Published:
+        """Read what :meth:`to_dict` wrote; raise if it is anything else."""
+        masking = tuple(bytes.fromhex(key) for key in values["masking"])
+        published = cls(bytes.fromhex(values["sharing"]), masking)
+        if any(len(key) != 32 for key in (published.sharing, *masking)):
+            raise ValueError("a key of a wrong length")
+        return published
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -82,60 +105,59 @@ class Epoch:
     secret: bytes
     slots: int
 
-    def published(self) -> Published:
+    def publish(self) -> Published:
         """Step 1: return the public keys."""
-        masking = tuple(public_key(self._mask_key(slot)) for slot in range(self.slots))
-        return Published(public_key(self._sharing_key()), masking)
+        masking = tuple(make_public_key(self._mask_key(slot)) for slot in range(self.slots))
+        return Published(make_public_key(self._sharing_key()), masking)
 
-    def shares(self, members: Mapping[int, Published]) -> dict[int, list[bytes]]:
-        """Step 2: return, for every other member, one encrypted pair of shares for each slot."""
-        if self.own not in members or members[self.own] != self.published():
-            raise SecureError("the list of members does not hold this client's own keys")
-        if len(members) < 2:
+    def share(self, parties: Mapping[int, Published]) -> dict[int, list[bytes]]:
+        """Step 2: return, for every other party, one encrypted pair of shares for each slot."""
+        if self.own not in parties or parties[self.own] != self.publish():
+            raise SecureError("the list of parties does not hold this client's own keys")
+        if len(parties) < 2:
             raise SecureError("a sum over one client hides nothing")
-        out: dict[int, list[bytes]] = {j: [] for j in members if j != self.own}
+        out: dict[int, list[bytes]] = {j: [] for j in parties if j != self.own}
         for slot in range(self.slots):
-            own, mask = self._both_shares(slot, sorted(members))
+            own, mask = self._both_shares(slot, sorted(parties))
             for j, boxes in out.items():
-                box = ChaCha20Poly1305(self._box_key(members[j].sharing, self.own, j, slot))
+                box = ChaCha20Poly1305(self._box_key(parties[j].sharing, self.own, j, slot))
                 boxes.append(box.encrypt(NONCE, own[j] + mask[j], None))
         return out
 
-    def masked(self, vector: Words, slot: int, members: Mapping[int, Published]) -> Words:
+    def mask(self, vector: Words, slot: int, parties: Mapping[int, Published]) -> Words:
         """Step 3: return the vector under this client's own mask and those of all its pairs."""
-        publics = {j: keys.masking[slot] for j, keys in members.items()}
-        purpose = f"{self.name} slot {slot} of {sorted(members)}"
-        pairs = pair_mask(self._mask_key(slot), self.own, publics, purpose, len(vector))
-        return vector + expanded(self._own_mask(slot), len(vector)) + pairs
+        publics = {j: keys.masking[slot] for j, keys in parties.items()}
+        purpose = f"{self.name} slot {slot} of {sorted(parties)}"
+        pairs = make_pair_mask(self._mask_key(slot), self.own, publics, purpose, len(vector))
+        return vector + expand_mask(self._own_mask(slot), len(vector)) + pairs
 
     def unmask(
         self,
         slot: int,
-        members: Mapping[int, Published],
+        parties: Mapping[int, Published],
         arrived: Sequence[int],
         boxes: Mapping[int, bytes],
     ) -> dict[int, bytes]:
-        """Step 4: return one share for each member: of its own mask if its vector arrived, else of
+        """Step 4: return one share for each party: of its own mask if its vector arrived, else of
         its mask key.
         """  # noqa: D205 - one sentence
-        if not set(arrived) <= set(members) or len(set(arrived)) < majority(len(members)):
+        if not set(arrived) <= set(parties) or len(set(arrived)) < majority(len(parties)):
             raise SecureError("too few vectors arrived to open the sum")
         if self.own not in arrived:
             raise SecureError("this client's own vector is said not to have arrived")
-        out = {}
-        for j in sorted(members):
-            pair = self._opened(j, slot, members, boxes)
-            half = pair[: shamir.SHARE_BYTES] if j in arrived else pair[shamir.SHARE_BYTES :]
-            out[j] = half
-        return out
+        pairs = {j: self._open(j, slot, parties, boxes) for j in sorted(parties)}
+        return {
+            j: pair[:SHARE_BYTES] if j in arrived else pair[SHARE_BYTES:]
+            for j, pair in pairs.items()
+        }
 
-    def _opened(
-        self, j: int, slot: int, members: Mapping[int, Published], boxes: Mapping[int, bytes]
+    def _open(
+        self, j: int, slot: int, parties: Mapping[int, Published], boxes: Mapping[int, bytes]
     ) -> bytes:
         if j == self.own:
-            own, mask = self._both_shares(slot, sorted(members))
+            own, mask = self._both_shares(slot, sorted(parties))
             return own[j] + mask[j]
-        key = self._box_key(members[j].sharing, j, self.own, slot)
+        key = self._box_key(parties[j].sharing, j, self.own, slot)
         try:
             return ChaCha20Poly1305(key).decrypt(NONCE, boxes[j], None)
         except (InvalidTag, KeyError):
@@ -145,32 +167,32 @@ class Epoch:
         self, slot: int, holders: Sequence[int]
     ) -> tuple[dict[int, bytes], dict[int, bytes]]:
         t = majority(len(holders))
-        random = [derived(self.secret, f"polynomial {kind} {slot}") for kind in ("own", "mask")]
+        random = [derive_key(self.secret, f"polynomial {kind} {slot}") for kind in ("own", "mask")]
         return (
-            shamir.share(self._own_mask(slot), random[0], holders, t),
-            shamir.share(self._mask_key(slot), random[1], holders, t),
+            share_secret(self._own_mask(slot), random[0], holders, t),
+            share_secret(self._mask_key(slot), random[1], holders, t),
         )
 
     def _box_key(self, public: bytes, sender: int, holder: int, slot: int) -> bytes:
         purpose = f"{self.name} share of {sender} for {holder} in {slot}"
-        return agreed(self._sharing_key(), public, purpose)
+        return agree_on_key(self._sharing_key(), public, purpose)
 
     def _sharing_key(self) -> bytes:
-        return derived(self.secret, f"{self.name} sharing")
+        return derive_key(self.secret, f"{self.name} sharing")
 
     def _mask_key(self, slot: int) -> bytes:
-        return derived(self.secret, f"{self.name} mask {slot}")
+        return derive_key(self.secret, f"{self.name} mask {slot}")
 
     def _own_mask(self, slot: int) -> bytes:
-        return derived(self.secret, f"{self.name} own {slot}")
+        return derive_key(self.secret, f"{self.name} own {slot}")
 
 
-def opened_sum(
+def open_sum(
     masked: Mapping[int, Words],
     answers: Mapping[int, Mapping[int, bytes]],
     name: str,
     slot: int,
-    members: Mapping[int, Published],
+    parties: Mapping[int, Published],
 ) -> Words:
     """Return the sum of the vectors that arrived, on the server's side of step 4.
 
@@ -179,27 +201,25 @@ def opened_sum(
     masked : dict of arrays
         The masked vectors that arrived, by client.
     answers : dict of dict
-        By client that answered step 4, its share for every member.
-    name, slot, members
-        As in :class:`Epoch`; ``members`` are those that were asked for their vectors.
+        By client that answered step 4, its share for every party.
+    name, slot, parties
+        As in :class:`Epoch`; ``parties`` are those that were asked for their vectors.
     """
-    need = majority(len(members))
+    need = majority(len(parties))
     if len(answers) < need:
         raise SecureError(f"{len(answers)} clients answered the last step, {need} are needed")
     helpers = sorted(answers)[:need]
-    size = len(next(iter(masked.values())))
-    total = np.zeros(size, dtype=np.uint64)
-    for vector in masked.values():
-        total = total + vector
-    purpose = f"{name} slot {slot} of {sorted(members)}"
-    for j in sorted(members):
-        secret = shamir.rebuild({i: answers[i][j] for i in helpers})
+    total = sum_words(masked.values())
+    size = len(total)
+    purpose = f"{name} slot {slot} of {sorted(parties)}"
+    for j in sorted(parties):
+        secret = rebuild_secret({i: answers[i][j] for i in helpers})
         if j in masked:
-            total = total - expanded(secret, size)
+            total = total - expand_mask(secret, size)
             continue
         # What j would have added to cancel the masks of those who arrived.
-        if public_key(secret) != members[j].masking[slot]:
+        if make_public_key(secret) != parties[j].masking[slot]:
             raise SecureError("the rebuilt key does not belong to the client that is gone")
-        others = {i: members[i].masking[slot] for i in masked}
-        total = total + pair_mask(secret, j, others, purpose, size)
+        others = {i: parties[i].masking[slot] for i in masked}
+        total = total + make_pair_mask(secret, j, others, purpose, size)
     return total

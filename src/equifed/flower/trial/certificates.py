@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from equifed.flower.memory import write_private
+
 VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
@@ -51,7 +53,7 @@ def make_certificates(folder: Path, addresses: Sequence[str]) -> None:
     private = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write_private(folder / "server.key", private)
+    write_private(folder / "server.key", private)
 
 
 def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
@@ -64,7 +66,7 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    _write_private(secret, private)
+    write_private(secret, private)
     public.write_bytes(
         key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -73,7 +75,9 @@ def make_node_key(folder: Path, name: str) -> tuple[Path, Path]:
     return secret, public
 
 
-def certificate_problems(path: Path, address: str | None, ca: Path | None = None) -> Iterator[str]:
+def find_certificate_problems(
+    path: Path, address: str | None, ca: Path | None = None
+) -> Iterator[str]:
     """Say what is wrong with a server certificate: unreadable, expired, for another address."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -85,16 +89,16 @@ def certificate_problems(path: Path, address: str | None, ca: Path | None = None
         yield f"{path} is valid from {certificate.not_valid_before_utc} to " + (
             f"{certificate.not_valid_after_utc}, not now"
         )
-    if address is not None and address not in _addresses(certificate):
+    if address is not None and address not in _read_addresses(certificate):
         yield (
-            f"{path} is for {', '.join(_addresses(certificate)) or 'no address'}, not for "
+            f"{path} is for {', '.join(_read_addresses(certificate)) or 'no address'}, not for "
             f"{address}: add it as a subject alternative name"
         )
     if ca is not None:
-        yield from _issuer_problems(path, certificate, ca)
+        yield from _find_issuer_problems(path, certificate, ca)
 
 
-def key_problems(path: Path) -> Iterator[str]:
+def find_key_problems(path: Path) -> Iterator[str]:
     """Say what is wrong with a SuperNode's private key: format, kind, or who may read it."""
     try:
         content = path.read_bytes()
@@ -118,7 +122,7 @@ def key_problems(path: Path) -> Iterator[str]:
         yield f"{path} can be read by others; run: chmod 600 {path}"
 
 
-def _issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Iterator[str]:
+def _find_issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Iterator[str]:
     try:
         authority = x509.load_pem_x509_certificate(ca.read_bytes())
     except (OSError, ValueError) as error:
@@ -130,7 +134,7 @@ def _issuer_problems(path: Path, certificate: x509.Certificate, ca: Path) -> Ite
         yield f"{path} was not issued by {ca}"
 
 
-def _addresses(certificate: x509.Certificate) -> list[str]:
+def _read_addresses(certificate: x509.Certificate) -> list[str]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -176,9 +180,3 @@ def _usage(signs: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)

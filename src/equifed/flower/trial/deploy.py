@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from equifed.flower.trial.certificates import make_certificates, make_node_key
+from equifed.runs.workers import free_port
 
 HOST = "127.0.0.1"
 CONNECTION = "local"
@@ -70,12 +70,7 @@ class Deployment:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -120,7 +115,7 @@ class Deployment:
             trust = ["--root-certificates", str(keys / "ca.pem")]
             trust += ["--auth-supernode-private-key", str(key or keys / f"node{i}.key")]
         where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(free_port())]
-        own = ["--node-config", node_config(self.nodes[i])]
+        own = ["--node-config", format_settings(self.nodes[i])]
         process = self._spawn(f"supernode{i}", ["flower-supernode", *trust, *where, *own])
         self.supernodes[i] = process
         return process
@@ -129,22 +124,17 @@ class Deployment:
         self, app: Path, config: Mapping[str, Any], timeout: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Submit an app and follow it to its end."""
-        told = node_config(config)
-        return self.flwr(
-            "run", str(app), CONNECTION, "--stream", "--run-config", told, timeout=timeout
-        )
+        command = ["run", str(app), CONNECTION, "--stream"]
+        return self.flwr(*command, "--run-config", format_settings(config), timeout=timeout)
 
     def flwr(
         self, *arguments: str, timeout: float | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a ``flwr`` command against this deployment."""
         done = subprocess.run(
-            [script("flwr"), *arguments],
-            env=self.env,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
+            [find_script("flwr"), *arguments],
+            **self._surroundings,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             timeout=timeout,
             check=False,
@@ -160,8 +150,8 @@ class Deployment:
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """End a process and everything it started, at once (SIGKILL)."""
-        for pid in session_members(process.pid):
-            _signal(pid, signal.SIGKILL)
+        for pid in list_session(process.pid):
+            _send_signal(pid, signal.SIGKILL)
         process.wait(timeout=10)
 
     def stop(self) -> None:
@@ -169,24 +159,26 @@ class Deployment:
         sessions = [process.pid for process in self.processes]
         for number in (signal.SIGTERM, signal.SIGKILL):
             for session in reversed(sessions):
-                for pid in session_members(session):
-                    _signal(pid, number)
+                for pid in list_session(session):
+                    _send_signal(pid, number)
             until = time.monotonic() + 5
-            while time.monotonic() < until and any(map(session_members, sessions)):
+            while time.monotonic() < until and any(map(list_session, sessions)):
                 time.sleep(0.1)
         for process in self.processes:
             process.wait(timeout=10)
         self.processes.clear()
 
+    @property
+    def _surroundings(self) -> dict[str, Any]:
+        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        return {"env": self.env, "cwd": self.folder, **streams}
+
     def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
-                [script(command[0]), *command[1:]],
-                env=self.env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
+                [find_script(command[0]), *command[1:]],
+                **self._surroundings,
                 stdout=file,
-                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         self.processes.append(process)
@@ -194,7 +186,7 @@ class Deployment:
 
     def _wait_for_port(self, name: str, process: subprocess.Popen[bytes]) -> None:
         until = time.monotonic() + 60
-        while not reachable(HOST, self.port):
+        while not is_reachable(HOST, self.port):
             if process.poll() is not None or time.monotonic() > until:
                 raise DeployError(f"The {name} did not start:\n{self.log(name)[-2000:]}")
             time.sleep(0.1)
@@ -220,7 +212,7 @@ def flower_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def script(name: str) -> str:
+def find_script(name: str) -> str:
     """Return the path of a command that stands beside this Python."""
     path = Path(sys.executable).parent / name
     if not path.exists():
@@ -231,14 +223,7 @@ def script(name: str) -> str:
     return str(path)
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
+def is_reachable(host: str, port: int, timeout: float = 1.0) -> bool:
     """Tell whether somebody listens."""
     try:
         with socket.create_connection((host, port), timeout=timeout):
@@ -247,10 +232,10 @@ def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
         return False
 
 
-def node_config(values: Mapping[str, Any]) -> str:
+def format_settings(values: Mapping[str, Any]) -> str:
     """Return settings as Flower's command lines take them.
 
-    >>> node_config({"partition-id": 0, "name": "north", "resume": True})
+    >>> format_settings({"partition-id": 0, "name": "north", "resume": True})
     'partition-id=0 name="north" resume=true'
     """
 
@@ -262,31 +247,22 @@ def node_config(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={toml(value)}" for key, value in values.items())
 
 
-def session_members(session: int) -> list[int]:
+def list_session(session: int) -> list[int]:
     """Return the living processes of a session (Linux; elsewhere the leader alone)."""
-    proc = Path("/proc")
-    if not proc.exists():
-        return [session] if _alive(session) else []
+    if not Path("/proc").exists():
+        return [session] if _send_signal(session, 0) else []
     found = []
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended since
+            fields = path.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
+                found.append(int(path.parent.name))
     return found
 
 
-def _alive(pid: int) -> bool:
+def _send_signal(pid: int, number: int) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(pid, number)
     except OSError:
         return False
     return True
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

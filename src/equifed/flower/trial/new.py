@@ -44,13 +44,13 @@ def write_app(folder: Path, *, data: str = "heart-disease", publisher: str = "lo
     }
     (folder / package).mkdir(parents=True)
     for target in TOP:
-        (folder / target).write_text(_filled(target, words), encoding="utf-8")
+        (folder / target).write_text(_fill(target, words), encoding="utf-8")
     for target in PACKAGE:
-        (folder / package / target).write_text(_filled(target, words), encoding="utf-8")
+        (folder / package / target).write_text(_fill(target, words), encoding="utf-8")
     return folder / package
 
 
-def _filled(name: str, words: dict[str, str]) -> str:
+def _fill(name: str, words: dict[str, str]) -> str:
     source = files("equifed.flower") / "template" / f"{name}.in"
     text = source.read_text(encoding="utf-8")
     for word, value in words.items():

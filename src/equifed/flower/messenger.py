@@ -1,0 +1,126 @@
+"""Asking the clients that take part, and reading what they answer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.clients import Traffic, check_index
+from equifed.contract.streams import Stream
+from equifed.flower.mailbox import Answers, Check, Mailbox
+from equifed.flower.members import Members
+from equifed.flower.wire import Reply, Request, Sent, expect_finite, expect_vector, pack
+
+Requests = dict[int, Request]
+Ask = Callable[[Requests, Check], Answers]
+
+
+class HiddenSums(Protocol):
+    """A way to sum what clients keep without seeing the terms."""
+
+    def total(
+        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+    ) -> NDArray[np.float64]:
+        """Return sum_i weights_i v_i, where ``requests`` make clients compute or recall v_i."""
+        ...
+
+
+class Messenger:
+    """Writes the requests to clients ``index`` and reads their replies.
+
+    Every exchange is tagged with its round, phase and try and may be repeated without harm.
+
+    Parameters
+    ----------
+    mailbox : Mailbox
+        Sends and waits.
+    members : Members
+        Who is there, with what data.
+    hidden : HiddenSums, optional
+        How to sum without seeing the terms; without it clients send their vectors.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, members: Members, hidden: HiddenSums | None = None
+    ) -> None:
+        self.mailbox, self.members, self.hidden = mailbox, members, hidden
+        self.traffic: Traffic = mailbox.traffic
+        self._index: Index = np.arange(len(members.names))
+        self.model = members.engine.model
+        self.pins: dict[int, str] = {}
+        self._tries: dict[str, int] = {}
+
+    @property
+    def index(self) -> Index:
+        """Positions in the federation of those that take part."""
+        return self._index
+
+    def subset(self, index: Iterable[int] | Index) -> Self:
+        """Return the same for clients ``index``: positions in the federation."""
+        part = copy.copy(self)
+        part._index = check_index(index, len(self.members.names))
+        return part
+
+    def locate(self, client: int) -> int:
+        """Return where a client of the federation stands among those that take part."""
+        return int((self.index == client).argmax())
+
+    def write_requests(
+        self, op: str, stream: Stream, args: dict[str, Any], arrays: Sent
+    ) -> Requests:
+        """Return one tagged request for each client that takes part."""
+        where = "/".join(str(word) for word in stream.address) or op
+        tries = self._tries.get(where, 0)
+        self._tries[where] = tries + 1
+        common = {"seed": stream.seed, "address": list(stream.address), "round": _round(stream)}
+        run, tag = self.members.run, f"{where}#{tries}"
+        requests = {}
+        for i in self.index.tolist():
+            own = {**common, **args, "pins": [self.pins[i]] if i in self.pins else []}
+            requests[i] = Request(op, run, tag, i, own, dict(arrays))
+        return requests
+
+    def ask(self, requests: Requests, check: Check) -> dict[int, Reply]:
+        """Return the replies of all, or raise :class:`equifed.contract.clients.MissingClients`."""
+        return self.mailbox.ask(requests, check).complete(self.members.names)
+
+    def read_numbers(self, replies: dict[int, Reply], name: str) -> Losses:
+        """Return one number of every reply, in the order of the clients."""
+        return np.array([float(replies[i].numbers[name]) for i in self.index.tolist()])
+
+    def read_rows(self, replies: dict[int, Reply], name: str) -> Tensor:
+        """Return one array of every reply, in the order of the clients."""
+        rows = [torch.as_tensor(np.array(replies[i].arrays[name])) for i in self.index.tolist()]
+        return torch.stack(rows).to(self.model.device)
+
+    def check_vector(self, reply: Reply, name: str, what: str = "squared length") -> None:
+        """Refuse a vector of another kind, or one that is not finite."""
+        vector = expect_vector(reply.arrays, name, self.model.size, str(self.model.dtype)[6:])
+        # Where a square overflows the vector is as unusable as one that holds an infinity.
+        with np.errstate(over="ignore", invalid="ignore"):
+            expect_finite(what, float(np.square(vector.astype(np.float64)).sum()))
+
+    def sum_hidden(self, requests: Requests, weights: Weights, part: str, ask: Ask) -> Tensor:
+        """Return a weighted sum of what the clients compute or keep, in the model's precision."""
+        assert self.hidden is not None
+        total = self.hidden.total(self, requests, weights, part, ask)
+        return torch.as_tensor(total).to(self.model.device, self.model.dtype)
+
+
+def pack_tensor(vector: Tensor) -> Any:
+    """Return a vector ready to be sent to many clients."""
+    return pack(vector.detach().to("cpu").contiguous().numpy())
+
+
+def _round(stream: Stream) -> int:
+    """Return the round that a stream's address names, or 0."""
+    after = [b for a, b in pairwise(stream.address) if a == "round"]
+    return int(after[0]) if after and isinstance(after[0], int) else 0
