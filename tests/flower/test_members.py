@@ -20,7 +20,7 @@ from tests.flower.grid import (
     task,
 )
 
-from equifed.data.checks import DataError
+from equifed.data import DataError
 from equifed.flower.client import client_app
 from equifed.flower.data import as_federation
 from equifed.flower.members import StartError, gather

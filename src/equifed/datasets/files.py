@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from equifed.data.checks import DataError
+from equifed.data.split import DataError
 
 Progress = Callable[[str, int, int], None]
 """Called with the file's name, the bytes so far and the bytes in all."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equifed.data.checks import DataError
 from equifed.data.federation import Federation
-from equifed.datasets import census, natural, pooled, small, synthetic
+from equifed.data.split import DataError
+from equifed.datasets import natural, pooled, shakespeare, small, synthetic
 from equifed.datasets.files import Progress, RemoteFile, find, obtain_all
 
 
@@ -94,8 +94,8 @@ DATASETS: dict[str, DataSet] = {
             "adult",
             "UCI Adult (census income): clients by education or another column",
             "CC BY 4.0",
-            census.adult,
-            files=census.ADULT_FILES,
+            natural.adult,
+            files=natural.ADULT_FILES,
         ),
         DataSet(
             "vehicle",
@@ -109,7 +109,7 @@ DATASETS: dict[str, DataSet] = {
             "shakespeare",
             "Next character of some 1,100 speaking roles",
             "public domain (moby) or non-commercial (gutenberg)",
-            natural.shakespeare,
+            shakespeare.shakespeare,
         ),
         DataSet(
             "femnist",

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.checks import DataError
 from equifed.data.columns import Columns, one_hot, read_columns, read_csv, to_numbers
-from equifed.data.federation import Federation, Split
-from equifed.data.own import from_table
+from equifed.data.federation import Federation
 from equifed.data.preprocess import fill_missing, standardise
+from equifed.data.split import DataError, Split
+from equifed.datasets.formats import as_images
 
-EMBEDDED = Path(str(resources.files("equifed.datasets"))) / "embedded"
+EMBEDDED = Path(__file__).parent / "embedded"
 
 FASHION_CLIENTS = {"T-shirt": "t_shirt", "pullover": "pullover", "shirt": "shirt"}
 
@@ -59,16 +57,11 @@ def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
     for label, wanted, held in (("train", train, 1000), ("test", test, 500)):
         if not 1 <= wanted <= held:
             raise DataError(f"fashion-three: {label} must lie in 1..{held}, got {wanted}.")
+    splits = {}
     with np.load(EMBEDDED / "fashion_three.npz") as stored:
-        splits = {
-            label: Split.from_clients(
-                [
-                    (images(stored[f"{name}_{label}"][:count]), np.full(count, k, dtype=np.int64))
-                    for k, name in enumerate(FASHION_CLIENTS.values())
-                ]
-            )
-            for label, count in (("train", train), ("test", test))
-        }
+        for label, count in (("train", train), ("test", test)):
+            images = (as_images(stored[f"{k}_{label}"][:count]) for k in FASHION_CLIENTS.values())
+            splits[label] = Split.from_clients([(x, [k] * count) for k, x in enumerate(images)])
     return Federation(
         name="fashion-three",
         names=tuple(FASHION_CLIENTS),
@@ -82,11 +75,6 @@ def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
             "preparation": "classes 0, 2 and 6; first 1,000 training and 500 test images of each",
         },
     )
-
-
-def images(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return grey images (n, h, w) of bytes as (n, 1, h, w) in [0, 1]."""
-    return pixels[:, None].astype(np.float32) / np.float32(255)
 
 
 def heart_disease(
@@ -124,7 +112,7 @@ def heart_disease(
     clients = {}
     for site, code in HEART_SITES.items():
         table = read_columns(read_csv(place / f"processed.{code}.data", header=HEART_COLUMNS))
-        clients[site] = _heart_client(table, keep_all=missing == "impute")
+        clients[site] = _read_hospital(table, keep_all=missing == "impute")
     federation = Federation.from_clients(
         clients,
         name="heart-disease",
@@ -141,15 +129,11 @@ def heart_disease(
         gaps = {k: s.inputs[:, -width:] > 0 for k, s in federation.splits().items()}
         federation = fill_missing(federation, gaps, [HEART_NUMBERS.index(c) for c in HEART_GAPS])
     federation = standardise(federation, [HEART_NUMBERS.index(c) for c in HEART_CONTINUOUS])
-    held = {k: replace(s, inputs=s.inputs.astype(np.float32)) for k, s in _parts(federation)}
-    return replace(federation, **held)  # type: ignore[arg-type]  # the keys are names of splits
+    splits = federation.splits().items()
+    return federation.with_inputs({k: s.inputs.astype(np.float32) for k, s in splits})
 
 
-def _parts(federation: Federation) -> list[tuple[str, Split]]:
-    return list(federation.splits().items())
-
-
-def _heart_client(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _read_hospital(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return one hospital's features (numbers, 0/1 columns, gap indicators) and labels."""
     numbers = {
         name: np.array([np.nan if v is None else float(v) for v in table[name]])
@@ -208,7 +192,7 @@ def penguins(
     path : path, optional
         Read this ``penguins.csv`` or ``penguins-raw.csv``, not the one in the package.
     """
-    table = _penguin_table(Path(path) if path else EMBEDDED / "penguins.csv")
+    table = _read_penguins(Path(path) if path else EMBEDDED / "penguins.csv")
     for name, value in (("clients", clients), ("target", target)):
         if value not in table:
             raise DataError(f"penguins: {name} must be one of {', '.join(table)}, got {value!r}.")
@@ -218,7 +202,7 @@ def penguins(
         seen[owner] = seen.get(owner, 0) + 1
         if first is None or seen[owner] <= first:
             rows.append(row)
-    federation = from_table(
+    federation = Federation.from_table(
         {name: [values[r] for r in rows] for name, values in table.items()},
         client=clients,
         target=target,
@@ -235,7 +219,7 @@ def penguins(
     return standardise(federation) if standardised else federation
 
 
-def _penguin_table(path: Path) -> Columns:
+def _read_penguins(path: Path) -> Columns:
     """Return the complete rows of ``penguins.csv`` or, under the same titles, the raw table."""
     table = read_columns(path)
     if "Species" in table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from equifed.contract.streams import Stream
-from equifed.data.checks import DataError
-from equifed.data.federation import Federation, Split
+from equifed.data.federation import Federation
+from equifed.data.split import DataError, Split
 
 
 def synthetic_regression(

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equifed.data.checks import DataError
-from equifed.data.federation import Federation
+from equifed.data import DataError, Federation
 
 SPLITS = ("train", "validation", "test")
 

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 
 from equifed.contract.arrays import Index, Vector
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 from equifed.models.flat import as_data
 
 CHUNK_BYTES = 1 << 27
