@@ -197,7 +197,7 @@ def _number_labels(
 ) -> tuple[Array, tuple[str, ...]]:
     """Return targets, and the class names when labels were numbered here."""
     numbers = to_numbers(values)
-    whole = numbers is not None and bool((np.isfinite(numbers) & (numbers % 1 == 0)).all())
+    whole = numbers is not None and all(v.is_integer() for v in numbers.tolist())
     if numbers is not None and (task == "regression" or (task is None and not whole)):
         return numbers, ()
     if task == "regression":
@@ -209,7 +209,7 @@ def _number_labels(
                 "text; leave classes out to have the labels numbered."
             )
         return numbers, ()
-    keys = [str(v) for v in (values if numbers is None or not whole else numbers.astype(np.int64))]
+    keys = [str(v) for v in (values if numbers is None or not whole else map(int, numbers))]
     titles = sorted(set(keys), key=int if whole else str)
     code = {title: k for k, title in enumerate(titles)}
     return np.array([code[key] for key in keys], dtype=np.int64), tuple(titles)

@@ -290,7 +290,7 @@ class Federation:
             if self.classes <= 12:
                 columns |= {t: (counts[:, k], counts[:, k].sum()) for k, t in enumerate(titles)}
             else:
-                columns["classes"] = (counts > 0).sum(1), np.count_nonzero(counts.sum(0))
+                columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
         rows = [
             (name, *(str(values[i]) for values, _ in columns.values()))
             for i, name in enumerate(self.names)

@@ -221,7 +221,7 @@ class ByColumn(Partition):
         return list(group_rows(self.values).values())
 
 
-PARTITIONS: dict[str, type[Partition]] = {
+PARTITIONS: dict[str, type] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "one-class": OneClass,
@@ -250,7 +250,7 @@ def build_partition(spec: Partition | str | Mapping[str, Any]) -> Partition:
     if wrong:
         raise DataError(f"Partition {name} has no {wrong[0]!r}; it has {', '.join(allowed)}.")
     try:
-        base = kind(**given)
+        base: Partition = kind(**given)
     except TypeError:
         raise DataError(f"Partition {name} needs {', '.join(allowed)}; got {given}.") from None
     thinned = dict(imbalance) if isinstance(imbalance, Mapping) else {}

@@ -50,12 +50,13 @@ FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 
 
 def vehicle(*, test: float = 0.2, validation: float = 0.0, seed: int = 0) -> Federation:
-    """Tell vehicles apart by 23 sensors, which are the clients: 100 features, two classes.
+    """Vehicle sensors: 23 clients, 1,860 samples of 100 features, two classes.
 
-    The training file of Ditto, a subset (1,860 of about 43,700 samples) of the data of Duarte and
-    Hu (2004), standardised sensor by sensor before the subset was drawn. Labels -1 and +1 become 0
-    and 1. There is no published test part: ``test`` and ``validation`` hold out fractions of each
-    sensor's samples, drawn with ``seed``.
+    The sensors, which are the clients, tell two kinds of vehicles apart. The training file of
+    Ditto, a subset (1,860 of about 43,700 samples) of the data of Duarte and Hu (2004),
+    standardised sensor by sensor before the subset was drawn. Labels -1 and +1 become 0 and 1.
+    There is no published test part: ``test`` and ``validation`` hold out fractions of each sensor's
+    samples, drawn with ``seed``.
     """
     path = find("vehicle", "vehicle_ditto_train.json.gz") or VEHICLE_FILES[0].obtain()
     clients = {
@@ -79,10 +80,11 @@ def vehicle(*, test: float = 0.2, validation: float = 0.0, seed: int = 0) -> Fed
 
 
 def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
-    """Handwritten digits and letters by writer: images (1, 28, 28) in [0, 1], 62 classes.
+    """Handwritten characters of 105 writers, 62 classes.
 
-    Reads ``femnist_leaf_subset.npz`` (105 writers), or the folders ``train`` and ``test`` of LEAF
-    JSON files that LEAF's scripts write. Paper is 1, ink 0, as in LEAF.
+    Digits and letters, images (1, 28, 28) in [0, 1], by writer. Reads ``femnist_leaf_subset.npz``
+    (105 writers), or the folders ``train`` and ``test`` of LEAF JSON files that LEAF's scripts
+    write. Paper is 1, ink 0, as in LEAF.
 
     Parameters
     ----------
@@ -121,10 +123,11 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
 def adult(
     *, clients: str = "doctorate", partition: Spec | None = None, seed: int = 0
 ) -> Federation:
-    """UCI Adult: whether a person of the 1994 census earns more than 50,000 dollars a year.
+    """UCI Adult (census income): clients by education or another column.
 
-    Numbers are standardised with the training rows, categories become 0/1 columns (one for each
-    value of the training file, the missing mark ``?`` included; nothing is dropped).
+    Whether a person of the 1994 census earns more than 50,000 dollars a year. Numbers are
+    standardised with the training rows, categories become 0/1 columns (one for each value of the
+    training file, the missing mark ``?`` included; nothing is dropped).
 
     Parameters
     ----------

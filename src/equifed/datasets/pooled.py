@@ -70,7 +70,9 @@ CIFAR_CLASSES = (
 
 
 def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None) -> Federation:
-    """MNIST digits: 60,000 training and 10,000 test images (1, 28, 28) in [0, 1].
+    """MNIST digits, divided by a partition.
+
+    60,000 training and 10,000 test images (1, 28, 28) in [0, 1], ten classes.
 
     Parameters
     ----------
@@ -91,9 +93,9 @@ def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = Non
 def fashion_mnist(
     *, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None
 ) -> Federation:
-    """Fashion-MNIST: 60,000 training and 10,000 test images (1, 28, 28) in [0, 1].
+    """Fashion-MNIST, divided by a partition.
 
-    Parameters as for :func:`mnist`.
+    As many images as MNIST, of the same shape; parameters as for :func:`mnist`.
     """
     return _load_idx(
         "fashion-mnist", FASHION_FILES, partition, seed, samples, FASHION_CLASSES, "MIT"
@@ -107,12 +109,12 @@ def cifar10(
     samples: int | None = None,
     standardised: bool = False,
 ) -> Federation:
-    """CIFAR-10: 50,000 training and 10,000 test images (3, 32, 32) in [0, 1].
+    """CIFAR-10, divided by a partition.
 
-    Reads ``cifar-10-binary.tar.gz`` or ``cifar-10-python.tar.gz`` as published (the latter
-    without unpickling), or lossless mosaics ``data_batch_1.webp`` ... with ``labels.npz``.
-    ``standardised`` subtracts the training mean and divides by the training deviation of each
-    colour. Other parameters as for :func:`mnist`.
+    50,000 training and 10,000 test images (3, 32, 32) in [0, 1]. Reads ``cifar-10-binary.tar.gz``
+    or ``cifar-10-python.tar.gz`` as published (the latter without unpickling), or lossless mosaics
+    ``data_batch_1.webp`` ... with ``labels.npz``. ``standardised`` subtracts the training mean and
+    divides by the training deviation of each colour. Other parameters as for :func:`mnist`.
     """
     pools, paths = _read_cifar()
     train, test = (_cut(pools[k], n) for k, n in (("train", samples), ("test", _sixth(samples))))

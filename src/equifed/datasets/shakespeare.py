@@ -33,9 +33,7 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 LENGTH = 80  # characters a prediction sees, as in LEAF
 
 _TOKEN_OF_BYTE = np.full(256, CHARACTERS.index(" "), dtype=np.int64)
-_TOKEN_OF_BYTE[np.frombuffer(CHARACTERS.encode("latin-1"), dtype=np.uint8)] = np.arange(
-    len(CHARACTERS)
-)
+_TOKEN_OF_BYTE[list(CHARACTERS.encode("latin-1"))] = np.arange(len(CHARACTERS))
 _BYLINE = "by William Shakespeare"
 _LAST_PLAY_LINE = 124195  # LEAF: poems and licences follow this line of the 1994 edition
 _SPEECH = re.compile(r"^  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
@@ -55,11 +53,12 @@ def shakespeare(
     min_samples: int = 2,
     seed: int = 0,
 ) -> Federation:
-    """Predict the next character of a speaking role from the 80 before it; roles are the clients.
+    """Next character of some 1,100 speaking roles.
 
-    A role's lines are joined by blanks. The last ``test`` fraction of its text is held out, so
-    that no test window overlaps a training window. LEAF takes a window at every character
-    (``stride=1``, some four million); by default windows do not overlap.
+    Roles are the clients; a character is predicted from the 80 before it. A role's lines are joined
+    by blanks. The last ``test`` fraction of its text is held out, so that no test window overlaps a
+    training window. LEAF takes a window at every character (``stride=1``, some four million); by
+    default windows do not overlap.
 
     Parameters
     ----------
@@ -97,12 +96,7 @@ def shakespeare(
 
 
 def _build(
-    names: tuple[str, ...],
-    train: Split,
-    test: Split | None,
-    publisher: str,
-    licence: str,
-    paths: list[Path],
+    names: tuple[str, ...], train: Split, test: Split | None, by: str, terms: str, paths: list[Path]
 ) -> Federation:
     return Federation(
         name="shakespeare",
@@ -111,7 +105,7 @@ def _build(
         test=test,
         classes=len(CHARACTERS),
         class_names=tuple(CHARACTERS),
-        source={"publisher": publisher, "licence": licence, **checksums(paths)},
+        source={"publisher": by, "licence": terms, **checksums(paths)},
     )
 
 

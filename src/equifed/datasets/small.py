@@ -1,4 +1,4 @@
-"""The three data sets inside the package: they need no download and no further dependency."""
+"""What needs no download: three data sets inside the package, and one that is generated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.columns import Columns, one_hot, read_columns, read_csv, to_numbers
+from equifed.contract.streams import Stream
+from equifed.data.columns import Columns, group_rows, one_hot, read_columns, read_csv, to_numbers
 from equifed.data.federation import Federation
 from equifed.data.preprocess import fill_missing, standardise
 from equifed.data.split import DataError, Split
@@ -25,8 +26,9 @@ HEART_SITES = {
     "Switzerland": "switzerland",
     "Long Beach": "va",
 }
-HEART_COLUMNS = tuple(
-    "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()  # noqa: SIM905
+HEART_COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
+    *("slope", "ca", "thal", "num"),
 )
 HEART_USED = HEART_COLUMNS[:10]  # the other three are missing in most of three hospitals
 HEART_CATEGORIES = {"cp": ["1", "2", "3", "4"], "restecg": ["0", "1", "2"]}
@@ -47,7 +49,7 @@ PENGUIN_RAW_TITLES = {
 
 
 def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
-    """T-shirts, pullovers and shirts of Fashion-MNIST: three clients with one class each.
+    """T-shirts, pullovers, shirts of Fashion-MNIST: 3 clients, one class each.
 
     The case of AFL (Mohri et al. 2019) and RC-FL: shirts are hard to tell from the other two, so a
     model of the average serves their client badly. Classes 0, 2 and 6 become 0, 1 and 2; images
@@ -85,11 +87,12 @@ def heart_disease(
     seed: int = 0,
     folder: str | Path | None = None,
 ) -> Federation:
-    """UCI heart disease: four hospitals predict whether a patient has heart disease (0 or 1).
+    """UCI heart disease: 4 hospitals, 920 patients, ill or healthy.
 
-    The first ten attributes are used; the other three are missing for most patients outside
-    Cleveland. Chest pain type and resting ECG become 0/1 columns; age, blood pressure, cholesterol,
-    heart rate and ST depression are standardised with the training numbers of all hospitals.
+    Whether a patient has heart disease, 0 or 1; hospitals are the clients. The first ten attributes
+    are used; the other three are missing for most patients outside Cleveland. Chest pain type and
+    resting ECG become 0/1 columns; age, blood pressure, cholesterol, heart rate and ST depression
+    are standardised with the training numbers of all hospitals.
 
     Parameters
     ----------
@@ -166,7 +169,7 @@ def penguins(
     seed: int = 0,
     path: str | Path | None = None,
 ) -> Federation:
-    """Palmer penguins: species or islands as clients, from body measurements.
+    """Palmer penguins: 3 species or islands, 333 penguins with 4 measurements.
 
     Only the 333 penguins without a missing value are used. The target is ``sex`` or ``species``
     (classes), or a measurement (regression). With ``clients="species"``,
@@ -196,12 +199,9 @@ def penguins(
     for name, value in (("clients", clients), ("target", target)):
         if value not in table:
             raise DataError(f"penguins: {name} must be one of {', '.join(table)}, got {value!r}.")
-    seen: dict[str, int] = {}
-    rows = []
-    for row, owner in enumerate(table[clients]):
-        seen[owner] = seen.get(owner, 0) + 1
-        if first is None or seen[owner] <= first:
-            rows.append(row)
+    if first is not None and first < 1:
+        raise DataError(f"penguins: first must be at least 1, got {first}.")
+    rows = np.sort(np.concatenate([r[:first] for r in group_rows(table[clients]).values()]))
     federation = Federation.from_table(
         {name: [values[r] for r in rows] for name, values in table.items()},
         client=clients,
@@ -232,3 +232,58 @@ def _read_penguins(path: Path) -> Columns:
     if absent:
         raise DataError(f"{path} is not the penguins table: no numeric column {absent[0]!r}.")
     return chosen
+
+
+def synthetic_regression(
+    *,
+    clients: int = 5,
+    features: int = 10,
+    samples: int = 100,
+    scale: float = 1.0,
+    shift: float = 0.1,
+    seed: int = 0,
+) -> Federation:
+    r"""Linear regression with a different true model per client (SCAFF-PD, Section 6.1).
+
+    .. math:: a_i^j \sim N(0, I_d), \quad \hat x \sim N(0, c^2 I_d), \quad
+       \delta_i \sim N(0, \sigma^2 I_d), \quad y_i^j = \langle a_i^j, \hat x + \delta_i \rangle
+
+    Targets carry no noise. The paper gives N = 5, d = 10 and m = 100 but neither c nor
+    :math:`\sigma`; we take 1 and 0.1. Use it with the model ``linear`` without bias and the loss
+    ``squared``. Client i draws from its own address, so the first clients stay the same when
+    more are asked for.
+
+    Parameters
+    ----------
+    clients, features, samples : int
+        N, d, and m for every client.
+    scale, shift : float
+        c and :math:`\sigma`: how large the common model is, and how far clients differ from it.
+    seed : int
+        Seed of the draws.
+
+    Examples
+    --------
+    >>> fed = synthetic_regression(clients=2, features=3, samples=4)
+    >>> fed.train.inputs.shape, fed.train.inputs.dtype
+    ((8, 3), dtype('float64'))
+    """
+    for name, value in (("clients", clients), ("features", features), ("samples", samples)):
+        if value < 1:
+            raise DataError(f"synthetic-regression: {name} must be at least 1, got {value}.")
+    if scale < 0 or shift < 0:
+        raise DataError(f"synthetic-regression: scale {scale} and shift {shift} must be >= 0.")
+    stream = Stream(seed).at("synthetic-regression")
+    common = scale * stream.at("model").generator().standard_normal(features)
+    data = []
+    for i in range(clients):
+        draw = stream.at("client", i).generator()
+        truth = common + shift * draw.standard_normal(features)
+        inputs = draw.standard_normal((samples, features))
+        data.append((inputs, np.asarray(inputs @ truth)))
+    return Federation(
+        name="synthetic-regression",
+        names=tuple(f"client {i}" for i in range(clients)),
+        train=Split.from_clients(data),
+        source={"publisher": "generated", "reference": "SCAFF-PD, Section 6.1", "seed": str(seed)},
+    )

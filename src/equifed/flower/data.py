@@ -46,8 +46,12 @@ def as_federation(value: Any, name: str, classes: int | None = None) -> Federati
             f"'test', got the keys {sorted(map(str, parts))}."
         )
     pairs = {label: {name: as_arrays(part)} for label, part in parts.items()}
-    held = {label: pairs[label] for label in ("validation", "test") if label in pairs}
-    return Federation.from_clients(pairs["train"], classes=classes, **held)
+    return Federation.from_clients(
+        pairs["train"],
+        validation=pairs.get("validation"),
+        test=pairs.get("test"),
+        classes=classes,
+    )
 
 
 def as_arrays(part: Any) -> tuple[Any, Any]:
