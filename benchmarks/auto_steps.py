@@ -24,7 +24,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.datasets.synthetic import synthetic_regression
+from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000

@@ -21,7 +21,7 @@ from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients

@@ -18,7 +18,7 @@ import torch
 
 from equifed.contract.local import LocalSGD, SmoothedHinge
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate

@@ -17,7 +17,7 @@ from torch import nn
 
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models.losses import squared
 

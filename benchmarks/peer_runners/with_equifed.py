@@ -12,7 +12,7 @@ from shared import BATCH, LR, STEPS, Turn, given
 from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models.architectures import build

@@ -12,7 +12,7 @@ from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, saddle_point
 from equifed.algorithms import AFL, ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.datasets.synthetic import synthetic_regression
+from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
 from equifed.steps.schedules import ConstantSteps
 

@@ -81,6 +81,17 @@ def test_subset_keeps_the_order_asked_for_and_all_splits():
     assert fed.train.sizes.tolist() == [3, 2] and fed.test.sizes.tolist() == [2, 1]
 
 
+def test_other_inputs_keep_samples_owners_and_targets():
+    fed = federation([3, 4, 5]).split(test=0.4)
+    doubled = fed.with_inputs({label: 2 * s.inputs for label, s in fed.splits().items()})
+    for label, split in fed.splits().items():
+        other = doubled.splits()[label]
+        np.testing.assert_array_equal(other.inputs, 2 * split.inputs)
+        assert other.targets is split.targets and other.offsets is split.offsets
+    with pytest.raises(DataError, match="rows of inputs but"):
+        fed.with_inputs({label: s.inputs[1:] for label, s in fed.splits().items()})
+
+
 def test_a_client_may_lack_test_samples():
     fed = Federation.from_clients(
         {"a": (np.ones((2, 1)), [0, 1]), "b": (np.ones((2, 1)), [0, 1])},
@@ -177,6 +188,7 @@ def test_how_many_other_clients_are_affected_is_said():
         ({"a": GOOD, "b": (np.ones((3, 2)), [0, 1, 7])}, {"classes": 3}, "'b'.*0..2, got 7"),
         ({"a": GOOD, "b": (np.ones((3, 2)), [0, -1, 1])}, {}, "'b'.*got -1"),
         ({"a": (GOOD[0], [0.0, 0.5, 1.0])}, {"classes": 2}, "whole numbers, got 0.5"),
+        ({"a": (GOOD[0], [0.0, np.inf, 1.0])}, {"classes": 2}, "whole numbers, got inf"),
         ({"a": (GOOD[0], [0, 1])}, {}, "'a'.*same number of rows"),
         ({"a": ([["x", "y"]], [0])}, {}, "must be numbers"),
         ({"a": GOOD[0]}, {}, r"pair \(X, y\)"),

@@ -76,6 +76,12 @@ def test_fractions_are_regression_and_whole_numbers_may_be():
     assert whole.classes is None and whole.train.client(1)[1].tolist() == [61, 33]
 
 
+def test_an_infinite_target_is_named():
+    table = TABLE | {"dose": [1, 2, 3, float("inf"), 5]}
+    with pytest.raises(DataError, match="'s': train targets contain infinity"):
+        Federation.from_table(table, client="site", target="dose", features=["age"])
+
+
 def test_a_split_column_divides_the_rows():
     table = TABLE | {"part": ["train", "train", "test", "train", "validation"]}
     fed = Federation.from_table(table, client="site", target="ill", features=["age"], split="part")

@@ -15,11 +15,10 @@ from equifed.data.partitions import (
     Imbalance,
     OneClass,
     Shards,
-    follow,
-    partition_from,
-    table,
+    build_partition,
+    draw_dirichlet,
 )
-from equifed.data.shares import dirichlet
+from equifed.datasets.pooled import follow
 
 few = settings(deadline=None, max_examples=30)
 LABELS = np.random.default_rng(0).integers(10, size=3000)
@@ -83,7 +82,7 @@ def test_dirichlet_draws_have_the_moments_of_the_law():
     """Mean 1/K and variance (K - 1)/(K^2 (K alpha + 1)) of every share."""
     draw, size = np.random.default_rng(0), 5
     for alpha in (0.05, 0.5, 5.0):
-        shares = np.array([dirichlet(draw, alpha, size) for _ in range(20000)])
+        shares = np.array([draw_dirichlet(draw, alpha, size) for _ in range(20000)])
         np.testing.assert_allclose(shares.sum(1), 1)
         variance = (size - 1) / (size**2 * (size * alpha + 1))
         assert np.abs(shares.mean(0) - 1 / size).max() < 5 * np.sqrt(variance / 20000)
@@ -91,7 +90,7 @@ def test_dirichlet_draws_have_the_moments_of_the_law():
 
 
 def test_dirichlet_survives_an_alpha_whose_gammas_underflow():
-    shares = dirichlet(np.random.default_rng(0), 1e-6, 4)
+    shares = draw_dirichlet(np.random.default_rng(0), 1e-6, 4)
     assert np.isfinite(shares).all() and shares.sum() == pytest.approx(1) and shares.max() > 0.999
 
 
@@ -101,7 +100,7 @@ def test_without_topping_up_the_shares_of_a_class_are_the_draw():
     parts = Dirichlet(4, 50.0, min_samples=1).assign(labels, Stream(1))
     draw = Stream(1).at("dirichlet").generator()
     draw.permutation(10000)
-    expected = dirichlet(draw, 50.0, 4) * 10000
+    expected = draw_dirichlet(draw, 50.0, 4) * 10000
     assert np.abs(np.array([len(r) for r in parts]) - expected).max() <= 1
 
 
@@ -147,27 +146,19 @@ def test_held_out_samples_of_a_class_nobody_trains_on_are_left_out():
     assert held[0].tolist() == [0]
 
 
-def test_table_counts_add_up():
-    parts = Dirichlet(5, 0.5).assign(LABELS, Stream(0))
-    shown = table(parts, LABELS)
-    for row, rows in zip(shown.rows, parts, strict=True):
-        assert int(row[1]) == len(rows) == sum(int(v) for v in row[2:])
-    assert shown.totals[1] == str(len(LABELS)) and "class 9" in str(shown)
-
-
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_partitions_are_built_by_name(name):
     given = {"dirichlet": {"alpha": 0.5}}.get(name, {})
-    built = partition_from({"name": name, "clients": 12, **given})
+    built = build_partition({"name": name, "clients": 12, **given})
     assert built == PARTITIONS[name](clients=12, **given)
-    assert partition_from(built) is built
+    assert build_partition(built) is built
 
 
 def test_imbalance_is_part_of_a_description():
     spec = {"name": "iid", "clients": 4}
-    assert partition_from(spec | {"imbalance": True}) == Imbalance(Iid(4), 0.3, 0.7)
+    assert build_partition(spec | {"imbalance": True}) == Imbalance(Iid(4), 0.3, 0.7)
     thin = {"clients": 0.5, "samples": 0.1}
-    assert partition_from(spec | {"imbalance": thin}) == Imbalance(Iid(4), 0.5, 0.1)
+    assert build_partition(spec | {"imbalance": thin}) == Imbalance(Iid(4), 0.5, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +172,9 @@ def test_imbalance_is_part_of_a_description():
         (lambda: OneClass(3).assign(LABELS, Stream(0)), "at least 10 clients"),
         (lambda: Imbalance(Iid(3), 1.5), r"clients must lie in \[0, 1\]"),
         (lambda: ByColumn(("a",)).assign(LABELS, Stream(0)), "1 values for 3000 samples"),
-        (lambda: partition_from("dirichelt"), "no partition 'dirichelt'; there are iid"),
-        (lambda: partition_from({"name": "iid", "alpha": 1}), "no 'alpha'; it has clients"),
-        (lambda: partition_from("dirichlet"), "needs clients, alpha"),
+        (lambda: build_partition("dirichelt"), "no partition 'dirichelt'; there are iid"),
+        (lambda: build_partition({"name": "iid", "alpha": 1}), "no 'alpha'; it has clients"),
+        (lambda: build_partition("dirichlet"), "needs clients, alpha"),
     ],
 )
 def test_wrong_partitions_are_refused(act, message):

@@ -90,7 +90,8 @@ def test_a_truncated_file_is_removed(own_folder, published):
 def test_an_unreachable_file_says_what_to_do(own_folder, published, place):
     with served(published) as url:
         address = url + place if place else "http://127.0.0.1:9/thing.bin"
-        with pytest.raises(DataError, match=r"Cannot fetch .*\$EQUIFED_DATA/things/thing.bin"):
+        told = f"Cannot fetch {address}: .* put thing.bin by hand into {own_folder / 'things'}"
+        with pytest.raises(DataError, match=told):
             remote(address).obtain()
     assert cached() == []
 

@@ -10,11 +10,10 @@ from tests.datasets.idx import idx
 
 from equifed.data import DataError, Federation
 from equifed.datasets import load
-from equifed.datasets.census import read_adult
 from equifed.datasets.formats import read_idx
-from equifed.datasets.natural import tokens
-from equifed.datasets.plays import CHARACTERS, read_gutenberg, read_moby
+from equifed.datasets.natural import read_adult
 from equifed.datasets.pooled import divide
+from equifed.datasets.shakespeare import CHARACTERS, read_gutenberg, read_moby, tokenise
 
 
 def test_mnist_is_complete_and_divided_once(data_folder):
@@ -216,7 +215,7 @@ def test_samples_are_windows_of_a_roles_text(data_folder, stride):
     texts = read_moby(data_folder / "shakespeare" / "moby_shakespeare.tar.gz")
     assert fed.input_shape == (80,) and fed.train.inputs.dtype == np.int64 and fed.classes == 80
     for i, name in enumerate(fed.names):
-        text = tokens(" ".join(texts[name]))
+        text = tokenise(" ".join(texts[name]))
         cut = len(text) - int(0.2 * len(text))
         x, y = fed.train.client(i)
         assert len(y) == len(range(0, cut - 80, stride))
@@ -228,7 +227,7 @@ def test_samples_are_windows_of_a_roles_text(data_folder, stride):
 
 
 def test_tokens_are_reversible_for_known_characters():
-    assert "".join(CHARACTERS[t] for t in tokens(CHARACTERS)) == CHARACTERS
+    assert "".join(CHARACTERS[t] for t in tokenise(CHARACTERS)) == CHARACTERS
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
 
 

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import equifed
 from equifed.algorithms.drfa import DRFA
 from equifed.cli.main import app
-from equifed.datasets.synthetic import synthetic_regression
+from equifed.datasets.small import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
 
 ROOT = Path(equifed.__file__).parents[2]

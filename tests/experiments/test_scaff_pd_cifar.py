@@ -19,7 +19,7 @@ from rich.console import Console
 
 from equifed.data import DataError, Federation, Split
 from equifed.datasets import load
-from equifed.models.tangent import chosen_coordinates
+from equifed.models.tangent import choose_coordinates
 from equifed.training.history import History, MetricRecord
 
 QUIET = Console(quiet=True)
@@ -118,7 +118,7 @@ def test_tangent_features_of_a_linear_network_are_its_inputs() -> None:
         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 1}},
     }
     train, test = tangent(pool, QUIET, run=run, coordinates=300)
-    place = chosen_coordinates(3 * 784, 300) % 784  # d(sum of outputs)/dW[k, j] = x[j]
+    place = choose_coordinates(3 * 784, 300) % 784  # d(sum of outputs)/dW[k, j] = x[j]
     for found, wanted in zip((train, test), pixels(pool, QUIET), strict=True):
         ratio = np.linalg.norm(found) / np.linalg.norm(wanted[:, place])
         np.testing.assert_allclose(found, wanted[:, place] * ratio, rtol=1e-4, atol=1e-7)

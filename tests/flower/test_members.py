@@ -20,7 +20,7 @@ from tests.flower.grid import (
     task,
 )
 
-from equifed.data.checks import DataError
+from equifed.data import DataError
 from equifed.flower.client import make_client_app, to_federation
 from equifed.flower.members import StartError, gather
 from equifed.flower.task import Task

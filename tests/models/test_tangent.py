@@ -13,7 +13,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
-from equifed.models.tangent import chosen_coordinates, convexify, tangent_features
+from equifed.models.tangent import choose_coordinates, convexify, tangent_features
 from equifed.objectives import CVaR
 from equifed.training.loop import train
 
@@ -30,7 +30,7 @@ def test_features_are_derivatives_of_the_output(chunk: int | None) -> None:
     parameters = {n: p.detach() for n, p in module.named_parameters()}
     inputs = torch.randn(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     flat = torch.cat([p.flatten() for p in parameters.values()])
-    coordinates = chosen_coordinates(len(flat), 9, seed=3)
+    coordinates = choose_coordinates(len(flat), 9, seed=3)
     found = tangent_features(module, parameters, inputs, coordinates, chunk=chunk)
     assert found.shape == (7, 9)
     module.eval()
@@ -56,11 +56,11 @@ def test_features_of_a_linear_model_are_its_inputs() -> None:
 
 
 def test_coordinates_are_a_subset_that_depends_on_the_seed_alone() -> None:
-    first, again, other = (chosen_coordinates(100, 20, seed) for seed in (0, 0, 1))
+    first, again, other = (choose_coordinates(100, 20, seed) for seed in (0, 0, 1))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     assert len(np.unique(first)) == 20 and first.min() >= 0 and first.max() < 100
     with pytest.raises(ValueError, match="coordinates"):
-        chosen_coordinates(5, 6)
+        choose_coordinates(5, 6)
 
 
 def test_normalised_features_have_mean_squared_norm_one() -> None:

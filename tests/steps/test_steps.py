@@ -23,7 +23,7 @@ from equifed.algorithms.wrapper import inner_state
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.datasets.synthetic import synthetic_regression
+from equifed.datasets.small import synthetic_regression
 from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSteps

@@ -1,6 +1,31 @@
-"""A federation, and how to make one from your own data."""
+"""A federation, how to make one from your own data, and its preparation."""
 
-from equifed.data.checks import DataError
-from equifed.data.federation import Federation, Split
+from equifed.data.federation import Federation
+from equifed.data.partitions import (
+    ByColumn,
+    Dirichlet,
+    Iid,
+    Imbalance,
+    OneClass,
+    Partition,
+    Shards,
+    build_partition,
+)
+from equifed.data.preprocess import fill_missing, standardise
+from equifed.data.split import DataError, Split
 
-__all__ = ["DataError", "Federation", "Split"]
+__all__ = [
+    "ByColumn",
+    "DataError",
+    "Dirichlet",
+    "Federation",
+    "Iid",
+    "Imbalance",
+    "OneClass",
+    "Partition",
+    "Shards",
+    "Split",
+    "build_partition",
+    "fill_missing",
+    "standardise",
+]

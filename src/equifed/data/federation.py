@@ -1,7 +1,6 @@
-"""The data of all clients: flat arrays, who owns which rows, and what every client is called.
+"""The data of all clients: who they are, their samples, and what is held out.
 
-A :class:`Split` holds the samples of all clients one after the other, without padding; a
-:class:`Federation` holds a training split and, where there are any, validation and test splits.
+A :class:`Federation` holds a training split and, where there are any, validation and test splits.
 Everything is checked when it is built, so that an engine never meets a NaN, an empty client or a
 label that the model has no output for.
 """
@@ -12,85 +11,15 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data import checks
+from equifed.data.columns import read_table
+from equifed.data.own import Clients, align_clients, read_partitions
+from equifed.data.split import Array, Rows, Split, check_fractions, check_names, find_clients
 from equifed.data.tables import Table
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Samples of all clients, flat and ragged: client i has rows ``offsets[i]:offsets[i + 1]``.
-
-    Parameters
-    ----------
-    inputs : array, shape (total, ...)
-        float32 or float64 features, or int64 tokens.
-    targets : array, shape (total,) or (total, k)
-        int64 classes, or float32 or float64 values for regression.
-    offsets : array of int64, shape (n + 1,)
-        Where each client's rows begin; the last entry is the total.
-
-    Examples
-    --------
-    >>> split = Split.from_clients([(np.ones((2, 3)), np.array([0, 1])), (np.zeros((1, 3)), [1])])
-    >>> split.sizes
-    array([2, 1])
-    >>> split.client(1)[1]
-    array([1])
-    """
-
-    inputs: Array
-    targets: Array
-    offsets: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        checks.layout(self.inputs, self.targets, self.offsets)
-
-    @classmethod
-    def from_clients(cls, clients: Sequence[tuple[Any, Any]]) -> Self:
-        """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype."""
-        inputs = [np.asarray(x) for x, _ in clients]
-        targets = [np.asarray(y) for _, y in clients]
-        offsets = np.zeros(len(clients) + 1, dtype=np.int64)
-        np.cumsum([len(x) for x in inputs], out=offsets[1:])
-        return cls(np.concatenate(inputs), np.concatenate(targets), offsets)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Number of samples of each client, shape (n,)."""
-        return np.diff(self.offsets)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def client(self, i: int) -> tuple[Array, Array]:
-        """Return the inputs and targets of client ``i``, as views."""
-        rows = slice(self.offsets[i], self.offsets[i + 1])
-        return self.inputs[rows], self.targets[rows]
-
-    def owners(self) -> NDArray[np.int64]:
-        """Return the client of every row, shape (total,)."""
-        return np.repeat(np.arange(len(self.offsets) - 1), self.sizes)
-
-    def take(self, rows: Sequence[NDArray[np.int64]]) -> Split:
-        """Return a split in which client i holds the rows ``rows[i]`` of this one."""
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(r) for r in rows], out=offsets[1:])
-        index = np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64)
-        return Split(self.inputs[index], self.targets[index], offsets)
-
-    def class_counts(self, classes: int) -> NDArray[np.int64]:
-        """Return how many samples of each class every client has, shape (n, classes)."""
-        n = len(self.offsets) - 1
-        cells = self.owners() * classes + self.targets
-        return np.bincount(cells, minlength=n * classes).reshape(n, classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +72,10 @@ class Federation:
     source: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checks.client_names(self.names)
-        checks.class_names(self.classes, self.class_names)
+        check_names(self.names, self.classes, self.class_names)
         for label, split in self.splits().items():
-            checks.content(label, split, self.names, self.classes)
-            checks.same_kind(label, split, self.train)
+            split.check(label, self.names, self.classes)
+            split.check_like(label, self.train)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -169,36 +97,150 @@ class Federation:
     # -- bring your own -------------------------------------------------------------------------
 
     @classmethod
-    def from_clients(cls, clients: Mapping[str, tuple[Any, Any]], **options: Any) -> Federation:
-        """Build from ``{name: (X, y)}``; see :func:`equifed.data.own.from_clients`."""
-        from equifed.data import own
+    def from_clients(
+        cls,
+        clients: Clients,
+        *,
+        validation: Clients | None = None,
+        test: Clients | None = None,
+        name: str = "own data",
+        classes: int | None = None,
+        class_names: Sequence[str] = (),
+        tokens: bool = False,
+        dtype: str | None = None,
+        source: Mapping[str, str] | None = None,
+    ) -> Federation:
+        """Build from ``{client name: (X, y)}``.
 
-        return own.from_clients(clients, **options)
+        Integer, boolean or text targets are classes (text is numbered in sorted order and becomes
+        ``class_names``); float targets are regression values, unless ``classes`` says otherwise.
+
+        Parameters
+        ----------
+        clients, validation, test : mapping of str to (X, y)
+            Samples by client. Held-out mappings may lack clients.
+        name : str
+            Name of the data set.
+        classes : int, optional
+            Number of classes; by default one more than the largest label.
+        class_names : sequence of str
+            Names of the classes.
+        tokens : bool
+            The features are indices of tokens (kept as int64), not numbers.
+        dtype : {"float32", "float64"}, optional
+            Convert the features; by default they keep their precision, and whole numbers become
+            floats like those of the other clients, or float32.
+        source : mapping, optional
+            Provenance, for the report.
+
+        Examples
+        --------
+        >>> clients = {"a": ([[0.5], [1.5]], ["no", "yes"]), "b": ([[2.5]], ["yes"])}
+        >>> Federation.from_clients(clients).class_names
+        ('no', 'yes')
+        """
+        aligned = align_clients(clients, validation, test, classes, tokens, dtype)
+        return cls(
+            name=name,
+            names=tuple(clients),
+            train=aligned.splits["train"],
+            validation=aligned.splits.get("validation"),
+            test=aligned.splits.get("test"),
+            classes=aligned.classes,
+            class_names=tuple(class_names) or aligned.class_names,
+            source=dict(source or {}),
+        )
 
     @classmethod
-    def from_table(cls, table: Any | str | Path, **options: Any) -> Federation:
-        """Build from a table with a client column; see :func:`equifed.data.own.from_table`."""
-        from equifed.data import own
+    def from_table(
+        cls,
+        table: Any | str | Path,
+        *,
+        client: str,
+        target: str,
+        features: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        split: str | None = None,
+        task: Literal["classification", "regression"] | None = None,
+        missing: Literal["error", "drop"] = "error",
+        classes: int | None = None,
+        name: str | None = None,
+        dtype: str = "float32",
+        source: Mapping[str, str] | None = None,
+    ) -> Federation:
+        """Build from a table in which one column says whose row it is.
 
-        return own.from_table(table, **options)
+        Parameters
+        ----------
+        table : path, DataFrame, pyarrow.Table or mapping of columns
+            A CSV file with a header line (the standard library reads it), a Parquet file (needs
+            pyarrow), or an object with named columns.
+        client, target : str
+            Columns with the client's name and with what is to be predicted.
+        features : sequence of str, optional
+            Columns to predict from; by default all others.
+        categorical : sequence of str
+            Feature columns that are categories: each becomes one 0/1 column per value in the table.
+        split : str, optional
+            Column with ``train``, ``validation`` or ``test``; by default all rows are for training.
+        task : {"classification", "regression"}, optional
+            By default, targets that are not all whole numbers are regression values, text is
+            classes.
+        missing : {"error", "drop"}
+            What to do with rows that lack a value (empty, ``NA``, ``NaN``, ``?``).
+        classes : int, optional
+            Number of classes, when labels are already 0..classes - 1; by default the distinct
+            labels are numbered in sorted order.
+        name, dtype, source
+            As for :meth:`from_clients`.
+
+        Examples
+        --------
+        >>> table = {"site": ["n", "n", "s"], "age": [50, 61, 47], "ill": ["no", "yes", "no"]}
+        >>> Federation.from_table(table, client="site", target="ill")
+        <Federation 'own data': 2 clients; samples: train 3>
+        """
+        read = read_table(
+            table, client, target, features, categorical, split, task, missing, classes, dtype
+        )
+        title = name or (Path(table).stem if isinstance(table, str | Path) else "own data")
+        return cls.from_clients(**read, name=title, dtype=dtype, source=source)
 
     @classmethod
-    def from_partitions(cls, partitioner: Any, **options: Any) -> Federation:
-        """Build from ``load_partition(i)``; see :func:`equifed.data.own.from_partitions`."""
-        from equifed.data import own
+    def from_partitions(
+        cls,
+        partitioner: Any,
+        *,
+        features: str | Sequence[str] | None = None,
+        target: str = "label",
+        **options: Any,
+    ) -> Federation:
+        """Build from any object with ``load_partition(i)`` and ``num_partitions``.
 
-        return own.from_partitions(partitioner, **options)
+        The partitioners of flwr-datasets are such objects. A partition is a pair ``(X, y)``, or has
+        named columns (a mapping, a data frame, a Hugging Face data set): then ``target`` names the
+        target and ``features`` the inputs, by default all other columns side by side.
+        Further options go to :meth:`from_clients`. Client i is called ``client i``.
+        """
+        return cls.from_clients(read_partitions(partitioner, features, target), **options)
 
     # -- derived federations --------------------------------------------------------------------
 
     def subset(self, clients: Iterable[str | int]) -> Federation:
         """Return the federation of some clients, by name or position, in the order given."""
-        index = checks.positions(clients, self.names)
+        index = find_clients(clients, self.names)
         held: dict[str, Any] = {
             label: split.take([np.arange(split.offsets[i], split.offsets[i + 1]) for i in index])
             for label, split in self.splits().items()
         }
         return replace(self, names=tuple(self.names[i] for i in index), **held)
+
+    def with_inputs(self, inputs: Mapping[str, Array]) -> Federation:
+        """Return the federation with other features, by split, for the same samples."""
+        held: dict[str, Any] = {
+            label: replace(split, inputs=inputs[label]) for label, split in self.splits().items()
+        }
+        return replace(self, **held)
 
     def split(self, validation: float = 0.0, test: float = 0.0, seed: int = 0) -> Federation:
         """Hold out a fraction of every client's training samples.
@@ -208,8 +250,8 @@ class Federation:
         address ``("split", client name)``: the same samples whatever other clients there are. At
         least one sample stays in training.
         """
-        checks.fractions(self, validation=validation, test=test)
-        rows: dict[str, list[NDArray[np.int64]]] = {"train": [], "validation": [], "test": []}
+        check_fractions(self.name, self.splits(), validation=validation, test=test)
+        rows: dict[str, list[Rows]] = {"train": [], "validation": [], "test": []}
         for i, name in enumerate(self.names):
             start, stop = self.train.offsets[i : i + 2]
             order = start + Stream(seed).at("split", name).generator().permutation(stop - start)
@@ -239,19 +281,19 @@ class Federation:
 
         With more than twelve classes, the number of classes present stands for the counts.
         """
-        splits = self.splits()
-        columns = {label: split.sizes for label, split in splits.items()}
+        columns: dict[str, tuple[Rows, int]] = {
+            label: (split.sizes, len(split)) for label, split in self.splits().items()
+        }
         if self.classes is not None:
             counts = self.train.class_counts(self.classes)
+            titles = self.class_names or tuple(f"class {k}" for k in range(self.classes))
             if self.classes <= 12:
-                titles = self.class_names or [f"class {k}" for k in range(self.classes)]
-                columns |= {str(title): counts[:, k] for k, title in enumerate(titles)}
-        rows = [[str(v) for v in row] for row in zip(*columns.values(), strict=True)]
-        totals = [str(int(values.sum())) for values in columns.values()]
-        header = ["client", *columns]
-        if self.classes is not None and self.classes > 12:
-            header.append("classes")
-            rows = [[*row, str(np.count_nonzero(counts[i]))] for i, row in enumerate(rows)]
-            totals.append(str(np.count_nonzero(counts.sum(0))))
-        named = [(name, *row) for name, row in zip(self.names, rows, strict=True)]
-        return Table(f"{self.name}: {len(self)} clients", tuple(header), named, ("all", *totals))
+                columns |= {t: (counts[:, k], counts[:, k].sum()) for k, t in enumerate(titles)}
+            else:
+                columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
+        rows = [
+            (name, *(str(values[i]) for values, _ in columns.values()))
+            for i, name in enumerate(self.names)
+        ]
+        totals = ("all", *(str(total) for _, total in columns.values()))
+        return Table(f"{self.name}: {len(self)} clients", ("client", *columns), rows, totals)

@@ -1,53 +1,46 @@
 """Ways to divide a pool of samples among clients.
 
 A partition is a frozen value; :meth:`assign` maps the labels of a pool to one array of row numbers
-per client, drawn from a stream. Held-out samples follow the training samples: see :func:`follow`.
+per client, drawn from a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from equifed.contract.streams import Stream
-from equifed.data.checks import DataError
-from equifed.data.columns import grouped
-from equifed.data.shares import cuts, dirichlet, follow, limited_counts, topped_up
-from equifed.data.tables import Table
+from equifed.data.columns import group_rows
+from equifed.data.split import DataError, Rows
 
-__all__ = [
-    "PARTITIONS",
-    "ByColumn",
-    "Dirichlet",
-    "Iid",
-    "Imbalance",
-    "OneClass",
-    "Partition",
-    "Shards",
-    "follow",
-    "partition_from",
-    "table",
-]
-
-Rows = NDArray[np.int64]
-Labels = NDArray[np.int64]
+Labels = Rows
+Shares = NDArray[np.float64]
 
 
-@runtime_checkable
-class Partition(Protocol):
+class Partition(ABC):
     """What divides a pool of samples among clients."""
 
+    @abstractmethod
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
         """Return the rows of each client, sorted, without overlap."""
-        ...
+
+    def require(self, labels: Labels, clients: int, samples: int) -> None:
+        """Refuse fewer than one client, or a pool with fewer samples than are needed."""
+        if clients < 1:
+            raise DataError(f"{type(self).__name__} needs at least 1 client, got {clients}.")
+        if len(labels) < samples:
+            raise DataError(f"{self} needs {samples} samples, got {len(labels)}.")
 
 
 @dataclass(frozen=True)
-class Iid:
+class Iid(Partition):
     """Shuffle the pool and deal it out evenly; sizes differ by at most one.
 
     >>> [len(rows) for rows in Iid(clients=3).assign(np.zeros(10, dtype=np.int64), Stream(0))]
@@ -56,15 +49,15 @@ class Iid:
 
     clients: int
 
+    @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        """Return the rows of each client."""
-        _enough(self, labels, self.clients)
+        self.require(labels, self.clients, self.clients)
         order = stream.at("iid").generator().permutation(len(labels))
         return [np.sort(part) for part in np.array_split(order, self.clients)]
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Partition):
     r"""Skew the labels: every class is divided in proportions drawn from a Dirichlet law.
 
     .. math:: p_k \sim \mathrm{Dir}(\alpha \mathbf 1_N), \quad
@@ -90,41 +83,41 @@ class Dirichlet:
         if self.min_samples < 1:
             raise DataError(f"Dirichlet min_samples must be at least 1, got {self.min_samples}.")
 
+    @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        """Return the rows of each client."""
-        _enough(self, labels, self.clients * self.min_samples)
+        self.require(labels, self.clients, self.clients * self.min_samples)
         draw = stream.at("dirichlet").generator()
-        parts = self._equal(labels, draw) if self.equal_sizes else self._by_class(labels, draw)
-        return [np.sort(part) for part in topped_up(parts, self.min_samples, draw)]
+        divide = self._fill_clients if self.equal_sizes else self._divide_classes
+        parts = top_up(divide(labels, draw), self.min_samples, draw)
+        return [np.sort(part) for part in parts]
 
-    def _by_class(self, labels: Labels, draw: np.random.Generator) -> list[Rows]:
+    def _divide_classes(self, labels: Labels, draw: np.random.Generator) -> list[Rows]:
         pieces: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label in np.unique(labels):
             rows = draw.permutation(np.flatnonzero(labels == label))
-            shares = dirichlet(draw, self.alpha, self.clients)
-            for i, piece in enumerate(np.split(rows, cuts(shares, len(rows)))):
+            shares = draw_dirichlet(draw, self.alpha, self.clients)
+            for i, piece in enumerate(np.split(rows, cut_points(shares, len(rows)))):
                 pieces[i].append(piece)
         return [np.concatenate(piece) for piece in pieces]
 
-    def _equal(self, labels: Labels, draw: np.random.Generator) -> list[Rows]:
+    def _fill_clients(self, labels: Labels, draw: np.random.Generator) -> list[Rows]:
         kinds = np.unique(labels)
         stock = [draw.permutation(np.flatnonzero(labels == label)) for label in kinds]
         used = np.zeros(len(kinds), dtype=np.int64)
         left = np.array([len(rows) for rows in stock])
         parts = []
         for i in range(self.clients):
-            mixture = dirichlet(draw, self.alpha, len(kinds))
+            mixture = draw_dirichlet(draw, self.alpha, len(kinds))
             size = len(labels) // self.clients + (i < len(labels) % self.clients)
-            counts = limited_counts(mixture, size, left, draw)
-            parts.append(
-                np.concatenate([r[u : u + c] for r, u, c in zip(stock, used, counts, strict=True)])
-            )
+            counts = draw_counts(mixture, size, left, draw)
+            pieces = [r[u : u + c] for r, u, c in zip(stock, used, counts, strict=True)]
+            parts.append(np.concatenate(pieces))
             used, left = used + counts, left - counts
         return parts
 
 
 @dataclass(frozen=True)
-class OneClass:
+class OneClass(Partition):
     """Give every client samples of one class: client i has class ``i % classes``.
 
     Without ``clients`` there is one per class; otherwise clients of the same class share it
@@ -137,8 +130,8 @@ class OneClass:
 
     clients: int | None = None
 
+    @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        """Return the rows of each client."""
         kinds = np.unique(labels)
         count = self.clients if self.clients is not None else len(kinds)
         if count < len(kinds):
@@ -154,18 +147,18 @@ class OneClass:
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Partition):
     """Sort by label, cut into equal shards, and deal every client a few (McMahan et al. 2017)."""
 
     clients: int
     shards: int = 2
 
+    @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        """Return the rows of each client."""
         if self.shards < 1:
             raise DataError(f"Shards: a client needs at least 1 shard, got {self.shards}.")
         total = self.clients * self.shards
-        _enough(self, labels, total)
+        self.require(labels, self.clients, total)
         draw = stream.at("shards").generator()
         shuffled = draw.permutation(len(labels))  # so that equal labels are cut at random
         ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -175,7 +168,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Imbalance:
+class Imbalance(Partition):
     """Thin out some clients of another partition (SCAFF-PD, Section 6.2).
 
     ``round(clients * N)`` clients, drawn at random, lose ``round(samples * m)`` of their m
@@ -195,8 +188,8 @@ class Imbalance:
             if not 0 <= getattr(self, name) <= 1:
                 raise DataError(f"Imbalance {name} must lie in [0, 1], got {getattr(self, name)}.")
 
+    @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        """Return the rows of each client after thinning."""
         parts = self.base.assign(labels, stream)
         draw = stream.at("imbalance").generator()
         for i in draw.choice(len(parts), size=round(self.clients * len(parts)), replace=False):
@@ -206,7 +199,7 @@ class Imbalance:
 
 
 @dataclass(frozen=True)
-class ByColumn:
+class ByColumn(Partition):
     """Give every distinct value of a column its own client, in order of first appearance.
 
     >>> column = ByColumn(("b", "a", "b"))
@@ -221,11 +214,11 @@ class ByColumn:
         """Names of the clients: the distinct values."""
         return tuple(dict.fromkeys(str(v) for v in self.values))
 
+    @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        """Return the rows of each client; nothing is drawn."""
         if len(self.values) != len(labels):
             raise DataError(f"ByColumn has {len(self.values)} values for {len(labels)} samples.")
-        return list(grouped(self.values).values())
+        return list(group_rows(self.values).values())
 
 
 PARTITIONS: dict[str, type] = {
@@ -236,13 +229,13 @@ PARTITIONS: dict[str, type] = {
 }
 
 
-def partition_from(spec: Partition | str | Mapping[str, Any]) -> Partition:
+def build_partition(spec: Partition | str | Mapping[str, Any]) -> Partition:
     """Build a partition from its name, or from ``{"name": ..., parameter: value, ...}``.
 
     ``imbalance`` thins the result: ``True`` for SCAFF-PD's numbers, or
     ``{"clients": 0.3, "samples": 0.7}``.
 
-    >>> partition_from({"name": "dirichlet", "clients": 20, "alpha": 0.05, "imbalance": True})
+    >>> build_partition({"name": "dirichlet", "clients": 20, "alpha": 0.05, "imbalance": True})
     Imbalance(base=Dirichlet(clients=20, alpha=0.05, min_samples=10, equal_sizes=False), ...)
     """
     if not isinstance(spec, str | Mapping):
@@ -252,7 +245,7 @@ def partition_from(spec: Partition | str | Mapping[str, Any]) -> Partition:
     if name not in PARTITIONS:
         raise DataError(f"There is no partition {name!r}; there are {', '.join(PARTITIONS)}.")
     kind = PARTITIONS[name]
-    allowed = [f.name for f in fields(kind)]
+    allowed = list(inspect.signature(kind).parameters)
     wrong = sorted(set(given) - set(allowed))
     if wrong:
         raise DataError(f"Partition {name} has no {wrong[0]!r}; it has {', '.join(allowed)}.")
@@ -260,31 +253,47 @@ def partition_from(spec: Partition | str | Mapping[str, Any]) -> Partition:
         base: Partition = kind(**given)
     except TypeError:
         raise DataError(f"Partition {name} needs {', '.join(allowed)}; got {given}.") from None
-    if not imbalance:
-        return base
-    return Imbalance(base, **(dict(imbalance) if isinstance(imbalance, Mapping) else {}))
+    thinned = dict(imbalance) if isinstance(imbalance, Mapping) else {}
+    return Imbalance(base, **thinned) if imbalance else base
 
 
-def table(parts: Sequence[Rows], labels: Labels, names: Sequence[str] | None = None) -> Table:
-    """Return a partition as a table: clients as rows, sizes and class counts as columns."""
-    kinds = np.unique(labels)
-    counts = np.array([[np.count_nonzero(labels[rows] == k) for k in kinds] for rows in parts])
-    titles = names or [f"client {i}" for i in range(len(parts))]
-    rows = [
-        (str(title), str(len(part)), *map(str, row))
-        for title, part, row in zip(titles, parts, counts, strict=True)
-    ]
-    totals = ("all", str(counts.sum()), *map(str, counts.sum(0)))
-    header = ("client", "samples", *(f"class {k}" for k in kinds))
-    return Table(f"{len(parts)} clients", header, rows, totals)
+def draw_dirichlet(draw: np.random.Generator, alpha: float, size: int) -> Shares:
+    """Draw from a symmetric Dirichlet law; stable when alpha is so small that gammas underflow.
+
+    log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha, then a softmax.
+    """
+    logs = np.log(draw.standard_gamma(alpha + 1, size)) + np.log(draw.random(size)) / alpha
+    shares = np.exp(logs - logs.max())
+    return np.asarray(shares / shares.sum())
 
 
-# -- small parts ----------------------------------------------------------------------------------
+def cut_points(shares: Shares, total: int) -> Rows:
+    """Return where to cut ``total`` items so that the pieces have these shares, up to rounding."""
+    return np.rint(np.cumsum(shares)[:-1] * total).astype(np.int64)
 
 
-def _enough(partition: Any, labels: Labels, needed: int) -> None:
-    kind = type(partition).__name__
-    if partition.clients < 1:
-        raise DataError(f"{kind} needs at least 1 client, got {partition.clients}.")
-    if len(labels) < needed:
-        raise DataError(f"{kind} needs {needed} samples for {partition}, got {len(labels)}.")
+def draw_counts(mixture: Shares, size: int, left: Rows, draw: np.random.Generator) -> Rows:
+    """Draw how many samples of each class to take, ``size`` in all, at most what is left."""
+    counts = np.zeros(len(mixture), dtype=np.int64)
+    while (missing := size - counts.sum()) > 0:
+        open_classes = left > counts
+        chances = np.where(open_classes, mixture, 0.0)
+        if chances.sum() <= 0:
+            chances = open_classes.astype(np.float64)  # what the client wanted is used up
+        more = draw.multinomial(missing, chances / chances.sum())
+        counts = np.minimum(counts + more, left)
+    return counts
+
+
+def top_up(parts: list[Rows], least: int, draw: np.random.Generator) -> list[Rows]:
+    """Move random samples from whoever has most to clients with fewer than ``least``."""
+    sizes = np.array([len(part) for part in parts])
+    for i in np.flatnonzero(sizes < least):
+        while sizes[i] < least:
+            giver = int(sizes.argmax())
+            taken = int(draw.integers(sizes[giver]))
+            parts[i] = np.append(parts[i], parts[giver][taken])
+            parts[giver] = np.delete(parts[giver], taken)
+            sizes[i] += 1
+            sizes[giver] -= 1
+    return parts

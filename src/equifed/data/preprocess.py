@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.federation import Federation, Split
+from equifed.data.federation import Federation
+from equifed.data.split import Array
 
 
 def standardise(federation: Federation, columns: Sequence[int] | None = None) -> Federation:
@@ -29,12 +28,12 @@ def standardise(federation: Federation, columns: Sequence[int] | None = None) ->
     mean, deviation = train.mean(0), train.std(0)
     deviation = np.where(deviation > 1e-12 * np.maximum(1, np.abs(mean)), deviation, 1.0)
 
-    def scaled(split: Split) -> Split:
-        inputs = split.inputs.copy()
-        inputs[:, chosen] = (inputs[:, chosen] - mean) / deviation
-        return replace(split, inputs=inputs)
+    def scale(inputs: Array) -> Array:
+        scaled = inputs.copy()
+        scaled[:, chosen] = (inputs[:, chosen] - mean) / deviation
+        return scaled
 
-    return with_splits(federation, scaled)
+    return federation.with_inputs({k: scale(s.inputs) for k, s in federation.splits().items()})
 
 
 def fill_missing(
@@ -44,20 +43,9 @@ def fill_missing(
 
     ``gaps`` says for each split, row and column of ``columns`` whether the value is missing.
     """
-    inputs = federation.train.inputs
-    medians = [
-        float(np.median(inputs[~gaps["train"][:, k], column])) for k, column in enumerate(columns)
-    ]
-    held: dict[str, Any] = {}
-    for label, split in federation.splits().items():
-        filled = split.inputs.copy()
-        for k, column in enumerate(columns):
-            filled[gaps[label][:, k], column] = medians[k]
-        held[label] = replace(split, inputs=filled)
-    return replace(federation, **held)
-
-
-def with_splits(federation: Federation, change: Any) -> Federation:
-    """Return the federation with ``change`` applied to each of its splits."""
-    held: dict[str, Any] = {label: change(s) for label, s in federation.splits().items()}
-    return replace(federation, **held)
+    filled = {label: split.inputs.copy() for label, split in federation.splits().items()}
+    for k, column in enumerate(columns):
+        median = float(np.median(federation.train.inputs[~gaps["train"][:, k], column]))
+        for label, inputs in filled.items():
+            inputs[gaps[label][:, k], column] = median
+    return federation.with_inputs(filled)

@@ -7,7 +7,6 @@ from its publisher into the cache. What is fetched must have the SHA-256 known t
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from equifed.data.checks import DataError
+from equifed.data.split import DataError
 
 Progress = Callable[[str, int, int], None]
 """Called with the file's name, the bytes so far and the bytes in all."""
@@ -87,47 +86,44 @@ def checksums(paths: Iterable[Path]) -> dict[str, str]:
 def fetch(file: RemoteFile, target: Path, progress: Progress | None = None) -> Path:
     """Fetch a file into ``target``: whole and with the right checksum, or not at all.
 
-    The bytes go to a temporary file in the same folder, which replaces ``target`` only when size
-    and SHA-256 are right, and is removed otherwise.
+    The bytes go to a temporary file in the same folder, which replaces ``target`` only when its
+    SHA-256 is right, and is removed otherwise.
     """
+    by_hand = (
+        f"or put {file.name} by hand into {data_folders()[0] / file.folder} (EQUIFED_DATA may name "
+        f"another folder, with {file.folder} in it)."
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=target.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            found = _download(file, out.write, progress)
-            out.flush()
-            os.fsync(out.fileno())
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
+        part = Path(folder) / file.name
+        try:
+            _download(file, part, progress)
+        except (OSError, urllib.error.URLError) as error:
+            raise DataError(
+                f"Cannot fetch {file.url}: {error}. Try again with a connection, {by_hand}"
+            ) from None
+        found = digest(part)
         if found != file.sha256:
             raise DataError(
                 f"{file.url} has SHA-256 {found}, expected {file.sha256}; it was removed. The "
-                "publisher may have changed it, or the transfer was tampered with: try again, or "
-                f"put a good copy into $EQUIFED_DATA/{file.folder}/{file.name}."
+                f"publisher may have changed it, or the transfer was tampered with: try again, "
+                f"{by_hand}"
             )
         part.replace(target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
     return target
 
 
-def _download(file: RemoteFile, write: Callable[[bytes], object], progress: Progress | None) -> str:
-    """Copy the bytes behind the address and return their SHA-256."""
-    hasher, done = hashlib.sha256(), 0
+def _download(file: RemoteFile, part: Path, progress: Progress | None) -> None:
+    """Copy the bytes behind the address, at most as many as are expected."""
+    done = 0
     request = urllib.request.Request(file.url, headers={"User-Agent": "equifed"})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            while block := response.read(_BLOCK):
-                done += len(block)
-                if done > file.size:
-                    raise DataError(f"{file.url} is longer than the {file.size} bytes expected.")
-                hasher.update(block)
-                write(block)
-                if progress:
-                    progress(file.name, done, file.size)
-    except (OSError, urllib.error.URLError) as error:
-        raise DataError(
-            f"Cannot fetch {file.url}: {error}. Try again with a connection, or put the file into "
-            f"$EQUIFED_DATA/{file.folder}/{file.name}."
-        ) from None
-    return hasher.hexdigest()
+    with urllib.request.urlopen(request, timeout=30) as response, part.open("wb") as out:
+        while block := response.read(_BLOCK):
+            done += len(block)
+            if done > file.size:
+                raise DataError(f"{file.url} is longer than the {file.size} bytes expected.")
+            out.write(block)
+            if progress:
+                progress(file.name, done, file.size)
+        out.flush()
+        os.fsync(out.fileno())

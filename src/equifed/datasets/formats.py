@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.checks import DataError
+from equifed.data.split import DataError
 
 Bytes = NDArray[np.uint8]
 
@@ -27,10 +27,15 @@ _BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 _LARGEST = 1 << 31
 
 
+def as_images(pixels: Bytes) -> NDArray[np.float32]:
+    """Return grey images (n, h, w) of bytes as (n, 1, h, w) in [0, 1]."""
+    return pixels[:, None].astype(np.float32) / np.float32(255)
+
+
 def read_idx(path: Path) -> Bytes:
     """Read an IDX file of unsigned bytes (MNIST, Fashion-MNIST), gzipped or not."""
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             zeros, kind, rank = struct.unpack(">HBB", file.read(4))
             if zeros != 0 or kind != 8 or not 1 <= rank <= 4:
                 raise DataError(f"{path} is not an IDX file of unsigned bytes.")
@@ -79,7 +84,7 @@ def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
                 file = archive.extractfile(member)
                 if file is None or member.size > 2 * _ROWS * _PIXELS:
                     raise DataError(f"{path}: {name} is not a batch of CIFAR-10.")
-                read = _binary_batch if name.endswith(".bin") else _pickled_batch
+                read = _read_binary if name.endswith(".bin") else _read_pickled
                 found[name.removesuffix(".bin")] = read(name, file.read())
     except (OSError, EOFError, tarfile.TarError) as error:
         raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
@@ -93,14 +98,14 @@ def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
     }
 
 
-def _binary_batch(name: str, content: bytes) -> tuple[Bytes, Bytes]:
+def _read_binary(name: str, content: bytes) -> tuple[Bytes, Bytes]:
     if len(content) != _ROWS * (_PIXELS + 1):
         raise DataError(f"{name} has {len(content)} bytes, expected {_ROWS * (_PIXELS + 1)}.")
     rows = np.frombuffer(content, dtype=np.uint8).reshape(_ROWS, _PIXELS + 1)
     return rows[:, 1:], rows[:, 0]
 
 
-def _pickled_batch(name: str, content: bytes) -> tuple[Bytes, Bytes]:
+def _read_pickled(name: str, content: bytes) -> tuple[Bytes, Bytes]:
     """Find the pixels and labels among the opcodes of a pickle; nothing is executed.
 
     The pixels are the one string of 30,720,000 bytes, the labels the small integers after the
@@ -128,7 +133,7 @@ def read_leaf(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     users: dict[str, dict[str, Any]] = {}
     for path in paths:
         try:
-            with _opened(path) as file:
+            with _open(path) as file:
                 content = json.load(file)
             users |= {name: content["user_data"][name] for name in content["users"]}
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
@@ -140,6 +145,6 @@ def read_leaf(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     return users
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     """Open a file, unpacking it when its name ends in .gz."""
     return cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb"))

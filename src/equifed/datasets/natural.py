@@ -1,23 +1,22 @@
-"""Data with natural owners: vehicle sensors, writers of FEMNIST, speaking roles of Shakespeare."""
+"""Data with natural owners: vehicle sensors, writers of FEMNIST, people of a census."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.checks import DataError
-from equifed.data.federation import Federation, Split
-from equifed.datasets.files import RemoteFile, checksums, find
-from equifed.datasets.formats import read_leaf
-from equifed.datasets.plays import CHARACTERS, Roles, read_gutenberg, read_moby
-
-Tokens = NDArray[np.int64]
+from equifed.data.columns import Columns, one_hot
+from equifed.data.federation import Federation
+from equifed.data.preprocess import standardise
+from equifed.data.split import DataError, Rows, Split
+from equifed.datasets.files import RemoteFile, checksums, find, obtain_all
+from equifed.datasets.formats import as_images, read_leaf
+from equifed.datasets.pooled import Spec, divide, divide_by_column
 
 VEHICLE_FILES = (
     RemoteFile(
@@ -29,24 +28,35 @@ VEHICLE_FILES = (
         3879378,
     ),
 )
-FEMNIST_CLASSES = tuple(
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
+UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
+ADULT_FILES = tuple(
+    RemoteFile("adult", name, f"{UCI}/{name}", sha256, size)
+    for name, sha256, size in (
+        ("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d", 3974305),
+        ("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05", 2003153),
+    )
 )
-LENGTH = 80  # characters a prediction sees, as in LEAF
 
-_TOKEN_OF_BYTE = np.full(256, CHARACTERS.index(" "), dtype=np.int64)
-_TOKEN_OF_BYTE[np.frombuffer(CHARACTERS.encode("latin-1"), dtype=np.uint8)] = np.arange(
-    len(CHARACTERS)
+ADULT_COLUMNS = (
+    *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+    *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week"),
+    *("native-country", "income"),
 )
+ADULT_NUMBERS = (
+    *("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"),
+)
+ADULT_CATEGORIES = tuple(c for c in ADULT_COLUMNS[:-1] if c not in ADULT_NUMBERS)
+FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
 def vehicle(*, test: float = 0.2, validation: float = 0.0, seed: int = 0) -> Federation:
-    """Tell vehicles apart by 23 sensors, which are the clients: 100 features, two classes.
+    """Vehicle sensors: 23 clients, 1,860 samples of 100 features, two classes.
 
-    The training file of Ditto, a subset (1,860 of about 43,700 samples) of the data of Duarte and
-    Hu (2004), standardised sensor by sensor before the subset was drawn. Labels -1 and +1 become 0
-    and 1. There is no published test part: ``test`` and ``validation`` hold out fractions of each
-    sensor's samples, drawn with ``seed``.
+    The sensors, which are the clients, tell two kinds of vehicles apart. The training file of
+    Ditto, a subset (1,860 of about 43,700 samples) of the data of Duarte and Hu (2004),
+    standardised sensor by sensor before the subset was drawn. Labels -1 and +1 become 0 and 1.
+    There is no published test part: ``test`` and ``validation`` hold out fractions of each sensor's
+    samples, drawn with ``seed``.
     """
     path = find("vehicle", "vehicle_ditto_train.json.gz") or VEHICLE_FILES[0].obtain()
     clients = {
@@ -70,10 +80,11 @@ def vehicle(*, test: float = 0.2, validation: float = 0.0, seed: int = 0) -> Fed
 
 
 def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
-    """Handwritten digits and letters by writer: images (1, 28, 28) in [0, 1], 62 classes.
+    """Handwritten characters of 105 writers, 62 classes.
 
-    Reads ``femnist_leaf_subset.npz`` (105 writers), or the folders ``train`` and ``test`` of LEAF
-    JSON files that LEAF's scripts write. Paper is 1, ink 0, as in LEAF.
+    Digits and letters, images (1, 28, 28) in [0, 1], by writer. Reads ``femnist_leaf_subset.npz``
+    (105 writers), or the folders ``train`` and ``test`` of LEAF JSON files that LEAF's scripts
+    write. Paper is 1, ink 0, as in LEAF.
 
     Parameters
     ----------
@@ -84,9 +95,9 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
     """
     stored, folder = find("femnist", "femnist_leaf_subset.npz"), find("femnist", "train")
     if stored:
-        names, splits, paths = *_femnist_arrays(stored), [stored]
+        names, splits, paths = *_read_femnist(stored), [stored]
     elif folder:
-        names, splits, paths = _leaf_splits(folder, _leaf_image)
+        names, splits, paths = read_leaf_folders(folder, _parse_images)
     else:
         raise DataError(
             "femnist is not on this machine and has no single file to fetch. Run LEAF's "
@@ -106,144 +117,97 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
             **checksums(paths),
         },
     )
-    return _drawn(federation, writers, seed)
+    return keep_some(federation, writers, seed)
 
 
-def shakespeare(
-    *,
-    edition: Literal["moby", "gutenberg", "leaf"] = "moby",
-    roles: int | None = None,
-    stride: int = LENGTH,
-    test: float = 0.2,
-    min_samples: int = 2,
-    seed: int = 0,
+def adult(
+    *, clients: str = "doctorate", partition: Spec | None = None, seed: int = 0
 ) -> Federation:
-    """Predict the next character of a speaking role from the 80 before it; roles are the clients.
+    """UCI Adult (census income): clients by education or another column.
 
-    A role's lines are joined by blanks. The last ``test`` fraction of its text is held out, so
-    that no test window overlaps a training window. LEAF takes a window at every character
-    (``stride=1``, some four million); by default windows do not overlap.
+    Whether a person of the 1994 census earns more than 50,000 dollars a year. Numbers are
+    standardised with the training rows, categories become 0/1 columns (one for each value of the
+    training file, the missing mark ``?`` included; nothing is dropped).
 
     Parameters
     ----------
-    edition : {"moby", "gutenberg", "leaf"}
-        The Moby edition is in the public domain. The Gutenberg edition of 1994, which LEAF uses,
-        may be used for personal, non-commercial purposes only. ``leaf`` reads the folders
-        ``train`` and ``test`` of JSON files that LEAF's scripts write, as they are.
-    roles : int, optional
-        Use only that many roles, drawn at random.
-    stride : int
-        Characters from one window to the next.
-    test : float
-        Fraction of each role's text to hold out.
-    min_samples : int
-        Leave out roles with fewer training windows, and those with two lines or less.
+    clients : str
+        ``doctorate`` for the two clients of AFL and q-FFL (people with a doctorate, and all
+        others), or a column whose values are the clients, such as ``race`` or ``education``.
+    partition : Partition, name or mapping, optional
+        Divide the pool this way, not by column.
     seed : int
-        Seed of the draw of roles.
+        Seed of the partition.
     """
-    if not (stride >= 1 and min_samples >= 1 and 0 <= test < 1):
+    paths = obtain_all(ADULT_FILES)
+    train, test = (read_adult(path) for path in paths)
+    categories = {c: sorted(set(train[c])) for c in ADULT_CATEGORIES}
+    pools = [(_encode_adult(table, categories), _label_adult(table)) for table in (train, test)]
+    source = {"publisher": "B. Becker and R. Kohavi 1996, UCI", "licence": "CC BY 4.0"}
+    source |= checksums(paths)
+    titles = ("<=50K", ">50K")
+    if partition is not None:
+        federation = divide("adult", pools[0], pools[1], partition, seed, titles, source)
+    else:
+        owners = [_name_owners(table, clients) for table in (train, test)]
+        federation = divide_by_column("adult", pools[0], pools[1], owners, titles, source)
+    return standardise(federation, range(len(ADULT_NUMBERS)))
+
+
+def read_adult(path: Path) -> Columns:
+    """Read ``adult.data`` or ``adult.test``: fields separated by comma and blank, no header."""
+    text = path.read_text(encoding="utf-8")
+    rows = [line.rstrip(".").split(", ") for line in text.splitlines() if line.count(", ") > 1]
+    short = [row for row in rows if len(row) != len(ADULT_COLUMNS)]
+    if short or not rows:
         raise DataError(
-            "shakespeare: stride and min_samples must be at least 1 and test in [0, 1), "
-            f"got {stride}, {min_samples} and {test}."
+            f"{path} is not the Adult table: expected {len(ADULT_COLUMNS)} fields a row."
         )
-    if edition == "leaf":
-        return _drawn(_leaf_shakespeare(), roles, seed)
-    read, path, licence = _edition(edition)
-    texts = _texts(read(path), stride, test, min_samples)
-    names = _some(texts, roles, seed)
-    clients = [
-        (_samples(text[:cut], stride), _samples(text[cut:], stride))
-        for text, cut in (texts[name] for name in names)
-    ]
-    train, held = (Split.from_clients([pair[k] for pair in clients]) for k in (0, 1))
-    return Federation(
-        name="shakespeare",
-        names=names,
-        train=train,
-        test=held if test else None,
-        classes=len(CHARACTERS),
-        class_names=tuple(CHARACTERS),
-        source={"publisher": f"{edition} edition", "licence": licence, **checksums([path])},
-    )
+    return {name: [row[k] for row in rows] for k, name in enumerate(ADULT_COLUMNS)}
 
 
-def tokens(text: str) -> Tokens:
-    """Return the tokens of a text; characters outside LEAF's 80 count as blanks.
-
-    >>> [CHARACTERS[t] for t in tokens("To|be")]
-    ['T', 'o', ' ', 'b', 'e']
-    """
-    return _TOKEN_OF_BYTE[np.frombuffer(text.encode("latin-1", "replace"), dtype=np.uint8)]
+def _encode_adult(table: Columns, categories: dict[str, list[str]]) -> NDArray[np.float32]:
+    numbers = np.array([table[c] for c in ADULT_NUMBERS], dtype=np.float64).T
+    blocks = [numbers, *(one_hot(table[c], values) for c, values in categories.items())]
+    return np.hstack(blocks).astype(np.float32)
 
 
-# -- small parts ----------------------------------------------------------------------------------
+def _label_adult(table: Columns) -> NDArray[np.int64]:
+    return np.array([value == ">50K" for value in table["income"]], dtype=np.int64)
 
 
-def _texts(
-    roles: Roles, stride: int, test: float, min_samples: int
-) -> dict[str, tuple[Tokens, int]]:
-    """Return each role's text and where its held-out part begins, for roles with enough text."""
-    texts = {}
-    for name, lines in roles.items():
-        text = tokens(re.sub("  +", " ", " ".join(lines)))
-        cut = len(text) - int(test * len(text))
-        if len(lines) > 2 and -((LENGTH - cut) // stride) >= min_samples:
-            texts[name] = (text, cut)
-    if not texts:
-        raise DataError(f"shakespeare: no role has {min_samples} training windows.")
-    return texts
+def _name_owners(table: Columns, clients: str) -> list[str]:
+    if clients == "doctorate":
+        return ["doctorate" if v == "Doctorate" else "other" for v in table["education"]]
+    if clients not in ADULT_CATEGORIES:
+        raise DataError(
+            f"adult: clients must be doctorate or one of {', '.join(ADULT_CATEGORIES)}, "
+            f"got {clients!r}."
+        )
+    return list(table[clients])
 
 
-def _samples(text: Tokens, stride: int) -> tuple[Tokens, Tokens]:
-    if len(text) <= LENGTH:
-        return np.empty((0, LENGTH), dtype=np.int64), np.empty(0, dtype=np.int64)
-    windows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::stride]
-    return windows[:, :-1].copy(), windows[:, -1].copy()
-
-
-def _edition(edition: str) -> tuple[Callable[[Path], Roles], Path, str]:
-    known: dict[str, tuple[Callable[[Path], Roles], tuple[str, ...], str]] = {
-        "moby": (read_moby, ("moby_shakespeare.tar.gz",), "public domain"),
-        "gutenberg": (
-            read_gutenberg,
-            ("gutenberg_100_1994.txt.gz", "1994-01-100.zip", "100.txt"),
-            "World Library: personal, non-commercial use only",
-        ),
-    }
-    if edition not in known:
-        raise DataError(f"shakespeare: edition must be moby, gutenberg or leaf, got {edition!r}.")
-    read, names, licence = known[edition]
-    for name in names:
-        path = find("shakespeare", name)
-        if path:
-            return read, path, licence
-    raise DataError(
-        f"shakespeare: the {edition} edition is not on this machine and has no address whose "
-        f"checksum is known; put {' or '.join(names)} into $EQUIFED_DATA/shakespeare."
-    )
-
-
-def _femnist_arrays(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
+def _read_femnist(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
     with np.load(path) as stored:
         names = tuple(str(name) for name in stored["writers"])
         splits = {}
         for label in ("train", "test"):
             owners = stored[f"writer_{label}"].astype(np.int64)
             order = np.argsort(owners, kind="stable")
-            offsets = np.zeros(len(names) + 1, dtype=np.int64)
-            np.cumsum(np.bincount(owners, minlength=len(names)), out=offsets[1:])
-            images = stored[f"x_{label}"][order][:, None].astype(np.float32) / np.float32(255)
+            sizes = np.bincount(owners, minlength=len(names))
+            offsets = np.cumsum([0, *sizes], dtype=np.int64)
+            images = as_images(stored[f"x_{label}"][order])
             splits[label] = Split(images, stored[f"y_{label}"][order].astype(np.int64), offsets)
     return names, splits
 
 
-def _leaf_image(samples: Mapping[str, Any]) -> tuple[NDArray[np.float32], Tokens]:
+def _parse_images(samples: Mapping[str, Any]) -> tuple[NDArray[np.float32], Rows]:
     images = np.array(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
     return images, np.array(samples["y"], dtype=np.int64)
 
 
-def _leaf_splits(
-    train: Path, parse: Callable[[Mapping[str, Any]], tuple[Any, Tokens]]
+def read_leaf_folders(
+    train: Path, parse: Callable[[Mapping[str, Any]], tuple[Any, Rows]]
 ) -> tuple[tuple[str, ...], dict[str, Split], list[Path]]:
     """Read the sibling folders ``train`` and ``test`` of LEAF JSON files."""
     paths = {label: sorted((train.parent / label).glob("*.json*")) for label in ("train", "test")}
@@ -259,32 +223,7 @@ def _leaf_splits(
     return names, splits, [*paths["train"], *paths["test"]]
 
 
-def _leaf_text(samples: Mapping[str, Any]) -> tuple[Tokens, Tokens]:
-    windows = [tokens(text) for text in samples["x"]]
-    inputs = np.array(windows, dtype=np.int64).reshape(len(windows), LENGTH)
-    return inputs, tokens("".join(samples["y"]))
-
-
-def _leaf_shakespeare() -> Federation:
-    folder = find("shakespeare", "train")
-    if folder is None:
-        raise DataError(
-            "shakespeare: put the folders train and test that LEAF's preprocess.sh writes for it "
-            "into $EQUIFED_DATA/shakespeare, or choose another edition."
-        )
-    names, splits, paths = _leaf_splits(folder, _leaf_text)
-    return Federation(
-        name="shakespeare",
-        names=names,
-        train=splits["train"],
-        test=splits["test"],
-        classes=len(CHARACTERS),
-        class_names=tuple(CHARACTERS),
-        source={"publisher": "LEAF", "licence": "personal, non-commercial", **checksums(paths)},
-    )
-
-
-def _some(names: Iterable[str], count: int | None, seed: int) -> tuple[str, ...]:
+def choose_names(names: Iterable[str], count: int | None, seed: int) -> tuple[str, ...]:
     """Return ``count`` of the names, drawn at random, in their order; all of them if it is None."""
     everyone = tuple(names)
     if count is None:
@@ -295,5 +234,8 @@ def _some(names: Iterable[str], count: int | None, seed: int) -> tuple[str, ...]
     return tuple(everyone[i] for i in np.sort(draw.choice(len(everyone), count, replace=False)))
 
 
-def _drawn(federation: Federation, count: int | None, seed: int) -> Federation:
-    return federation if count is None else federation.subset(_some(federation.names, count, seed))
+def keep_some(federation: Federation, count: int | None, seed: int) -> Federation:
+    """Return the federation of ``count`` clients, drawn at random; of all if it is None."""
+    if count is None:
+        return federation
+    return federation.subset(choose_names(federation.names, count, seed))

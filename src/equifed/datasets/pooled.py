@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.checks import DataError
-from equifed.data.federation import Federation, Split
-from equifed.data.partitions import ByColumn, Imbalance, Partition, follow, partition_from
+from equifed.data.columns import group_rows
+from equifed.data.federation import Federation
+from equifed.data.partitions import Imbalance, Partition, build_partition, cut_points
+from equifed.data.split import Array, DataError, Rows, Split
 from equifed.datasets.files import RemoteFile, checksums, find, obtain_all
-from equifed.datasets.formats import read_cifar_archive, read_cifar_mosaics, read_idx
+from equifed.datasets.formats import as_images, read_cifar_archive, read_cifar_mosaics, read_idx
 
-Array = NDArray[Any]
 Pool = tuple[Array, Array]
 Spec = Partition | str | Mapping[str, Any]
 
@@ -71,20 +70,22 @@ CIFAR_CLASSES = (
 
 
 def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None) -> Federation:
-    """MNIST digits: 60,000 training and 10,000 test images (1, 28, 28) in [0, 1].
+    """MNIST digits, divided by a partition.
+
+    60,000 training and 10,000 test images (1, 28, 28) in [0, 1], ten classes.
 
     Parameters
     ----------
     partition : Partition, name or mapping
         How to divide the training images among clients (see
-        :func:`equifed.data.partitions.partition_from`); test images follow in proportion, class
+        :func:`equifed.data.partitions.build_partition`); test images follow in proportion, class
         by class.
     seed : int
         Seed of the partition.
     samples : int, optional
         Use only the first training images, and a sixth as many test images.
     """
-    return _digits(
+    return _load_idx(
         "mnist", MNIST_FILES, partition, seed, samples, tuple("0123456789"), "CC BY-SA 3.0"
     )
 
@@ -92,11 +93,13 @@ def mnist(*, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = Non
 def fashion_mnist(
     *, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None
 ) -> Federation:
-    """Fashion-MNIST: 60,000 training and 10,000 test images (1, 28, 28) in [0, 1].
+    """Fashion-MNIST, divided by a partition.
 
-    Parameters as for :func:`mnist`.
+    As many images as MNIST, of the same shape; parameters as for :func:`mnist`.
     """
-    return _digits("fashion-mnist", FASHION_FILES, partition, seed, samples, FASHION_CLASSES, "MIT")
+    return _load_idx(
+        "fashion-mnist", FASHION_FILES, partition, seed, samples, FASHION_CLASSES, "MIT"
+    )
 
 
 def cifar10(
@@ -106,14 +109,14 @@ def cifar10(
     samples: int | None = None,
     standardised: bool = False,
 ) -> Federation:
-    """CIFAR-10: 50,000 training and 10,000 test images (3, 32, 32) in [0, 1].
+    """CIFAR-10, divided by a partition.
 
-    Reads ``cifar-10-binary.tar.gz`` or ``cifar-10-python.tar.gz`` as published (the latter
-    without unpickling), or lossless mosaics ``data_batch_1.webp`` ... with ``labels.npz``.
-    ``standardised`` subtracts the training mean and divides by the training deviation of each
-    colour. Other parameters as for :func:`mnist`.
+    50,000 training and 10,000 test images (3, 32, 32) in [0, 1]. Reads ``cifar-10-binary.tar.gz``
+    or ``cifar-10-python.tar.gz`` as published (the latter without unpickling), or lossless mosaics
+    ``data_batch_1.webp`` ... with ``labels.npz``. ``standardised`` subtracts the training mean and
+    divides by the training deviation of each colour. Other parameters as for :func:`mnist`.
     """
-    pools, paths = _cifar_pools()
+    pools, paths = _read_cifar()
     train, test = (_cut(pools[k], n) for k, n in (("train", samples), ("test", _sixth(samples))))
     scaled = [
         (x.reshape(-1, 3, 32, 32).astype(np.float32) / np.float32(255), y) for x, y in (train, test)
@@ -166,7 +169,7 @@ def divide(
     source: dict[str, str],
 ) -> Federation:
     """Divide a pool by a partition; test samples follow the training samples class by class."""
-    chosen, stream = partition_from(partition), Stream(seed).at("partition")
+    chosen, stream = build_partition(partition), Stream(seed).at("partition")
     labels = train[1].astype(np.int64)
     parts = chosen.assign(labels, stream)
     # Imbalance removes training samples only, so test samples follow the division before it.
@@ -176,8 +179,8 @@ def divide(
     return Federation(
         name=name,
         names=tuple(f"client {i:0{width}d}" for i in range(len(parts))),
-        train=_dealt(train, parts),
-        test=_dealt(test, held),
+        train=_deal(train, parts),
+        test=_deal(test, held),
         classes=len(class_names),
         class_names=class_names,
         source=source | {"partition": repr(chosen), "partition seed": str(seed)},
@@ -193,29 +196,46 @@ def divide_by_column(
     source: dict[str, str],
 ) -> Federation:
     """Divide a pool by the values of a column, in training and test alike."""
-    stream, nobody = Stream(0), np.empty(0, dtype=np.int64)
-    here, there = (
-        dict(zip(column.names, column.assign(pool[1], stream), strict=True))
-        for column, pool in (
-            (ByColumn(tuple(owners[0])), train),
-            (ByColumn(tuple(owners[1])), test),
-        )
-    )
+    here, there = (group_rows(column) for column in owners)
     return Federation(
         name=name,
         names=tuple(here),
-        train=_dealt(train, list(here.values())),
-        test=_dealt(test, [there.get(client, nobody) for client in here]),
+        train=_deal(train, list(here.values())),
+        test=_deal(test, [there.get(client, np.empty(0, dtype=np.int64)) for client in here]),
         classes=len(class_names),
         class_names=class_names,
         source=source,
     )
 
 
+def follow(parts: Sequence[Rows], labels: Rows, held_labels: Rows, stream: Stream) -> list[Rows]:
+    """Divide held-out samples so that every client meets the classes it trains on.
+
+    The held-out samples of a class are shuffled and divided among the clients in proportion to
+    their training samples of that class, so a client's held-out class mixture is that of its
+    training samples up to rounding, and a client may end without held-out samples.
+
+    >>> parts = [np.array([0, 1, 2]), np.array([3])]
+    >>> held = follow(parts, np.zeros(4, dtype=int), np.zeros(8, dtype=int), Stream(0))
+    >>> [len(rows) for rows in held]
+    [6, 2]
+    """
+    pieces: list[list[Rows]] = [[np.empty(0, dtype=np.int64)] for _ in parts]
+    for label in np.unique(held_labels):
+        counts = np.array([np.count_nonzero(labels[rows] == label) for rows in parts])
+        if not counts.any():
+            continue
+        draw = stream.at("held out", int(label)).generator()
+        rows = draw.permutation(np.flatnonzero(held_labels == label))
+        for i, piece in enumerate(np.split(rows, cut_points(counts / counts.sum(), len(rows)))):
+            pieces[i].append(piece)
+    return [np.sort(np.concatenate(piece)) for piece in pieces]
+
+
 # -- small parts ----------------------------------------------------------------------------------
 
 
-def _digits(
+def _load_idx(
     name: str,
     files: tuple[RemoteFile, ...],
     partition: Spec,
@@ -231,13 +251,13 @@ def _digits(
     pools = []
     for (images, labels), count in ((arrays[:2], samples), (arrays[2:], _sixth(samples))):
         x, y = _cut((images, labels), count)
-        pools.append((x[:, None].astype(np.float32) / np.float32(255), y))
+        pools.append((as_images(x), y))
     source = {"publisher": files[0].url.rsplit("/", 1)[0], "licence": licence}
     source |= checksums(paths)
     return divide(name, pools[0], pools[1], partition, seed, class_names, source)
 
 
-def _cifar_pools() -> tuple[dict[str, Pool], list[Path]]:
+def _read_cifar() -> tuple[dict[str, Pool], list[Path]]:
     mosaic = find("cifar10", "test_batch.webp")
     for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
         archive = find("cifar10", name)
@@ -249,7 +269,7 @@ def _cifar_pools() -> tuple[dict[str, Pool], list[Path]]:
     return dict(read_cifar_archive(paths[0])), paths
 
 
-def _dealt(pool: Pool, parts: list[NDArray[np.int64]]) -> Split:
+def _deal(pool: Pool, parts: list[Rows]) -> Split:
     whole = np.array([0, len(pool[1])], dtype=np.int64)
     return Split(pool[0], pool[1].astype(np.int64), whole).take(parts)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equifed.data.checks import DataError
 from equifed.data.federation import Federation
-from equifed.datasets import census, natural, pooled, small, synthetic
+from equifed.data.split import DataError
+from equifed.datasets import natural, pooled, shakespeare, small
 from equifed.datasets.files import Progress, RemoteFile, find, obtain_all
 
 
@@ -18,12 +18,16 @@ class DataSet:
     """A named data set: how to load it, and what a user should know before."""
 
     name: str
-    description: str
     licence: str
     loader: Callable[..., Federation]
     embedded: bool = False
     files: tuple[RemoteFile, ...] = ()
     instead: tuple[str, ...] = ()  # folder/name of files that serve as well as ``files``
+
+    @property
+    def description(self) -> str:
+        """What it is, in one line: the first of its loader's documentation."""
+        return (self.loader.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -40,66 +44,22 @@ class DataSet:
 DATASETS: dict[str, DataSet] = {
     entry.name: entry
     for entry in (
-        DataSet(
-            "fashion-three",
-            "T-shirts, pullovers, shirts of Fashion-MNIST: 3 clients, one class each",
-            "MIT",
-            small.fashion_three,
-            embedded=True,
-        ),
-        DataSet(
-            "heart-disease",
-            "UCI heart disease: 4 hospitals, 920 patients, ill or healthy",
-            "CC BY 4.0",
-            small.heart_disease,
-            embedded=True,
-        ),
-        DataSet(
-            "penguins",
-            "Palmer penguins: 3 species or islands, 333 penguins with 4 measurements",
-            "CC0",
-            small.penguins,
-            embedded=True,
-        ),
-        DataSet(
-            "synthetic-regression",
-            "Linear regression with a different true model per client (SCAFF-PD, Section 6.1)",
-            "generated",
-            synthetic.synthetic_regression,
-            embedded=True,
-        ),
-        DataSet(
-            "mnist",
-            "MNIST digits, divided by a partition",
-            "CC BY-SA 3.0",
-            pooled.mnist,
-            files=pooled.MNIST_FILES,
-        ),
-        DataSet(
-            "fashion-mnist",
-            "Fashion-MNIST, divided by a partition",
-            "MIT",
-            pooled.fashion_mnist,
-            files=pooled.FASHION_FILES,
-        ),
+        DataSet("fashion-three", "MIT", small.fashion_three, embedded=True),
+        DataSet("heart-disease", "CC BY 4.0", small.heart_disease, embedded=True),
+        DataSet("penguins", "CC0", small.penguins, embedded=True),
+        DataSet("synthetic-regression", "generated", small.synthetic_regression, embedded=True),
+        DataSet("mnist", "CC BY-SA 3.0", pooled.mnist, files=pooled.MNIST_FILES),
+        DataSet("fashion-mnist", "MIT", pooled.fashion_mnist, files=pooled.FASHION_FILES),
         DataSet(
             "cifar10",
-            "CIFAR-10, divided by a partition",
             "none stated; research use",
             pooled.cifar10,
             files=pooled.CIFAR_FILES,
             instead=("cifar10/test_batch.webp", "cifar10/cifar-10-python.tar.gz"),
         ),
-        DataSet(
-            "adult",
-            "UCI Adult (census income): clients by education or another column",
-            "CC BY 4.0",
-            census.adult,
-            files=census.ADULT_FILES,
-        ),
+        DataSet("adult", "CC BY 4.0", natural.adult, files=natural.ADULT_FILES),
         DataSet(
             "vehicle",
-            "Vehicle sensors: 23 clients, 1,860 samples of 100 features, two classes",
             "none stated; research use",
             natural.vehicle,
             files=natural.VEHICLE_FILES,
@@ -107,16 +67,10 @@ DATASETS: dict[str, DataSet] = {
         ),
         DataSet(
             "shakespeare",
-            "Next character of some 1,100 speaking roles",
             "public domain (moby) or non-commercial (gutenberg)",
-            natural.shakespeare,
+            shakespeare.shakespeare,
         ),
-        DataSet(
-            "femnist",
-            "Handwritten characters of 105 writers, 62 classes",
-            "US government work",
-            natural.femnist,
-        ),
+        DataSet("femnist", "US government work", natural.femnist),
     )
 }
 
@@ -127,22 +81,18 @@ def load(name: str, **params: Any) -> Federation:
     >>> load("fashion-three", train=10, test=5)
     <Federation 'fashion-three': 3 clients; samples: train 30, test 15>
     """
-    if name not in DATASETS:
-        raise DataError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
-    allowed = DATASETS[name].parameters
-    wrong = sorted(set(params) - set(allowed))
+    entry = _find_entry(name)
+    wrong = sorted(set(params) - set(entry.parameters))
     if wrong:
         raise DataError(
-            f"Data set {name} has no parameter {wrong[0]!r}; it has {', '.join(allowed)}."
+            f"Data set {name} has no parameter {wrong[0]!r}; it has {', '.join(entry.parameters)}."
         )
-    return DATASETS[name].loader(**params)
+    return entry.loader(**params)
 
 
 def fetch(name: str, progress: Progress | None = None) -> list[str]:
     """Fetch the files of a data set that are not here yet; return where they are now."""
-    if name not in DATASETS:
-        raise DataError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
-    entry = DATASETS[name]
+    entry = _find_entry(name)
     if not entry.files and not entry.embedded:
         raise DataError(
             f"{name} has no file with a known checksum to fetch; load it once to see which file "
@@ -151,3 +101,9 @@ def fetch(name: str, progress: Progress | None = None) -> list[str]:
     obtain_all(entry.missing(), progress)
     places = [file.find() for file in entry.files] + [find(*p.split("/")) for p in entry.instead]
     return [str(place) for place in places if place]
+
+
+def _find_entry(name: str) -> DataSet:
+    if name not in DATASETS:
+        raise DataError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
+    return DATASETS[name]

@@ -1,23 +1,22 @@
-"""The three data sets inside the package: they need no download and no further dependency."""
+"""What needs no download: three data sets inside the package, and one that is generated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.checks import DataError
-from equifed.data.columns import Columns, one_hot, read_columns, read_csv, to_numbers
-from equifed.data.federation import Federation, Split
-from equifed.data.own import from_table
+from equifed.contract.streams import Stream
+from equifed.data.columns import Columns, group_rows, one_hot, read_columns, read_csv, to_numbers
+from equifed.data.federation import Federation
 from equifed.data.preprocess import fill_missing, standardise
+from equifed.data.split import DataError, Split
+from equifed.datasets.formats import as_images
 
-EMBEDDED = Path(str(resources.files("equifed.datasets"))) / "embedded"
+EMBEDDED = Path(__file__).parent / "embedded"
 
 FASHION_CLIENTS = {"T-shirt": "t_shirt", "pullover": "pullover", "shirt": "shirt"}
 
@@ -27,8 +26,9 @@ HEART_SITES = {
     "Switzerland": "switzerland",
     "Long Beach": "va",
 }
-HEART_COLUMNS = tuple(
-    "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal num".split()  # noqa: SIM905
+HEART_COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"),
+    *("slope", "ca", "thal", "num"),
 )
 HEART_USED = HEART_COLUMNS[:10]  # the other three are missing in most of three hospitals
 HEART_CATEGORIES = {"cp": ["1", "2", "3", "4"], "restecg": ["0", "1", "2"]}
@@ -49,7 +49,7 @@ PENGUIN_RAW_TITLES = {
 
 
 def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
-    """T-shirts, pullovers and shirts of Fashion-MNIST: three clients with one class each.
+    """T-shirts, pullovers, shirts of Fashion-MNIST: 3 clients, one class each.
 
     The case of AFL (Mohri et al. 2019) and RC-FL: shirts are hard to tell from the other two, so a
     model of the average serves their client badly. Classes 0, 2 and 6 become 0, 1 and 2; images
@@ -59,16 +59,11 @@ def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
     for label, wanted, held in (("train", train, 1000), ("test", test, 500)):
         if not 1 <= wanted <= held:
             raise DataError(f"fashion-three: {label} must lie in 1..{held}, got {wanted}.")
+    splits = {}
     with np.load(EMBEDDED / "fashion_three.npz") as stored:
-        splits = {
-            label: Split.from_clients(
-                [
-                    (images(stored[f"{name}_{label}"][:count]), np.full(count, k, dtype=np.int64))
-                    for k, name in enumerate(FASHION_CLIENTS.values())
-                ]
-            )
-            for label, count in (("train", train), ("test", test))
-        }
+        for label, count in (("train", train), ("test", test)):
+            images = (as_images(stored[f"{k}_{label}"][:count]) for k in FASHION_CLIENTS.values())
+            splits[label] = Split.from_clients([(x, [k] * count) for k, x in enumerate(images)])
     return Federation(
         name="fashion-three",
         names=tuple(FASHION_CLIENTS),
@@ -84,11 +79,6 @@ def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
     )
 
 
-def images(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return grey images (n, h, w) of bytes as (n, 1, h, w) in [0, 1]."""
-    return pixels[:, None].astype(np.float32) / np.float32(255)
-
-
 def heart_disease(
     *,
     missing: Literal["impute", "complete"] = "impute",
@@ -97,11 +87,12 @@ def heart_disease(
     seed: int = 0,
     folder: str | Path | None = None,
 ) -> Federation:
-    """UCI heart disease: four hospitals predict whether a patient has heart disease (0 or 1).
+    """UCI heart disease: 4 hospitals, 920 patients, ill or healthy.
 
-    The first ten attributes are used; the other three are missing for most patients outside
-    Cleveland. Chest pain type and resting ECG become 0/1 columns; age, blood pressure, cholesterol,
-    heart rate and ST depression are standardised with the training numbers of all hospitals.
+    Whether a patient has heart disease, 0 or 1; hospitals are the clients. The first ten attributes
+    are used; the other three are missing for most patients outside Cleveland. Chest pain type and
+    resting ECG become 0/1 columns; age, blood pressure, cholesterol, heart rate and ST depression
+    are standardised with the training numbers of all hospitals.
 
     Parameters
     ----------
@@ -124,7 +115,7 @@ def heart_disease(
     clients = {}
     for site, code in HEART_SITES.items():
         table = read_columns(read_csv(place / f"processed.{code}.data", header=HEART_COLUMNS))
-        clients[site] = _heart_client(table, keep_all=missing == "impute")
+        clients[site] = _read_hospital(table, keep_all=missing == "impute")
     federation = Federation.from_clients(
         clients,
         name="heart-disease",
@@ -141,15 +132,11 @@ def heart_disease(
         gaps = {k: s.inputs[:, -width:] > 0 for k, s in federation.splits().items()}
         federation = fill_missing(federation, gaps, [HEART_NUMBERS.index(c) for c in HEART_GAPS])
     federation = standardise(federation, [HEART_NUMBERS.index(c) for c in HEART_CONTINUOUS])
-    held = {k: replace(s, inputs=s.inputs.astype(np.float32)) for k, s in _parts(federation)}
-    return replace(federation, **held)  # type: ignore[arg-type]  # the keys are names of splits
+    splits = federation.splits().items()
+    return federation.with_inputs({k: s.inputs.astype(np.float32) for k, s in splits})
 
 
-def _parts(federation: Federation) -> list[tuple[str, Split]]:
-    return list(federation.splits().items())
-
-
-def _heart_client(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _read_hospital(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return one hospital's features (numbers, 0/1 columns, gap indicators) and labels."""
     numbers = {
         name: np.array([np.nan if v is None else float(v) for v in table[name]])
@@ -182,7 +169,7 @@ def penguins(
     seed: int = 0,
     path: str | Path | None = None,
 ) -> Federation:
-    """Palmer penguins: species or islands as clients, from body measurements.
+    """Palmer penguins: 3 species or islands, 333 penguins with 4 measurements.
 
     Only the 333 penguins without a missing value are used. The target is ``sex`` or ``species``
     (classes), or a measurement (regression). With ``clients="species"``,
@@ -208,17 +195,14 @@ def penguins(
     path : path, optional
         Read this ``penguins.csv`` or ``penguins-raw.csv``, not the one in the package.
     """
-    table = _penguin_table(Path(path) if path else EMBEDDED / "penguins.csv")
+    table = _read_penguins(Path(path) if path else EMBEDDED / "penguins.csv")
     for name, value in (("clients", clients), ("target", target)):
         if value not in table:
             raise DataError(f"penguins: {name} must be one of {', '.join(table)}, got {value!r}.")
-    seen: dict[str, int] = {}
-    rows = []
-    for row, owner in enumerate(table[clients]):
-        seen[owner] = seen.get(owner, 0) + 1
-        if first is None or seen[owner] <= first:
-            rows.append(row)
-    federation = from_table(
+    if first is not None and first < 1:
+        raise DataError(f"penguins: first must be at least 1, got {first}.")
+    rows = np.sort(np.concatenate([r[:first] for r in group_rows(table[clients]).values()]))
+    federation = Federation.from_table(
         {name: [values[r] for r in rows] for name, values in table.items()},
         client=clients,
         target=target,
@@ -235,7 +219,7 @@ def penguins(
     return standardise(federation) if standardised else federation
 
 
-def _penguin_table(path: Path) -> Columns:
+def _read_penguins(path: Path) -> Columns:
     """Return the complete rows of ``penguins.csv`` or, under the same titles, the raw table."""
     table = read_columns(path)
     if "Species" in table:
@@ -248,3 +232,58 @@ def _penguin_table(path: Path) -> Columns:
     if absent:
         raise DataError(f"{path} is not the penguins table: no numeric column {absent[0]!r}.")
     return chosen
+
+
+def synthetic_regression(
+    *,
+    clients: int = 5,
+    features: int = 10,
+    samples: int = 100,
+    scale: float = 1.0,
+    shift: float = 0.1,
+    seed: int = 0,
+) -> Federation:
+    r"""Linear regression with a different true model per client (SCAFF-PD, Section 6.1).
+
+    .. math:: a_i^j \sim N(0, I_d), \quad \hat x \sim N(0, c^2 I_d), \quad
+       \delta_i \sim N(0, \sigma^2 I_d), \quad y_i^j = \langle a_i^j, \hat x + \delta_i \rangle
+
+    Targets carry no noise. The paper gives N = 5, d = 10 and m = 100 but neither c nor
+    :math:`\sigma`; we take 1 and 0.1. Use it with the model ``linear`` without bias and the loss
+    ``squared``. Client i draws from its own address, so the first clients stay the same when
+    more are asked for.
+
+    Parameters
+    ----------
+    clients, features, samples : int
+        N, d, and m for every client.
+    scale, shift : float
+        c and :math:`\sigma`: how large the common model is, and how far clients differ from it.
+    seed : int
+        Seed of the draws.
+
+    Examples
+    --------
+    >>> fed = synthetic_regression(clients=2, features=3, samples=4)
+    >>> fed.train.inputs.shape, fed.train.inputs.dtype
+    ((8, 3), dtype('float64'))
+    """
+    for name, value in (("clients", clients), ("features", features), ("samples", samples)):
+        if value < 1:
+            raise DataError(f"synthetic-regression: {name} must be at least 1, got {value}.")
+    if scale < 0 or shift < 0:
+        raise DataError(f"synthetic-regression: scale {scale} and shift {shift} must be >= 0.")
+    stream = Stream(seed).at("synthetic-regression")
+    common = scale * stream.at("model").generator().standard_normal(features)
+    data = []
+    for i in range(clients):
+        draw = stream.at("client", i).generator()
+        truth = common + shift * draw.standard_normal(features)
+        inputs = draw.standard_normal((samples, features))
+        data.append((inputs, np.asarray(inputs @ truth)))
+    return Federation(
+        name="synthetic-regression",
+        names=tuple(f"client {i}" for i in range(clients)),
+        train=Split.from_clients(data),
+        source={"publisher": "generated", "reference": "SCAFF-PD, Section 6.1", "seed": str(seed)},
+    )

@@ -17,9 +17,10 @@ from equifed.contract.evaluation import SPLITS, Evaluation
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.evaluator import FederationEvaluator
-from equifed.models.architectures import build, initialise, loss_by_name, outputs_for
+from equifed.models.architectures import build, initialise
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import FlatModel, SampleLoss, as_data
+from equifed.models.losses import loss_by_name, outputs_for
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation

@@ -18,8 +18,8 @@ from flwr.clientapp import ClientApp
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
-from equifed.data.checks import DataError
 from equifed.data.federation import Federation
+from equifed.data.split import DataError
 from equifed.flower.memory import find_root
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
@@ -158,7 +158,12 @@ def to_federation(value: Any, name: str, classes: int | None = None) -> Federati
             f"'test', got the keys {sorted(map(str, parts))}."
         )
     pairs = {label: {name: _to_arrays(part)} for label, part in parts.items()}
-    return Federation.from_clients(pairs.pop("train"), classes=classes, **pairs)
+    return Federation.from_clients(
+        pairs["train"],
+        validation=pairs.get("validation"),
+        test=pairs.get("test"),
+        classes=classes,
+    )
 
 
 def _to_arrays(part: Any) -> tuple[Any, Any]:

@@ -1,1 +1,16 @@
-"""Modules, losses, flat parameters, tangent features."""
+"""Modules by name, losses, flat parameters, what is known of curvature, tangent features."""
+
+from equifed.models.architectures import MODELS, build, initialise
+from equifed.models.losses import LOSSES, loss_by_name, outputs_for, predicted_classes
+from equifed.models.tangent import convexify
+
+__all__ = [
+    "LOSSES",
+    "MODELS",
+    "build",
+    "convexify",
+    "initialise",
+    "loss_by_name",
+    "outputs_for",
+    "predicted_classes",
+]

@@ -2,7 +2,7 @@
 
 A builder takes the shape of one sample and the number of outputs and returns a module that maps
 ``(batch, *input_shape)`` to ``(batch, outputs)``. None of them keeps running statistics, so every
-engine can train it. The losses of :mod:`equifed.models.losses` are named here too.
+engine can train it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equifed.contract.streams import Stream
-from equifed.models.losses import (
-    LOSSES,
-    Loss,
-    imported,
-    loss_by_name,
-    outputs_for,
-    predicted_classes,
-)
-
-__all__ = [
-    "LOSSES",
-    "MODELS",
-    "Loss",
-    "build",
-    "initialise",
-    "loss_by_name",
-    "outputs_for",
-    "predicted_classes",
-]
+from equifed.models.losses import import_object
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
@@ -56,7 +38,7 @@ class ZeroLinear(nn.Linear):
 
 def linear(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
     """One linear map of the flattened features, starting at zero."""
-    return nn.Sequential(nn.Flatten(), ZeroLinear(_flat(input_shape), outputs, bias=bias))
+    return nn.Sequential(nn.Flatten(), ZeroLinear(prod(input_shape), outputs, bias=bias))
 
 
 def logistic(input_shape: Shape, outputs: int, *, bias: bool = True) -> nn.Module:
@@ -72,13 +54,14 @@ def mlp(
     input_shape: Shape, outputs: int, *, hidden: Sequence[int] = (50,), dropout: float = 0.0
 ) -> nn.Module:
     """Fully connected layers with ReLU, and dropout after each hidden layer if asked for."""
-    _positive("mlp", hidden=tuple(hidden))
-    _fraction("mlp", dropout)
+    _check_positive("mlp", hidden=tuple(hidden))
+    _check_fraction("mlp", dropout)
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in pairwise([_flat(input_shape), *hidden]):
+    widths = [prod(input_shape), *hidden]
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         layers += [nn.Dropout(dropout)] if dropout else []
-    return nn.Sequential(*layers, nn.Linear([_flat(input_shape), *hidden][-1], outputs))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 def cnn(
@@ -96,8 +79,8 @@ def cnn(
     ``groups`` above 0 puts a GroupNorm with that many groups after every convolution; there is no
     BatchNorm, because its running statistics belong to no client.
     """
-    _positive("cnn", channels=tuple(channels), kernel=kernel, hidden=hidden)
-    _fraction("cnn", dropout)
+    _check_positive("cnn", channels=tuple(channels), kernel=kernel, hidden=hidden)
+    _check_fraction("cnn", dropout)
     shape = (1, *input_shape) if len(input_shape) == 2 else input_shape
     if len(shape) != 3 or min(shape[1:]) < 2 ** len(channels):
         raise ValueError(
@@ -146,7 +129,7 @@ def lstm(
     """LSTM over tokens that predicts the next one; ``vocabulary`` defaults to the outputs."""
     if len(input_shape) != 1:
         raise ValueError(f"lstm needs sequences of tokens, got samples of shape {input_shape}.")
-    _positive("lstm", embedding=embedding, hidden=hidden, layers=layers)
+    _check_positive("lstm", embedding=embedding, hidden=hidden, layers=layers)
     return NextToken(vocabulary or outputs, outputs, embedding, hidden, layers)
 
 
@@ -173,7 +156,7 @@ def build(name: str, input_shape: Sequence[int], outputs: int, **params: Any) ->
       (3): Linear(in_features=4, out_features=3, bias=True)
     )
     """
-    builder = MODELS[name] if name in MODELS else _factory(name)
+    builder: Builder = MODELS[name] if name in MODELS else import_object(name, "model", MODELS)
     if outputs < 1:
         raise ValueError(f"A model needs at least one output, got {outputs}.")
     if name in MODELS:
@@ -218,22 +201,13 @@ def initialise(module: nn.Module, stream: Stream) -> nn.Module:
 # -- small parts ----------------------------------------------------------------------------------
 
 
-def _flat(input_shape: Shape) -> int:
-    return prod(input_shape)
-
-
-def _positive(model: str, **values: int | tuple[int, ...]) -> None:
+def _check_positive(model: str, **values: int | tuple[int, ...]) -> None:
     for name, value in values.items():
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(isinstance(v, int) and v >= 1 for v in numbers):
             raise ValueError(f"Model {model}: {name} must be whole numbers above 0, got {value}.")
 
 
-def _fraction(model: str, dropout: float) -> None:
+def _check_fraction(model: str, dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise ValueError(f"Model {model}: dropout must lie in [0, 1), got {dropout}.")
-
-
-def _factory(name: str) -> Builder:
-    builder: Builder = imported(name, "model", MODELS)
-    return builder

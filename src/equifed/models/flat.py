@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,8 +95,7 @@ class FlatModel:
         _refuse_known_trouble(self.module)
         self.dropouts = _address_dropout(self.module)
         self.shapes = {name: p.shape for name, p in self.module.named_parameters()}
-        self._sizes = [shape.numel() for shape in self.shapes.values()]
-        self.size = sum(self._sizes)
+        self.size = sum(shape.numel() for shape in self.shapes.values())
         if self.size == 0:
             raise ValueError("The model has no parameters to train.")
         self.module.requires_grad_(False)
@@ -110,8 +109,7 @@ class FlatModel:
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Return the named parameters that the vector holds, as views."""
-        parts = torch.split(x, self._sizes)
-        return {n: part.view(s) for (n, s), part in zip(self.shapes.items(), parts, strict=True)}
+        return unflatten(x, self.shapes)
 
     def outputs(
         self, x: Tensor, inputs: Tensor, keys: Tensor | None = None, training: bool = False
@@ -196,6 +194,12 @@ def _address_dropout(module: nn.Module) -> list[str]:
             setattr(module.get_submodule(parent), child, new)
             names.append(f"{name}.keys")
     return names
+
+
+def unflatten(x: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Return the tensors of these shapes that a vector holds one after the other, as views."""
+    parts = torch.split(x, [shape.numel() for shape in shapes.values()])
+    return {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=True)}
 
 
 def as_data(

@@ -85,7 +85,7 @@ def loss_by_name(name: str) -> Loss:
     """Return the loss of that name, or of ``package.module:function``."""
     if name in LOSSES:
         return LOSSES[name]
-    function: Loss = imported(name, "loss", LOSSES)
+    function: Loss = import_object(name, "loss", LOSSES)
     return function
 
 
@@ -128,7 +128,7 @@ def _margin(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
     return torch.where(targets > 0, flat[:, 0], -flat[:, 0])
 
 
-def imported(name: str, what: str, known: dict[str, Any]) -> Any:
+def import_object(name: str, what: str, known: dict[str, Any]) -> Any:
     """Import ``package.module:attribute``."""
     module_name, _, attribute = name.partition(":")
     if not attribute:

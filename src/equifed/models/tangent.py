@@ -23,17 +23,17 @@ from torch.func import functional_call, grad, vmap
 
 from equifed.contract.arrays import Index, Vector
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
-from equifed.models.flat import as_data
+from equifed.data.federation import Federation
+from equifed.models.flat import as_data, unflatten
 
 CHUNK_BYTES = 1 << 27
 """Target size of the whole gradients of one chunk of samples; only chosen coordinates are kept."""
 
 
-def chosen_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
+def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
     """Return which parameters become features: a uniform subset, increasing.
 
-    >>> chosen_coordinates(5, 5)
+    >>> choose_coordinates(5, 5)
     array([0, 1, 2, 3, 4])
     """
     if not 1 <= coordinates <= size:
@@ -134,9 +134,9 @@ def convexify(
         Where, and how many samples at a time.
     """
     module = module.to(device)
-    parameters = x if isinstance(x, dict) else _by_name(module, x)
+    parameters = x if isinstance(x, dict) else _name_parameters(module, x)
     size = sum(p.numel() for p in module.parameters())
-    chosen = chosen_coordinates(size, min(coordinates, size), seed)
+    chosen = choose_coordinates(size, min(coordinates, size), seed)
     precision = next(iter(parameters.values())).dtype
 
     def features(inputs: NDArray[Any]) -> NDArray[Any]:
@@ -149,21 +149,20 @@ def convexify(
         scale = np.sqrt(np.mean(np.sum(converted["train"].astype(np.float64) ** 2, axis=1)))
         if scale > 0:
             converted = {k: np.asarray(v / scale, dtype=dtype) for k, v in converted.items()}
-    splits: dict[str, Any] = {
-        label: Split(converted[label], split.targets, split.offsets)
-        for label, split in federation.splits().items()
-    }
     about = {"features": f"{len(chosen)} of {size} tangent coordinates, seed {seed}"}
-    source = {**federation.source, **about}
-    return replace(federation, name=f"{federation.name}, tangent", source=source, **splits)
+    return replace(
+        federation.with_inputs(converted),
+        name=f"{federation.name}, tangent",
+        source={**federation.source, **about},
+    )
 
 
-def _by_name(module: nn.Module, x: Vector) -> dict[str, Tensor]:
+def _name_parameters(module: nn.Module, x: Vector) -> dict[str, Tensor]:
     shapes = {name: p.shape for name, p in module.named_parameters()}
-    if x.numel() != sum(shape.numel() for shape in shapes.values()):
+    size = sum(shape.numel() for shape in shapes.values())
+    if x.numel() != size:
         raise ValueError(
-            f"The vector has {x.numel()} parameters, the model "
-            f"{sum(shape.numel() for shape in shapes.values())}; give the model that was trained."
+            f"The vector has {x.numel()} parameters, the model {size}; give the model that was "
+            "trained."
         )
-    parts = torch.split(x, [shape.numel() for shape in shapes.values()])
-    return {n: part.view(s) for (n, s), part in zip(shapes.items(), parts, strict=True)}
+    return unflatten(x, shapes)

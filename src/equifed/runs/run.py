@@ -133,7 +133,7 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
 def _engine(config: RunConfig, federation: Federation) -> Clients:
     import torch
 
-    from equifed.models.architectures import loss_by_name, outputs_for
+    from equifed.models.losses import loss_by_name, outputs_for
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     try:

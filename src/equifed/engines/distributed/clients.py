@@ -33,7 +33,7 @@ from equifed.contract.curvature import Curvature
 from equifed.contract.evaluation import SPLITS, Evaluation
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 from equifed.engines.in_process import DenseVectors, InProcessVectors
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate

@@ -1,0 +1,253 @@
+"""Samples of all clients, and what they must look like before anything is trained on them.
+
+A :class:`Split` holds the samples of all clients one after the other, without padding. Every
+refusal is a :class:`DataError` that names the client and the cause.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Rows = NDArray[np.int64]
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+TOKENS = np.dtype(np.int64)
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on: says which client, what is wrong and what to change."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples of all clients, flat and ragged: client i has rows ``offsets[i]:offsets[i + 1]``.
+
+    Parameters
+    ----------
+    inputs : array, shape (total, ...)
+        float32 or float64 features, or int64 tokens.
+    targets : array, shape (total,) or (total, k)
+        int64 classes, or float32 or float64 values for regression.
+    offsets : array of int64, shape (n + 1,)
+        Where each client's rows begin; the last entry is the total.
+
+    Examples
+    --------
+    >>> split = Split.from_clients([(np.ones((2, 3)), np.array([0, 1])), (np.zeros((1, 3)), [1])])
+    >>> split.sizes
+    array([2, 1])
+    >>> split.client(1)[1]
+    array([1])
+    """
+
+    inputs: Array
+    targets: Array
+    offsets: Rows
+
+    def __post_init__(self) -> None:
+        _check_layout(self.inputs, self.targets, self.offsets)
+
+    @classmethod
+    def from_clients(cls, clients: Sequence[tuple[Any, Any]]) -> Self:
+        """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype."""
+        inputs = [np.asarray(x) for x, _ in clients]
+        targets = [np.asarray(y) for _, y in clients]
+        return cls(np.concatenate(inputs), np.concatenate(targets), _offsets(inputs))
+
+    @property
+    def sizes(self) -> Rows:
+        """Number of samples of each client, shape (n,)."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def client(self, i: int) -> tuple[Array, Array]:
+        """Return the inputs and targets of client ``i``, as views."""
+        rows = slice(self.offsets[i], self.offsets[i + 1])
+        return self.inputs[rows], self.targets[rows]
+
+    def owners(self) -> Rows:
+        """Return the client of every row, shape (total,)."""
+        return np.repeat(np.arange(len(self.offsets) - 1), self.sizes)
+
+    def take(self, rows: Sequence[Rows]) -> Split:
+        """Return a split in which client i holds the rows ``rows[i]`` of this one."""
+        index = np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64)
+        return Split(self.inputs[index], self.targets[index], _offsets(rows))
+
+    def class_counts(self, classes: int) -> Rows:
+        """Return how many samples of each class every client has, shape (n, classes)."""
+        n = len(self.offsets) - 1
+        cells = self.owners() * classes + self.targets
+        return np.bincount(cells, minlength=n * classes).reshape(n, classes)
+
+    def check(self, label: str, names: Sequence[str], classes: int | None) -> None:
+        """Refuse a wrong number of clients, an empty one, NaN, infinities and illegal targets."""
+        if len(self.sizes) != len(names):
+            raise DataError(
+                f"The {label} split has {len(self.sizes)} clients, but there are "
+                f"{len(names)} client names; give one name per client."
+            )
+        empty = np.flatnonzero(self.sizes == 0)
+        if label == "train" and len(empty):
+            raise DataError(
+                f"Client {names[empty[0]]!r} has no training samples{_others(len(empty) - 1)}; "
+                "remove it or give it samples."
+            )
+        self._check_finite(f"{label} features", self.inputs, names)
+        if self.inputs.dtype == TOKENS:
+            self._check_tokens(label, names)
+        if classes is None:
+            self._check_values(label, names)
+        else:
+            self._check_labels(label, names, classes)
+
+    def check_like(self, label: str, train: Split) -> None:
+        """Refuse a held-out split whose shape or dtype is not that of the training split."""
+        for what in ("inputs", "targets"):
+            here, there = getattr(self, what), getattr(train, what)
+            if here.shape[1:] != there.shape[1:] or here.dtype != there.dtype:
+                raise DataError(
+                    f"The {label} {what} are {here.dtype} of shape {here.shape[1:]} per sample, "
+                    f"those of training {there.dtype} of shape {there.shape[1:]}; make them alike."
+                )
+
+    def _check_finite(self, what: str, array: Array, names: Sequence[str]) -> None:
+        with np.errstate(all="ignore"):
+            if array.dtype not in FLOATS or np.isfinite(array.sum(dtype=np.float64)):
+                return  # a finite sum has finite terms; the costly search runs only when it is not
+        flat = array.reshape(len(array), int(np.prod(array.shape[1:])))
+        rows = np.flatnonzero(~np.isfinite(flat).all(1))
+        if not len(rows):
+            return  # the sum overflowed, the terms are finite
+        owner, count, others = self._whose(rows, names)
+        theirs = flat[rows[:count]]
+        column = int(np.flatnonzero(~np.isfinite(theirs).all(0))[0])
+        kind = "NaN" if np.isnan(theirs[:, column]).any() else "infinity"
+        place = np.unravel_index(column, array.shape[1:]) if array.ndim > 2 else (column,)
+        raise DataError(
+            f"Client {owner!r}: {what} contain {kind} in column {', '.join(map(str, place))} "
+            f"({count} row(s) affected){others}; remove or impute these rows."
+        )
+
+    def _check_tokens(self, label: str, names: Sequence[str]) -> None:
+        bad = np.flatnonzero((self.inputs.reshape(len(self), -1) < 0).any(1))
+        if len(bad):
+            raise DataError(
+                f"Client {self._whose(bad, names)[0]!r}: {label} tokens must be at least 0, "
+                f"got {self.inputs[bad[0]].min()}."
+            )
+
+    def _check_values(self, label: str, names: Sequence[str]) -> None:
+        if self.targets.dtype not in FLOATS:
+            raise DataError(
+                f"The {label} targets are integers but classes is None; give classes=K for "
+                "classification, or convert the targets to float for regression."
+            )
+        self._check_finite(f"{label} targets", self.targets, names)
+
+    def _check_labels(self, label: str, names: Sequence[str], classes: int) -> None:
+        if self.targets.dtype != TOKENS:
+            raise DataError(
+                f"The {label} targets must be int64 labels 0..{classes - 1}, got "
+                f"{self.targets.dtype}; convert them, or give classes=None for regression."
+            )
+        bad = np.flatnonzero((self.targets < 0) | (self.targets >= classes))
+        if len(bad):
+            owner, count, others = self._whose(bad, names)
+            raise DataError(
+                f"Client {owner!r}: {label} labels must lie in 0..{classes - 1}, got "
+                f"{self.targets[bad[0]]} ({count} row(s)){others}; relabel them or raise classes."
+            )
+
+    def _whose(self, rows: Rows, names: Sequence[str]) -> tuple[str, int, str]:
+        """Return the client of the first of these rows, how many are its, and who has others."""
+        owners = self.owners()[rows]
+        count = int(np.count_nonzero(owners == owners[0]))
+        return names[owners[0]], count, _others(len(np.unique(owners)) - 1)
+
+
+def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -> None:
+    """Refuse client names that are not different texts, and class names that are not one each."""
+    if not (isinstance(names, tuple) and names and all(isinstance(n, str) and n for n in names)):
+        raise DataError(f"Client names must be a non-empty tuple of texts, got {names!r:.200}.")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"Client names must differ, got {twice[0]!r} more than once.")
+    if classes is not None and (not isinstance(classes, int | np.integer) or classes < 1):
+        raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
+    if class_names and len(class_names) != (classes or 0):
+        raise DataError(f"There are {classes} classes but {len(class_names)} class names.")
+
+
+def check_fractions(name: str, held: Mapping[str, Split], **wanted: float) -> None:
+    """Refuse fractions that leave nothing, or would replace what is held out already."""
+    for label, fraction in wanted.items():
+        if not 0 <= fraction < 1:
+            raise DataError(f"The {label} fraction must lie in [0, 1), got {fraction}.")
+        if fraction > 0 and label in held:
+            raise DataError(f"{name} already has a {label} split; ask for {label}=0 to keep it.")
+    if sum(wanted.values()) >= 1:
+        raise DataError(f"The held-out fractions must sum to less than 1, got {wanted}.")
+
+
+def find_clients(clients: Iterable[str | int], names: Sequence[str]) -> list[int]:
+    """Return the positions of different clients that are given by name or position."""
+    known = {name: i for i, name in enumerate(names)}
+    index = []
+    for client in clients:
+        if isinstance(client, str) and client not in known:
+            raise DataError(f"There is no client {client!r}; there are {', '.join(names[:12])}.")
+        position = known[client] if isinstance(client, str) else int(client)
+        if not 0 <= position < len(names):
+            raise DataError(f"Client positions must lie in 0..{len(names) - 1}, got {client}.")
+        index.append(position)
+    if not index or len(set(index)) != len(index):
+        raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
+    return index
+
+
+def _check_layout(inputs: Any, targets: Any, offsets: Any) -> None:
+    """Check shapes and dtypes of a split, without looking at values."""
+    for what, array in (("inputs", inputs), ("targets", targets), ("offsets", offsets)):
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"Split {what} must be a NumPy array, got {type(array).__name__}.")
+    for what, array in (("inputs", inputs), ("targets", targets)):
+        if array.ndim == 0 or array.dtype not in (*FLOATS, TOKENS):
+            raise DataError(
+                f"Split {what} must be an array of float32, float64 or int64 with one row per "
+                f"sample, got {array.dtype} of shape {array.shape}; convert with astype."
+            )
+    if len(inputs) != len(targets):
+        raise DataError(f"Split has {len(inputs)} rows of inputs but {len(targets)} targets.")
+    if targets.ndim > 2 or (targets.dtype == TOKENS and targets.ndim != 1):
+        raise DataError(
+            "Split targets must have shape (samples,), or (samples, k) for regression, "
+            f"got {targets.dtype} of shape {targets.shape}."
+        )
+    if offsets.dtype != TOKENS or offsets.ndim != 1 or len(offsets) < 2:
+        raise DataError(
+            "Split offsets must be int64 of shape (clients + 1,), "
+            f"got {offsets.dtype} of shape {offsets.shape}."
+        )
+    if offsets[0] != 0 or offsets[-1] != len(inputs) or (np.diff(offsets) < 0).any():
+        raise DataError(
+            f"Split offsets must rise from 0 to the {len(inputs)} rows, "
+            f"got {offsets[0]}..{offsets[-1]}."
+        )
+
+
+def _offsets(parts: Sequence[Array]) -> Rows:
+    return np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+
+
+def _others(count: int) -> str:
+    return f" (and {count} other client(s) likewise)" if count else ""
