@@ -16,7 +16,7 @@ from equifed.cli.main import app, main
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
 from equifed.training.history import History, RoundRecord
-from equifed.training.progress import clients_table, event_lines
+from equifed.training.progress import describe_events, tabulate_clients
 from equifed.training.stopping import Deadlines, Reached, StopWhen, TimeLimit
 
 LOCAL = {"lr": 0.1, "steps": 2}
@@ -244,11 +244,13 @@ def test_list_names_everything() -> None:
 
 
 def test_data_show_prints_who_has_what() -> None:
-    result = equifed("data", "show", "fashion-three", "--set", "train=7")
+    result = equifed("data", "show", "fashion-three", "--set", "data.train=7")
     assert result.exit_code == 0
     row = next(line for line in result.stdout.splitlines() if line.startswith("pullover"))
     assert row.split() == ["pullover", "7", "500", "0", "7", "0"]
     assert equifed("data", "show", "nothing").exit_code == 2
+    other = equifed("data", "show", "fashion-three", "--set", "rounds=7")
+    assert (other.exit_code, "only data.KEY matters here" in other.stderr) == (2, True)
 
 
 def test_data_fetch_of_embedded_and_unknown_data() -> None:
@@ -311,7 +313,7 @@ def test_of_many_clients_the_worst_are_shown(metric: str) -> None:
     history.metrics.append(MetricRecord(1, "test", metric, values, np.ones(50, dtype=np.int64)))
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(clients_table({"run": history}))
+        console.print(tabulate_clients({"run": history}))
     text = captured.get()
     assert "c00" in text
     assert "c39" in text
@@ -326,6 +328,6 @@ def test_events_are_told_by_client_and_shortened() -> None:
         for r in (3, 4)
         for i in range(30)
     ]
-    lines = event_lines(history)
+    lines = describe_events(history)
     assert lines[0] == "client c0 was left out of 2 round(s), first in round 3: loss is nan"
     assert lines[-1] == "and 20 more clients; see events.jsonl"
