@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from typer.testing import CliRunner, Result
 
 from equifed.cli.main import app, main
@@ -19,32 +18,11 @@ from equifed.training.history import History, RoundRecord
 from equifed.training.progress import describe_events, tabulate_clients
 from equifed.training.stopping import Deadlines, Reached, StopWhen, TimeLimit
 
-LOCAL = {"lr": 0.1, "steps": 2}
-
 
 def equifed(*arguments: object) -> Result:
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Any:
-    """Return a function that writes a small configuration with changes."""
-
-    def write(**changes: Any) -> Path:
-        table = {
-            "rounds": 3,
-            "data": {"name": "fashion-three", "train": 6, "test": 4},
-            "model": {"name": "logistic"},
-            "algorithm": {"name": "fedavg", "local": LOCAL},
-            **changes,
-        }
-        path = tmp_path / "small.toml"
-        path.write_text(tomli_w.dumps(table))
-        return path
-
-    return write
 
 
 def people(path: Path, **ages: list[float]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def report(
 
 def compare(
     configs: Annotated[
-        list[Path], typer.Argument(help="Configuration files, or one with [variants.NAME] tables.")
+        list[Path], typer.Argument(help="Configuration files, or one with tables variants.NAME.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("comparison"),
     seeds: Seeds = 5,
