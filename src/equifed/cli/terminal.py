@@ -116,6 +116,8 @@ def _explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, TrainingError | CheckpointError):
         return str(error), FAILED
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{error.filename}: there is a file in the place of a folder.", BAD_INPUT
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}.", BAD_INPUT
     if isinstance(error, ValueError | RunFolderError | OSError):
