@@ -173,6 +173,28 @@ def test_missing_and_malformed_files(tmp_path: Path, config: Any) -> None:
     assert (folder.exit_code, "config.toml is missing" in folder.stderr) == (2, True)
 
 
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path, config: Any) -> None:
+    path = config()
+    for words in (("run", path), ("compare", path), ("sweep", path, "--over", "rounds=1,2")):
+        result = equifed(*words, "--out", path)
+        assert result.exit_code == 2
+        assert str(path) in result.stderr and "file" in result.stderr
+
+
+def test_an_interrupted_comparison_is_run_again(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("equifed.runs.run.train", interrupt)
+    result = equifed("compare", config(), "--out", tmp_path / "c")
+    assert (result.exit_code, "the same command" in result.stderr) == (130, True)
+    monkeypatch.setattr("equifed.runs.run.build", interrupt)  # nothing is there to resume yet
+    early = equifed("run", config(), "--out", tmp_path / "r")
+    assert (early.exit_code, "resume" in early.stderr) == (130, False)
+
+
 def test_data_with_a_gap_name_the_client(tmp_path: Path, config: Any) -> None:
     data = people(tmp_path / "people.csv", north=[1.0, 2.0], south=[3.0, float("nan")])
     result = equifed("run", config(data=data), "--out", tmp_path / "out")

@@ -232,7 +232,7 @@ def read_meanings(documented: Callable[..., Any]) -> dict[str, str]:
     {'x': 'What to scale, x', 'a': 'From a to b', 'b': 'From a to b'}
     """
     _, _, text = (inspect.getdoc(documented) or "").partition("Parameters\n----------\n")
-    found = {}
+    found: dict[str, str] = {}
     for block in re.split(r"\n(?=\S)", text):
         head, _, body = block.partition("\n")
         names, colon, _ = head.partition(" : ")

@@ -57,6 +57,18 @@ Version = Annotated[
     typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
 ]
 
+Engine = Annotated[
+    str | None,
+    typer.Option(help="Same as --set engine.name=NAME.", autocompletion=complete_names("engines")),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Follow the run elsewhere; see: equifed list trackers.",
+        autocompletion=complete_names("trackers"),
+    ),
+]
+
 
 @app.callback()
 def start(version: Version = False) -> None:
@@ -88,21 +100,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run; runs/CONFIG-SEED.")] = None,
     settings: Set = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Same as --set engine.name=NAME.", autocompletion=complete_names("engines")
-        ),
-    ] = None,
+    engine: Engine = None,
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
     workers: Workers = 1,
-    track: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Follow the run elsewhere; see: equifed list trackers.",
-            autocompletion=complete_names("trackers"),
-        ),
-    ] = None,
+    track: Track = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
