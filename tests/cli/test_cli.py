@@ -9,42 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 from typer.testing import CliRunner, Result
 
 from equifed.cli.main import app, main
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
 from equifed.training.history import History, RoundRecord
-from equifed.training.progress import clients_table, event_lines
+from equifed.training.progress import describe_events, tabulate_clients
 from equifed.training.stopping import NoImprovement, Reached, StopWhen, TimeLimit
-
-LOCAL = {"lr": 0.1, "steps": 2}
 
 
 def equifed(*arguments: object) -> Result:
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Any:
-    """Return a function that writes a small configuration with changes."""
-
-    def write(**changes: Any) -> Path:
-        table = {
-            "rounds": 3,
-            "data": {"name": "fashion-three", "train": 6, "test": 4},
-            "model": {"name": "logistic"},
-            "algorithm": {"name": "fedavg", "local": LOCAL},
-            **changes,
-        }
-        path = tmp_path / "small.toml"
-        path.write_text(tomli_w.dumps(table))
-        return path
-
-    return write
 
 
 def people(path: Path, **ages: list[float]) -> dict[str, str]:
@@ -195,6 +173,28 @@ def test_missing_and_malformed_files(tmp_path: Path, config: Any) -> None:
     assert (folder.exit_code, "config.toml is missing" in folder.stderr) == (2, True)
 
 
+def test_a_file_in_the_place_of_a_folder(tmp_path: Path, config: Any) -> None:
+    path = config()
+    for words in (("run", path), ("compare", path), ("sweep", path, "--over", "rounds=1,2")):
+        result = equifed(*words, "--out", path)
+        assert result.exit_code == 2
+        assert str(path) in result.stderr and "file" in result.stderr
+
+
+def test_an_interrupted_comparison_is_run_again(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("equifed.runs.run.train", interrupt)
+    result = equifed("compare", config(), "--out", tmp_path / "c")
+    assert (result.exit_code, "the same command" in result.stderr) == (130, True)
+    monkeypatch.setattr("equifed.runs.run.build", interrupt)  # nothing is there to resume yet
+    early = equifed("run", config(), "--out", tmp_path / "r")
+    assert (early.exit_code, "resume" in early.stderr) == (130, False)
+
+
 def test_data_with_a_gap_name_the_client(tmp_path: Path, config: Any) -> None:
     data = people(tmp_path / "people.csv", north=[1.0, 2.0], south=[3.0, float("nan")])
     result = equifed("run", config(data=data), "--out", tmp_path / "out")
@@ -244,11 +244,13 @@ def test_list_names_everything() -> None:
 
 
 def test_data_show_prints_who_has_what() -> None:
-    result = equifed("data", "show", "fashion-three", "--set", "train=7")
+    result = equifed("data", "show", "fashion-three", "--set", "data.train=7")
     assert result.exit_code == 0
     row = next(line for line in result.stdout.splitlines() if line.startswith("pullover"))
     assert row.split() == ["pullover", "7", "500", "0", "7", "0"]
     assert equifed("data", "show", "nothing").exit_code == 2
+    other = equifed("data", "show", "fashion-three", "--set", "rounds=7")
+    assert (other.exit_code, "only data.KEY matters here" in other.stderr) == (2, True)
 
 
 def test_data_fetch_of_embedded_and_unknown_data() -> None:
@@ -311,7 +313,7 @@ def test_of_many_clients_the_worst_are_shown(metric: str) -> None:
     history.metrics.append(MetricRecord(1, "test", metric, values, np.ones(50, dtype=np.int64)))
     console = Console(width=80)
     with console.capture() as captured:
-        console.print(clients_table({"run": history}))
+        console.print(tabulate_clients({"run": history}))
     text = captured.get()
     assert "c00" in text
     assert "c39" in text
@@ -326,6 +328,6 @@ def test_events_are_told_by_client_and_shortened() -> None:
         for r in (3, 4)
         for i in range(30)
     ]
-    lines = event_lines(history)
+    lines = describe_events(history)
     assert lines[0] == "client c0 was left out of 2 round(s), first in round 3: loss is nan"
     assert lines[-1] == "and 20 more clients; see events.jsonl"

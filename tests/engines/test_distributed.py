@@ -111,7 +111,7 @@ def test_a_config_runs_in_processes(tmp_path: Path) -> None:
     )
     equifed = [sys.executable, "-m", "equifed"]
     out = str(tmp_path / "run")
-    command = [*equifed, "run", str(config), "--out", out, "--processes", "2", "--quiet"]
+    command = [*equifed, "run", str(config), "--out", out, "--workers", "2", "--quiet"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert first.returncode == 0, first.stderr
     one = subprocess.run(

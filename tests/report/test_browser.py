@@ -226,11 +226,12 @@ def test_print_shows_the_whole_table(six, browser):
 def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser, capsys):
     from rich.console import Console
 
-    from equifed.runs.demo import METHODS as SHOWN
-    from equifed.runs.demo import run_demo
+    from equifed.cli.demo import METHODS as SHOWN
+    from equifed.cli.demo import print_demo, run_demo
 
-    run_demo(tmp_path, rounds=2, overwrite=False, json_only=False, console=Console(quiet=True))
+    found = run_demo(tmp_path, 2, False, Console(quiet=True))
     page = tmp_path / "report.html"
+    print_demo(found, tmp_path, Console())
     assert str(page) in capsys.readouterr().out
     browser.phone()
     browser.open(page)

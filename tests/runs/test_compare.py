@@ -11,8 +11,8 @@ import pytest
 
 from equifed.metrics import paired_difference
 from equifed.report import read_methods
-from equifed.runs.compare import compare, jobs_for, merged, read_variants
-from equifed.runs.jobs import only_one
+from equifed.runs.compare import compare, merge_tables, plan_jobs, read_variants
+from equifed.runs.jobs import lock_folder
 from equifed.runs.settings import ConfigError
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
@@ -111,9 +111,9 @@ def test_other_settings_are_refused_in_the_same_folder(config, tmp_path):
 
 def test_two_processes_at_once_are_refused(tmp_path):
     with (
-        only_one(tmp_path),
+        lock_folder(tmp_path),
         pytest.raises(RunFolderError, match="Another process"),
-        only_one(tmp_path),
+        lock_folder(tmp_path),
     ):
         pass
 
@@ -156,7 +156,7 @@ def test_a_wrong_setting_is_said_with_its_variant(config):
 
 
 def test_seeds_count_up_and_all_have_them(config, tmp_path):
-    jobs = jobs_for(read_variants([config], ["seed=7"]), 2, tmp_path)
+    jobs = plan_jobs(read_variants([config], ["seed=7"]), 2, tmp_path)
     seeds = [(j.name, j.config.seed) for j in jobs]
     assert seeds == [("fedavg", 7), ("afl", 7), ("fedavg", 8), ("afl", 8)]
     assert all(j.config.threads == 1 for j in jobs)
@@ -164,7 +164,7 @@ def test_seeds_count_up_and_all_have_them(config, tmp_path):
 
 def test_merging_leaves_its_arguments_alone():
     base = {"model": {"name": "logistic", "l2": 0.1}}
-    assert merged(base, {"model": {"l2": 0.2}, "rounds": 3}) != base
+    assert merge_tables(base, {"model": {"l2": 0.2}, "rounds": 3}) != base
     assert base == {"model": {"name": "logistic", "l2": 0.1}}
 
 
@@ -181,7 +181,7 @@ def test_the_command_compares_and_reports(config, tmp_path):
     done = command("compare", config, "--seeds", 2, "--out", out, "--target", 0.2)
     assert done.exit_code == 0 and "afl" in done.output
     assert json.loads((out / "comparison.json").read_text())["target"]["value"] == 0.2
-    again = command("report", out, "--out", page, "--per-client", "--baseline", "afl")
+    again = command("report", out, "--page", page, "--per-client", "--baseline", "afl")
     assert again.exit_code == 0 and str(page) in again.output
     assert json.loads(page.with_suffix(".json").read_text())["baseline"] == "afl"
     assert len(list((tmp_path / "page-clients").iterdir())) == 3
@@ -209,7 +209,7 @@ def test_a_killed_parallel_comparison_goes_on_to_the_same_end(config, tmp_path):
         "compare",
         str(config),
     ]
-    options = ["--seeds", "3", "--processes", "2", "--set", "rounds=60", "--out"]
+    options = ["--seeds", "3", "--jobs", "2", "--set", "rounds=60", "--out"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     subprocess.run([*command, *options, str(whole)], check=True, capture_output=True)
     process = subprocess.Popen([*command, *options, str(cut)], stdout=-3, stderr=-3)

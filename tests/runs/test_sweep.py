@@ -8,7 +8,7 @@ import pytest
 from tests.runs.test_compare import BASE
 
 from equifed.runs.settings import ConfigError
-from equifed.runs.sweep import Over, sweep, variants
+from equifed.runs.sweep import Over, read_points, sweep
 
 ALGORITHM = """
 [algorithm]
@@ -45,7 +45,7 @@ def test_a_sweep_over_two_settings(config, tmp_path):
 
 
 def test_values_reach_the_configuration(config):
-    found = variants(config, [Over.parse("algorithm.dual_step=0.5, 2")], ["rounds=2"])
+    found = read_points(config, [Over.parse("algorithm.dual_step=0.5, 2")], ["rounds=2"])
     assert [c.algorithm["dual_step"] for c in found.values()] == [0.5, 2]
     assert all(c.rounds == 2 for c in found.values())
 
@@ -58,10 +58,11 @@ def test_values_reach_the_configuration(config):
         (["rounds=1,1"], "twice"),
         (["rounds=1", "rounds=2"], "twice"),
         (["rounds=1", "seed=2", "threads=1"], "one or two"),
+        (["seed=1,2"], "--seeds"),
         ([], "one or two"),
         (["algorithm.dual_stop=1"], "dual_stop"),
     ],
 )
 def test_a_wrong_sweep_is_refused(config, over, words):
     with pytest.raises(ConfigError, match=words):
-        variants(config, [Over.parse(text) for text in over])
+        read_points(config, [Over.parse(text) for text in over])

@@ -1,87 +1,129 @@
-"""What the commands share: consoles, closing tables, and errors as one message and an exit code."""
+"""What the commands share: options, consoles, JSON, and errors as a message and an exit code."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from equifed.training.history import History
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 a run failed or cannot go on; 2 wrong options, settings, data or "
+    "folders, and nothing was run; 130 interrupted."
+)
+"""The only place that says them; every command keeps to it."""
 
-BAD_INPUT, STOPPED, INTERRUPTED = 2, 1, 130
-"""Exit codes."""
+
+# -- options that mean the same in every command ----------------------------------------------
 
 
-def console(quiet: bool = False, stdout: bool = False) -> Console:
+def complete_names(section: str) -> Callable[[str], list[str]]:
+    """Return what a shell asks for the names of a section of the catalogue."""
+
+    def complete(incomplete: str) -> list[str]:
+        from equifed.runs.catalogue import SECTIONS
+
+        return [name for name in SECTIONS[section].entries() if name.startswith(incomplete)]
+
+    return complete
+
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting, as --set algorithm.local.lr=0.1; may be repeated.",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace runs that are there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that share the clients of the run.")]
+Jobs = Annotated[int, typer.Option(min=1, help="How many runs side by side.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds each.")]
+Config = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
+Baseline = Annotated[str | None, typer.Option(help="What to compare with; the first by default.")]
+DataName = Annotated[
+    str,
+    typer.Argument(help="Data set; see: equifed list data.", autocompletion=complete_names("data")),
+]
+
+
+# -- output -----------------------------------------------------------------------------------
+
+
+def open_console(quiet: bool = False, stdout: bool = False) -> Console:
     """Return a console; everything but results goes to standard error."""
     from rich.console import Console
 
     return Console(stderr=not stdout, quiet=quiet)
 
 
-def show_end(history: History, folder: Path, quiet: bool) -> None:
-    """Show the clients, what happened to them, and where the run is."""
-    from equifed.training.progress import clients_table, event_lines
-
-    out = console(quiet, stdout=True)
-    if history.main_metric() is not None:
-        out.print(clients_table({folder.name: history}))
-    for line in event_lines(history):
-        out.print(line, style="yellow", markup=False, soft_wrap=True)
-    out.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document that every reader of JSON accepts: null for what is no finite number."""
+    print(json.dumps(_finite(document), indent=1, allow_nan=False, default=str))
 
 
-def show_written(path: Path, problems: Sequence[str]) -> None:
-    """Say where the result is, and fail if some runs did."""
-    from equifed.training.loop import TrainingError
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    typer.echo(f"report: {path}")
-    if problems:
-        raise TrainingError("\n".join(["Some runs failed:", *problems]))
+
+# -- errors -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def clear_errors(folder: Path | None = None) -> Iterator[list[Path | None]]:
+def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
     """Turn an error into one message and an exit code; EQUIFED_TRACEBACK=1 shows the rest.
 
-    ``folder`` is the run that an interrupted command can go on with; the block may set it by
-    putting another into the list that it gets.
+    ``again`` is the command that goes on with what an interruption left; for the folder of a run it
+    is ``equifed resume``, as soon as there is something to resume.
     """
-    place = [folder]
     try:
-        yield place
-    except (typer.Exit, typer.Abort):
+        yield
+    except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt:
-        hint = f" Go on with: equifed resume {place[0]}" if place[0] else ""
-        _fail(f"Interrupted.{hint}", INTERRUPTED)
+        from equifed.runs.run import CONFIG
+
+        if run is not None and (run / CONFIG).exists():
+            again = f"equifed resume {run}"
+        _fail(f"Interrupted. Go on with: {again}" if again else "Interrupted.", INTERRUPTED)
     except Exception as error:
         if os.environ.get("EQUIFED_TRACEBACK"):
             raise
-        _fail(*_explained(error))
+        _fail(*_explain(error))
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception) -> tuple[str, int]:
     from equifed.training.checkpoints import CheckpointError
     from equifed.training.folder import RunFolderError
     from equifed.training.loop import TrainingError
 
     if isinstance(error, TrainingError | CheckpointError):
-        return str(error), STOPPED
+        return str(error), FAILED
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{error.filename}: there is a file in the place of a folder.", BAD_INPUT
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}.", BAD_INPUT
     if isinstance(error, ValueError | RunFolderError | OSError):
         return str(error), BAD_INPUT
     unexpected = f"{type(error).__name__}: {error}"
-    return f"{unexpected}\nThis should not happen; EQUIFED_TRACEBACK=1 shows where.", STOPPED
+    return f"{unexpected}\nThis should not happen; EQUIFED_TRACEBACK=1 shows where.", FAILED
 
 
 def _fail(message: str, code: int) -> None:

@@ -238,6 +238,12 @@ def _models() -> dict[str, Entry]:
     return {name: documented(builder) for name, builder in MODELS.items()}
 
 
+def _losses() -> dict[str, Entry]:
+    from equifed.models.losses import LOSSES
+
+    return {name: documented(function) for name, function in LOSSES.items()}
+
+
 def _data() -> dict[str, Entry]:
     from equifed.datasets.registry import DATASETS
 
@@ -275,6 +281,7 @@ SECTIONS = {
         "engine", lambda: ENGINES, given=("data", "model", "loss", "l2", "dtype", "engine")
     ),
     "models": Section("model", _models, given=("input_shape", "outputs"), importable=True),
+    "losses": Section("loss", _losses, given=("outputs", "targets")),
     "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config")),
 }
 

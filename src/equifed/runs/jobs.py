@@ -1,4 +1,4 @@
-"""Many runs, each in its own folder: only what is missing is run, on several processes if asked."""
+"""Many runs, each in its own folder: only what is missing is run, several side by side if asked."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
+from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
-from equifed.training.folder import RunFolderError
+from equifed.training.folder import RunFolder, RunFolderError
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, TrainingError
+from equifed.training.progress import draw_bar, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
     from equifed.contract.algorithm import Info
 
 POLL_SECONDS = 0.5
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -42,44 +48,44 @@ class Job:
     @property
     def complete(self) -> bool:
         """Whether the run has ended."""
-        return (self.folder / "summary.json").exists()
+        return RunFolder(self.folder, ()).complete
 
     @property
     def started(self) -> bool:
         """Whether the folder holds a run."""
-        return (self.folder / "config.toml").exists()
+        return (self.folder / runs.CONFIG).exists()
 
 
-def job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
+def make_job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
     """Return the run of a method with a seed.
 
     It has one processor thread unless the configuration says otherwise, so that the results do not
-    depend on how many processes share the machine.
+    depend on how many runs share the machine.
     """
     return Job(name, replace(config, seed=seed, threads=config.threads or 1), folder)
 
 
-def check(jobs: Sequence[Job], overwrite: bool = False) -> None:
+def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
     """Refuse folders that two runs share, or that hold runs of other configurations.
 
     With ``overwrite`` folders are emptied of their runs instead.
     """
     owners: dict[Path, Job] = {}
-    for one in jobs:
-        owner = owners.setdefault(one.folder, one)
-        if owner is not one:
+    for job in jobs:
+        owner = owners.setdefault(job.folder, job)
+        if owner is not job:
             raise RunFolderError(
-                f"{owner.title!r} and {one.title!r} would share the folder {one.folder}; "
+                f"{owner.title!r} and {job.title!r} would share the folder {job.folder}; "
                 "rename one of them."
             )
-        if not one.started:
+        if not job.started:
             continue
         if overwrite:
-            (one.folder / "summary.json").unlink(missing_ok=True)
-            (one.folder / "config.toml").unlink()
-        elif not _same(RunConfig.read(one.folder / "config.toml"), one.config):
+            RunFolder(job.folder, ()).create(overwrite=True)
+            (job.folder / runs.CONFIG).unlink()
+        elif not _same(RunConfig.read(job.folder / runs.CONFIG), job.config):
             raise RunFolderError(
-                f"{one.folder} holds a run of another configuration; choose another folder, or "
+                f"{job.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."
             )
 
@@ -91,46 +97,46 @@ def _same(stored: RunConfig, wanted: RunConfig) -> bool:
     return stored.to_dict() == wanted.to_dict()
 
 
-def run_jobs(jobs: Sequence[Job], *, processes: int = 1, console: Console) -> list[str]:
-    """Run what is not complete, going on with what was begun; return what failed and why."""
-    if processes < 1:
-        raise ValueError(f"processes must be at least 1, got {processes}.")
-    left = [one for one in jobs if not one.complete]
+def run_jobs(jobs: Sequence[Job], *, at_once: int = 1, console: Console) -> list[str]:
+    """Run what is not complete, resuming what was begun; return what failed and why."""
+    if at_once < 1:
+        raise ValueError(f"jobs must be at least 1, got {at_once}.")
+    left = [job for job in jobs if not job.complete]
     with Overall(console, jobs) as overall:
-        if processes == 1 or len(left) <= 1:
-            return _in_turn(left, overall)
-        return _side_by_side(left, min(processes, len(left)), overall)
-
-
-def run_job(one: Job, callbacks: Sequence[Callback] = ()) -> str | None:
-    """Run or go on with one run; return why it failed, or None."""
-    from equifed.runs import run as runs
-
-    try:
-        if one.started:
-            runs.resume(one.folder, callbacks)
+        if at_once == 1 or len(left) <= 1:
+            failed = _run_in_turn(left, overall)
         else:
-            runs.run(one.config, one.folder, overwrite=True, callbacks=callbacks)
-    except TrainingError as error:
-        return f"{one.title}: {error}"
-    return None
-
-
-def _in_turn(jobs: Sequence[Job], overall: Overall) -> list[str]:
-    failed = []
-    for one in jobs:
-        overall.running = [one]
-        failed.append(run_job(one, [_Rounds(overall)]))
-        overall.finish(one)
+            failed = _run_side_by_side(left, min(at_once, len(left)), overall)
     return [reason for reason in failed if reason]
 
 
-def _side_by_side(jobs: Sequence[Job], processes: int, overall: Overall) -> list[str]:
+def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
+    """Run or resume one run; return why it failed, or None."""
+    try:
+        if job.started:
+            runs.resume(job.folder, callbacks)
+        else:
+            runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks)
+    except TrainingError as error:
+        return f"{job.title}: {error}"
+    return None
+
+
+def _run_in_turn(jobs: Sequence[Job], overall: Overall) -> list[str | None]:
+    failed = []
+    for job in jobs:
+        overall.running = [job]
+        failed.append(run_job(job, [_Rounds(overall)]))
+        overall.finish(job)
+    return failed
+
+
+def _run_side_by_side(jobs: Sequence[Job], at_once: int, overall: Overall) -> list[str | None]:
     # Spawned, not forked: a forked torch may hang in its thread pool.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _watch_parent, (os.getpid(),))
+    pool = ProcessPoolExecutor(at_once, get_context("spawn"), _watch_parent, (os.getpid(),))
     failed = []
     try:
-        futures: dict[Future[str | None], Job] = {pool.submit(run_job, one): one for one in jobs}
+        futures: dict[Future[str | None], Job] = {pool.submit(run_job, job): job for job in jobs}
         waiting = set(futures)
         while waiting:
             done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
@@ -141,11 +147,11 @@ def _side_by_side(jobs: Sequence[Job], processes: int, overall: Overall) -> list
                 overall.finish(futures[future])
     finally:
         pool.shutdown(cancel_futures=True)
-    return [reason for reason in failed if reason]
+    return failed
 
 
 def _watch_parent(parent: int) -> None:
-    """End with the parent, so that nobody writes into folders that a later call goes on with."""
+    """End with the parent, so that nobody writes into folders that a later call resumes."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -156,7 +162,7 @@ def _watch_parent(parent: int) -> None:
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Refuse to work in a folder that another process works in."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -164,7 +170,7 @@ def only_one(folder: Path) -> Iterator[None]:
     except ImportError:  # pragma: no cover - no such lock on this system
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -177,56 +183,46 @@ class Overall:
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self._console, self._jobs = console, jobs
-        self._done = {one.folder for one in jobs if one.complete}
+        self._done = {job.folder for job in jobs if job.complete}
         self.running: list[Job] = []
-        self._bar: Any = None
-        self._task: Any = None
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Overall:
         if self._done:
-            self._print(f"{len(self._done)} of {len(self._jobs)} runs are there already.")
+            print_line(self._console, f"{self._count()} are there already.")
         if self._console.is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30),
-                       TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())  # fmt: skip
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=sum(one.config.rounds for one in self._jobs))
-            self._bar.start()
+            self._bar = draw_bar(self._console, "", sum(job.config.rounds for job in self._jobs))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
-    def finish(self, one: Job) -> None:
+    def _count(self) -> str:
+        return f"{len(self._done)} of {len(self._jobs)} runs"
+
+    def finish(self, job: Job) -> None:
         """Say that a run ended, well or not."""
-        self._done.add(one.folder)
-        word = "done" if one.complete else "failed"
+        self._done.add(job.folder)
         if self._bar is None:
-            self._print(f"{one.title}: {word} ({len(self._done)} of {len(self._jobs)})")
+            word = "done" if job.complete else "failed"
+            print_line(self._console, f"{job.title}: {word} ({self._count()})")
         self.show()
 
     def show(self, current: int | None = None) -> None:
         """Move the bar; ``current`` is the round of the only run that is going on, if known."""
         if self._bar is None:
             return
-        rounds = sum(one.config.rounds for one in self._jobs if one.folder in self._done)
-        if current is None:
-            rounds += sum(rounds_written(one.folder) for one in self.running)
-        names = "; ".join(one.title for one in self.running)
-        title = f"{len(self._done)} of {len(self._jobs)} runs"
-        self._bar.update(
-            self._task,
-            completed=rounds + (current or 0),
-            description=f"{title} ({names})" if names else title,
+        rounds = sum(job.config.rounds for job in self._jobs if job.folder in self._done)
+        going = (
+            sum(count_rounds(job.folder) for job in self.running) if current is None else current
         )
+        names = "; ".join(job.title for job in self.running)
+        title = f"{self._count()} ({names})" if names else self._count()
+        self._bar.update(self._bar.task_ids[0], completed=rounds + going, description=title)
 
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-
-def rounds_written(folder: Path) -> int:
+def count_rounds(folder: Path) -> int:
     """Return how many rounds a run has written down."""
     path = folder / "rounds.csv"
     return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
@@ -238,12 +234,12 @@ class _Rounds(Callback):
     def __init__(self, overall: Overall) -> None:
         self._overall, self._shown = overall, 0.0
 
+    @override
     def start(self, history: History, rounds: int) -> None:
-        """Show where a run begins."""
         self._overall.show(len(history.rounds))
 
+    @override
     def round(self, record: RoundRecord, info: Info) -> None:
-        """Show the round, but not more often than one can see."""
-        if time.monotonic() - self._shown > 0.1:
+        if time.monotonic() - self._shown > 0.1:  # not more often than one can see
             self._shown = time.monotonic()
             self._overall.show(record.round)

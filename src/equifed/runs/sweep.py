@@ -1,10 +1,9 @@
-"""``equifed sweep``: one method over one or two settings; what the average pays for the worst."""
+"""One method over one or two settings: what the average pays for the worst (``equifed sweep``)."""
 
 from __future__ import annotations
 
 import itertools
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,9 @@ from equifed.report import Report
 from equifed.report.figures import csv_text
 from equifed.report.frontier import on_frontier
 from equifed.report.sweep_page import frontier_page, frontier_svg
-from equifed.runs.compare import compare
-from equifed.runs.config import RunConfig, apply_override
-from equifed.runs.settings import ConfigError
+from equifed.runs.compare import compare, configure, read_table
+from equifed.runs.config import RunConfig
+from equifed.runs.settings import ConfigError, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,33 +51,35 @@ class Over:
         return self.key.rpartition(".")[2]
 
 
-def variants(
+def read_points(
     path: Path, over: Sequence[Over], overrides: Sequence[str] = ()
 ) -> dict[str, RunConfig]:
-    """Return a configuration for every combination of values."""
+    """Return a configuration for every combination of values, by the combination's name."""
     if not 1 <= len(over) <= MOST_SETTINGS:
         raise ConfigError([f"a sweep goes over one or two settings, got {len(over)}"])
     if len({one.key for one in over}) < len(over):
         raise ConfigError([f"--over names {over[0].key} twice"])
-    text = path.read_text(encoding="utf-8")
-    found = {}
-    for values in itertools.product(*(one.values for one in over)):
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
-        for override in overrides:
-            apply_override(table, override)
-        for one, value in zip(over, values, strict=True):
-            apply_override(table, f"{one.key}={value}")
-        found[point_name(over, values)] = RunConfig.from_dict(table, base=path.parent)
+    if any(one.key == "seed" for one in over):
+        raise ConfigError(
+            ["--over seed: seeds are no setting to choose; say how many with --seeds"]
+        )
+    table, found = read_table(path), {}
+    for name, values in _name_points(over).items():
+        chosen = [f"{one.key}={value}" for one, value in zip(over, values, strict=True)]
+        found[name] = configure(table, [*overrides, *chosen], path.parent, name)
     return found
 
 
-def point_name(over: Sequence[Over], values: Sequence[str]) -> str:
+def _name_points(over: Sequence[Over]) -> dict[str, tuple[str, ...]]:
+    """Return the combinations of values by their names."""
+    products = itertools.product(*(one.values for one in over))
+    return {name_point(over, values): values for values in products}
+
+
+def name_point(over: Sequence[Over], values: Sequence[str]) -> str:
     """Return the name of a combination: settings by their last word, or by all if that is the same.
 
-    >>> point_name([Over("algorithm.q", ("1", "2")), Over("seed", ("3",))], ["1", "3"])
+    >>> name_point([Over("algorithm.q", ("1", "2")), Over("seed", ("3",))], ["1", "3"])
     'q = 1, seed = 3'
     """
     same = len({one.short for one in over}) < len(over)
@@ -93,61 +94,51 @@ def sweep(
     *,
     overrides: Sequence[str] = (),
     seeds: int = 1,
-    processes: int = 1,
+    jobs: int = 1,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Report:
     """Run every combination (what is missing of it) and draw average against worst.
 
     Writes ``frontier.svg``, ``frontier.csv`` and ``frontier.html`` into ``out``, beside what
-    :func:`equifed.runs.compare.compare` writes.
+    :func:`equifed.runs.compare.compare` writes; ``seeds``, ``jobs`` and ``overwrite`` are as there.
     """
-    out, found = Path(out), variants(Path(path), over, overrides)
-    report = compare(
-        found,
-        out,
-        seeds=seeds,
-        processes=processes,
-        overwrite=overwrite,
-        title=f"{Path(path).stem} over {' and '.join(one.key for one in over)}",
-        console=console,
-    )
+    path, out = Path(path), Path(out)
+    title = f"{path.stem} over {' and '.join(one.key for one in over)}"
+    options: dict[str, Any] = {"seeds": seeds, "jobs": jobs, "overwrite": overwrite}
+    variants = read_points(path, over, overrides)
+    report = compare(variants, out, title=title, console=console, **options)
     if report.scale is None:
         raise ConfigError(["nothing was evaluated; see [evaluate] and the splits of the data"])
-    colours = point_colours(report, over)
-    (out / "frontier.csv").write_text(frontier_csv(report, over), encoding="utf-8")
+    colours, points = colour_points(report, over), list_points(report, over)
+    numbers = csv_text(list(points[0]), [list(point.values()) for point in points])
+    (out / "frontier.csv").write_text(numbers, encoding="utf-8")
     (out / "frontier.svg").write_text(frontier_svg(report, colours), encoding="utf-8")
-    page = frontier_page(report, colours, frontier_csv(report, over))
+    page = frontier_page(report, colours, numbers)
     (out / "frontier.html").write_text(page, encoding="utf-8")
     return report
 
 
-def point_colours(report: Report, over: Sequence[Over]) -> list[int]:
+def colour_points(report: Report, over: Sequence[Over]) -> list[int]:
     """Return a colour for each point: one for each value of the second setting."""
     if len(over) == 1:
         return [1] * len(report.methods)
-    by_name = _values(over)
-    last = over[1].values
+    by_name, last = _name_points(over), over[1].values
     return [1 + last.index(by_name[method.name][1]) for method in report.methods]
 
 
-def _values(over: Sequence[Over]) -> Mapping[str, tuple[str, ...]]:
-    products = itertools.product(*(one.values for one in over))
-    return {point_name(over, values): values for values in products}
-
-
-def frontier_csv(report: Report, over: Sequence[Over]) -> str:
-    """Return one line per point, with the settings, the measures and whether it is dominated."""
-    columns = [one.key for one in over]
-    for key in COLUMNS:
-        columns += [key, f"{key}_lower_95", f"{key}_upper_95"]
+def list_points(report: Report, over: Sequence[Over]) -> list[Table]:
+    """Return the points: settings as given, measures with intervals, whether any is better."""
     assert report.scale is not None
-    by_name, marks = _values(over), on_frontier(report.estimates, report.scale)
-    rows = []
+    by_name, marks = _name_points(over), on_frontier(report.estimates, report.scale)
+    points = []
     for method, found, mark in zip(report.methods, report.estimates, marks, strict=True):
-        row: list[Any] = list(by_name[method.name])
+        keys = (one.key for one in over)
+        point: Table = dict(zip(keys, by_name[method.name], strict=True))
         for key in COLUMNS:
             e = found[key].interval if key in found else None
-            row += ["", "", ""] if e is None else [e.estimate, e.lower, e.upper]
-        rows.append([*row, int(mark)])
-    return csv_text([*columns, "non_dominated"], rows)
+            limits = (None, None, None) if e is None else (e.estimate, e.lower, e.upper)
+            names = (key, f"{key}_lower_95", f"{key}_upper_95")
+            point |= dict(zip(names, limits, strict=True))
+        points.append({**point, "non_dominated": int(mark)})
+    return points

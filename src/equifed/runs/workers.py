@@ -16,7 +16,7 @@ GRACE_SECONDS = 10.0
 def without(arguments: Sequence[str], option: str) -> list[str]:
     """Return a command's arguments without an option and its value.
 
-    >>> without(["run", "c.toml", "--processes", "2", "--seed=1"], "--processes")
+    >>> without(["run", "c.toml", "--workers", "2", "--seed=1"], "--workers")
     ['run', 'c.toml', '--seed=1']
     """
     kept, skip = [], False

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
     from rich.table import Table
 
     from equifed.contract.algorithm import Info
@@ -25,7 +26,7 @@ SHOWN_EVENTS, SHOWN_CLIENTS = 10, 40
 
 
 class ProgressBar(Callback):
-    """Round, objective, worst client, rounds a second and time left; plain lines off a terminal.
+    """Round, objective, worst client, rounds per second and time left; plain lines off a terminal.
 
     Use it as a context manager, so that the bar is put away also when training fails.
 
@@ -40,7 +41,6 @@ class ProgressBar(Callback):
     def __init__(self, console: Console, title: str = "training") -> None:
         self._console, self._title = console, title
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._names: tuple[str, ...] = ()
         self._worst, self._rounds = "", 0
         self._said = time.monotonic()
@@ -53,58 +53,60 @@ class ProgressBar(Callback):
             self._bar.stop()
             self._bar = None
 
+    @override
     def start(self, history: History, rounds: int) -> None:
-        """Draw the bar."""
         self._names, self._rounds = history.names, rounds
-        if not self._console.is_terminal:
-            return
-        self._bar = _bar(self._console)
-        done = history.rounds[-1].round if history.rounds else 0
-        self._task = self._bar.add_task(self._title, total=rounds, completed=done, details="")
-        self._bar.start()
+        if self._console.is_terminal:
+            done = history.rounds[-1].round if history.rounds else 0
+            self._bar = draw_bar(self._console, self._title, rounds, done)
 
+    @override
     def round(self, record: RoundRecord, info: Info) -> None:
-        """Move the bar, or write a line if the last one is some time ago."""
         parts = [] if record.objective is None else [f"objective {record.objective:.4g}"]
         if "gap" in record.numbers:
             parts.append(f"certified gap {record.numbers['gap']:.2g}")
         details = "  ".join([*parts, self._worst])
         if self._bar is not None:
-            assert self._task is not None
-            self._bar.update(self._task, completed=record.round, details=details)
+            self._bar.update(self._bar.task_ids[0], completed=record.round, details=details)
         elif not self._console.is_terminal and time.monotonic() - self._said >= PLAIN_SECONDS:
             self._said = time.monotonic()
-            self._print(f"{self._title}: round {record.round}/{self._rounds}  {details}")
+            self._print(f"round {record.round}/{self._rounds}  {details}")
 
+    @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        """Remember the worst client, on test data only if nothing else is evaluated."""
         best = {"accuracy": 2, "loss": 0}
-        split = {"test": 0, "validation": 1, "train": 0.5}
+        split = {"test": 0, "validation": 1, "train": 0.5}  # test if nothing else is evaluated
         found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
         if found.metric not in best or np.isnan(found.values).all():
             return
         accuracy = found.metric == "accuracy"
         worst = int(np.nanargmin(found.values) if accuracy else np.nanargmax(found.values))
         value = float(found.values[worst])
-        shown = f"{value:.1%}" if accuracy else f"{found.metric} {value:.4g}"
-        self._worst = f"worst {self._names[worst]} {shown} ({found.split})"
+        text = f"{value:.1%}" if accuracy else f"{found.metric} {value:.4g}"
+        self._worst = f"worst {self._names[worst]} {text} ({found.split})"
 
+    @override
     def event(self, event: dict[str, Any]) -> None:
-        """Say that a client was quarantined or that a run goes on."""
         if event["event"] == "resume":
-            self._print(f"{self._title}: going on after round {event['round']}")
+            self._print(f"going on after round {event['round']}")
         elif event["event"] == "note":
-            self._print(f"{self._title}: {event['reason']}")
+            self._print(event["reason"])
 
+    @override
     def end(self, history: History) -> None:
-        """Put the bar away."""
         self.__exit__()
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, f"{self._title}: {text}")
 
 
-def _bar(console: Console) -> Progress:
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """Print text as it is: nothing in it is markup, and a terminal may break it anywhere."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progress:
+    """Draw a bar over rounds, with room for ``details`` behind it; :meth:`stop` puts it away."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -120,19 +122,21 @@ def _bar(console: Console) -> Progress:
             speed = task.finished_speed or task.speed
             return Text(f"{speed:.1f} rounds/s" if speed else "")
 
-    return Progress(
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         Speed(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[details]}", markup=False),
-        console=console,
-        transient=True,
     )
+    bar = Progress(*columns, console=console, transient=True)
+    bar.add_task(title, total=total, completed=done, details="")
+    bar.start()
+    return bar
 
 
-def clients_table(histories: dict[str, History], title: str = "") -> Table:
+def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     """Return a table: a row per client, a column per run, the average and the worst below.
 
     The metric is accuracy where there is one, else loss; the split is test where there is one. Of
@@ -145,19 +149,20 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
     chosen = first.main_metric()
     assert chosen is not None
     metric, split = chosen
-    table = Table(title=title or f"{split} {metric} per client", show_footer=False)
+    higher = metric == "accuracy"
+    table = Table(title=title or f"{split} {metric} per client")
     table.add_column("client")
     for name in histories:
         table.add_column(name, justify="right")
     columns = [history.per_client(metric, split) for history in histories.values()]
-    worst = [_worst(column, metric) for column in columns]
+    worst = [(min if higher else max)(c, key=c.__getitem__, default="") for c in columns]
     rows = list(first.names)
     if len(rows) > SHOWN_CLIENTS:
-        sign, last = (1.0 if metric == "accuracy" else -1.0), columns[-1]
+        sign, last = (1.0 if higher else -1.0), columns[-1]
         rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [
-            Text(shown(c.get(client), metric), style="bold" if client == w else "")
+            Text(format_metric(c.get(client), metric), style="bold" if client == w else "")
             for c, w in zip(columns, worst, strict=True)
         ]
         table.add_row(Text(client), *cells)
@@ -165,23 +170,16 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
         table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()
     averages = [float(np.mean(list(c.values()))) if c else None for c in columns]
-    table.add_row("average", *(shown(a, metric) for a in averages))
-    table.add_row(
-        "worst",
-        *(shown(c.get(w) if w else None, metric) for c, w in zip(columns, worst, strict=True)),
-    )
+    lowest = [c.get(w) for c, w in zip(columns, worst, strict=True)]
+    table.add_row("average", *(format_metric(value, metric) for value in averages))
+    table.add_row("worst", *(format_metric(value, metric) for value in lowest))
     return table
 
 
-def _worst(clients: dict[str, float], metric: str) -> str | None:
-    pick = min if metric == "accuracy" else max
-    return pick(clients, key=lambda name: clients[name]) if clients else None
-
-
-def shown(value: float | None, metric: str) -> str:
+def format_metric(value: float | None, metric: str) -> str:
     """Return a metric as tables show it.
 
-    >>> shown(0.7631, "accuracy"), shown(0.51239, "loss"), shown(None, "loss")
+    >>> format_metric(0.7631, "accuracy"), format_metric(0.51239, "loss"), format_metric(None, "")
     ('76.3 %', '0.5124', '-')
     """
     if value is None:
@@ -189,7 +187,7 @@ def shown(value: float | None, metric: str) -> str:
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
-def event_lines(history: History) -> list[str]:
+def describe_events(history: History) -> list[str]:
     """Return what happened besides rounds: quarantines by client, and why the run stopped."""
     quarantined: dict[str, list[dict[str, Any]]] = {}
     for event in history.events:

@@ -5,7 +5,7 @@ and computes for them with the stacked engine. Losses are gathered, weighted sum
 the order of the processes, so all of them see the same numbers and go the same way; a result
 depends on the number of processes only by rounding.
 
-Processes are started by ``torchrun`` (one machine or many) or by ``equifed run --processes N``. The
+Processes are started by ``torchrun`` (one machine or many) or by ``equifed run --workers N``. The
 first one writes the run folder (:class:`SharedFolder`); everything that could differ between
 processes (the clock) is decided there and told to the others.
 """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +9,12 @@ from equifed.report import build, read_methods, write_report
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training.history import History
-from equifed.training.progress import ProgressBar, clients_table
+from equifed.training.progress import ProgressBar, print_line, tabulate_clients
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-ROUNDS = 200
+ROUNDS, PAGE = 200, "report.html"
 LOCAL = {"lr": 0.03, "steps": 5}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "local": LOCAL},
@@ -30,14 +28,14 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """The methods and their settings.
 
-All do the same local work: five full gradient steps a round. Step size and rho are the best of
+All do the same local work: five full gradient steps per round. Step size and rho are the best of
 lr = 0.01, 0.02, 0.03, 0.04 and rho = 0.1, 0.2, 0.3 on a fifth of the training images, held out
 (``data.holdout.validation = 0.2``): by average accuracy for the first two methods, by the worst
 client's for SCAFF-PD.
 """
 
 
-def configuration(method: str, rounds: int | None = None) -> RunConfig:
+def configure(method: str, rounds: int | None = None) -> RunConfig:
     """Return the run of one method."""
     return RunConfig.from_dict(
         {
@@ -52,28 +50,21 @@ def configuration(method: str, rounds: int | None = None) -> RunConfig:
 
 
 def run_demo(
-    out: Path, *, rounds: int | None, overwrite: bool, json_only: bool, console: Console
+    out: Path, rounds: int | None, overwrite: bool, console: Console
 ) -> dict[str, History]:
-    """Run all methods, each into its folder under ``out``, and print what came of it."""
+    """Run all methods, each into its folder under ``out``, and write their report."""
     for method in METHODS:
         runs.refuse_existing(out / method, overwrite)
-    histories, started = {}, time.perf_counter()
+    histories = {}
     for method in METHODS:
         with ProgressBar(console, method) as bar:
-            histories[method] = runs.run(
-                configuration(method, rounds), out / method, overwrite=overwrite, callbacks=[bar]
-            )
-    seconds = time.perf_counter() - started
-    report = write_report(build(read_methods(out / m for m in METHODS)), out / "report.html")
-    if json_only:
-        print(json.dumps(numbers(histories)))
-    else:
-        _print(histories, out, seconds)
-        print(f"report: {report}")
+            config = configure(method, rounds)
+            histories[method] = runs.run(config, out / method, overwrite=overwrite, callbacks=[bar])
+    write_report(build(read_methods(out / method for method in METHODS)), out / PAGE)
     return histories
 
 
-def numbers(histories: dict[str, History]) -> dict[str, Any]:
+def summarise(histories: dict[str, History]) -> dict[str, Any]:
     """Return average, worst and per-client test accuracy of every method."""
     methods = {}
     for method, history in histories.items():
@@ -83,20 +74,20 @@ def numbers(histories: dict[str, History]) -> dict[str, Any]:
     return {"methods": methods}
 
 
-def _print(histories: dict[str, History], out: Path, seconds: float) -> None:
-    from rich.console import Console
-
-    console, found = Console(), numbers(histories)["methods"]
-    console.print(clients_table(histories, "test accuracy per client"))
+def print_demo(histories: dict[str, History], out: Path, console: Console) -> None:
+    """Print who is served how well by which method, and what that cost."""
+    found = summarise(histories)["methods"]
+    console.print(tabulate_clients(histories, "test accuracy per client"))
     fair = found["scaff-pd"]
-    lines = []
     for name, title in (("fedavg", "FedAvg"), ("scaffold", "SCAFFOLD")):
         plain = found[name]
         gain, cost = (100 * (fair[key] - plain[key]) for key in ("worst", "average"))
-        lines.append(
+        print_line(
+            console,
             f"SCAFF-PD against {title}: worst client {plain['worst']:.1%} -> {fair['worst']:.1%} "
             f"({gain:+.1f} points), average {plain['average']:.1%} -> {fair['average']:.1%} "
-            f"({cost:+.1f} points)."
+            f"({cost:+.1f} points).",
         )
-    lines.append(f"One seed, {seconds:.0f} s of training; run folders in {out}.")
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    seconds = sum(record.seconds for history in histories.values() for record in history.rounds)
+    print_line(console, f"One seed, {seconds:.0f} s of training; run folders in {out}.")
+    print_line(console, f"report: {out / PAGE}")

@@ -1,0 +1,175 @@
+"""The commands about many runs: ``report``, ``compare``, ``sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from equifed.cli.terminal import (
+    Baseline,
+    Config,
+    Jobs,
+    Json,
+    Overwrite,
+    Quiet,
+    Seeds,
+    Set,
+    explain_errors,
+    open_console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from equifed.report import Report
+
+TERMINAL = {
+    "average_by_client": "average",
+    "worst": "worst",
+    "spread": "spread",
+    "gini": "Gini",
+    "rounds_to_target": "to target",
+}
+"""What fits into a terminal; the report has the rest."""
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
+    page: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    per_client: Annotated[
+        bool, typer.Option("--per-client", help="Also write a page for each participant.")
+    ] = False,
+    baseline: Baseline = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write one HTML page about runs: who is served how well, and what fairness cost."""
+    with explain_errors():
+        from equifed.report import build, read_methods, write_report
+
+        made = build(read_methods(folders), baseline=baseline)
+        path = write_report(made, page, per_client=per_client)
+        if not quiet:
+            typer.echo(f"report: {path}")
+
+
+def compare(
+    configs: Annotated[
+        list[Path], typer.Argument(help="Configuration files, or one with tables variants.NAME.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("comparison"),
+    seeds: Seeds = 5,
+    jobs: Jobs = 1,
+    settings: Set = None,
+    baseline: Baseline = None,
+    target: Annotated[
+        float | None, typer.Option(help="Worst client's value for rounds and bytes to a target.")
+    ] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run methods on the same data and seeds; only what is missing in the folder is run."""
+    with explain_errors("the same command"):
+        from json import loads
+
+        from equifed.report import Target
+        from equifed.report.methods import PLAN
+        from equifed.runs import compare as runs
+
+        made = runs.compare(
+            runs.read_variants(configs, settings or []),
+            out,
+            seeds=seeds,
+            jobs=jobs,
+            overwrite=overwrite,
+            baseline=baseline,
+            target=None if target is None else Target(target),
+            console=open_console(quiet),
+        )
+        if json:
+            numbers = loads((out / PLAN).read_text(encoding="utf-8"))
+            print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
+        _show_end(made, out / "report.html", quiet or json)
+
+
+def sweep(
+    config: Config,
+    over: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=V,V,...", help="Setting and its values; once or twice."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for runs and figures.")] = Path("sweep"),
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
+    settings: Set = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Try values of one or two settings and draw average against worst client."""
+    with explain_errors("the same command"):
+        from equifed.runs import sweep as runs
+
+        parsed = [runs.Over.parse(text) for text in over]
+        made = runs.sweep(
+            config,
+            parsed,
+            out,
+            overrides=settings or [],
+            seeds=seeds,
+            jobs=jobs,
+            overwrite=overwrite,
+            console=open_console(quiet),
+        )
+        if json:
+            points = runs.list_points(made, parsed)
+            print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
+        _show_end(made, out / "frontier.html", quiet or json)
+
+
+def _show_end(made: Report, page: Path, quiet: bool) -> None:
+    """Show the comparison and where its page is, and fail if some runs did."""
+    from equifed.training.loop import TrainingError
+    from equifed.training.progress import print_line
+
+    console = open_console(quiet, stdout=True)
+    if made.scale is not None:
+        console.print(tabulate_comparison(made))
+    print_line(console, f"report: {page}")
+    if made.problems:
+        raise TrainingError("\n".join(["Some runs failed:", *made.problems]))
+
+
+def tabulate_comparison(report: Report) -> Table:
+    """Return the comparison for a terminal: a row per method, differences below."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from equifed.report.tables import comparison_rows
+
+    seeds = max(len(method.runs) for method in report.methods)
+    about = f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed"
+    base = report.methods[report.baseline].name
+    table = Table(
+        title=f"{report.title}, {about}; below: difference to {base} within seeds",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    rows = dict(zip((m.key for m in report.measures), comparison_rows(report), strict=True))
+    table.add_column("")
+    for label in TERMINAL.values():
+        table.add_column(label, justify="right")
+    for m, method in enumerate(report.methods):
+        cells = []
+        for key in TERMINAL:
+            cell = rows[key]["cells"][m]
+            note = cell["note"] if cell["note"].startswith("±") else ""
+            value = Text(" ".join(filter(None, [cell["value"].removesuffix(" points"), note])))
+            colour = {"better": "green", "worse": "red"}.get(cell["tone"], "dim")
+            cells.append(value.append("\n" + cell["change"], colour) if cell["change"] else value)
+        table.add_row(Text(method.name), *cells)
+    return table

@@ -1,0 +1,244 @@
+"""The commands that look around: ``list``, ``data``, ``doctor``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equifed.cli.terminal import DataName, Json, Set, explain_errors, open_console, print_json
+
+if TYPE_CHECKING:
+    from equifed.runs.settings import Setting
+
+data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
+
+
+@data_app.command(name="show")
+def show_data(name: DataName, settings: Set = None, json: Json = False) -> None:
+    """Show who has how many samples of what."""
+    with explain_errors():
+        from equifed.runs.config import ConfigError, read_data
+        from equifed.runs.run import load_data
+
+        wrong = [text for text in settings or [] if not text.startswith("data.")]
+        if wrong:
+            raise ConfigError([f"--set {text}: only data.KEY matters here" for text in wrong])
+        table = load_data(read_data(name, settings or [])).table()
+        if json:
+            columns = table.header[1:]
+            counts = {
+                client: dict(zip(columns, map(int, row), strict=True))
+                for client, *row in (*table.rows, table.totals)
+            }
+            total = counts.pop(table.totals[0])
+            print_json({"name": name, "clients": counts, "all": total})
+            return
+        out = open_console(stdout=True)
+        out.print(table if out.is_terminal else str(table))
+
+
+@data_app.command(name="fetch")
+def fetch_data(name: DataName) -> None:
+    """Get the files of a data set from its publisher, checked by their SHA-256."""
+    with explain_errors():
+        from equifed.datasets.registry import DATASETS, fetch
+
+        paths = fetch(name)
+        if DATASETS[name].embedded:
+            typer.echo(f"{name} is part of the package.")
+        for path in paths:
+            typer.echo(path)
+
+
+def doctor(json: Json = False) -> None:
+    """Say what is installed, what is found and what is missing."""
+    with explain_errors():
+        from equifed.cli.doctor import describe, examine
+
+        found = examine()
+        if json:
+            print_json(found)
+        else:
+            typer.echo("\n".join(describe(found)))
+
+
+# -- list -------------------------------------------------------------------------------------
+
+
+def _complete_section(incomplete: str) -> list[str]:
+    from equifed.runs.catalogue import SECTIONS
+
+    return [name for name in SECTIONS if name.startswith(incomplete)]
+
+
+def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
+    from equifed.runs.catalogue import SECTIONS
+
+    section = SECTIONS.get(context.params.get("section", ""))
+    return [name for name in section.entries() if name.startswith(incomplete)] if section else []
+
+
+def list_names(
+    section: Annotated[
+        str | None,
+        typer.Argument(help="Which section; all by default.", autocompletion=_complete_section),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show the settings of this name.", autocompletion=_complete_entry),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List algorithms, objectives, schedules, data sets, models, losses, engines; or settings."""
+    with explain_errors():
+        from equifed.runs.catalogue import SECTIONS, unknown
+
+        if section is not None and section not in SECTIONS:
+            raise ValueError(unknown("section", section, SECTIONS))
+        if section is not None and name is not None:
+            _show_entry(section, name, json)
+        else:
+            _show_sections([section] if section else list(SECTIONS), json)
+
+
+def _show_sections(names: list[str], json: bool) -> None:
+    from rich.table import Table
+
+    from equifed.runs.catalogue import SECTIONS
+
+    if json:
+        print_json({
+            section: {
+                name: {"summary": entry.summary, "paper": entry.paper}
+                for name, entry in SECTIONS[section].entries().items()
+            }
+            for section in names
+        })  # fmt: skip
+        return
+    for section in names:
+        table = Table(title=section, title_justify="left", box=None, show_header=False)
+        for name, entry in SECTIONS[section].entries().items():
+            source = f" ({entry.paper})" if entry.paper else ""
+            table.add_row(name, entry.summary + source)
+        open_console(stdout=True).print(table)
+
+
+def _show_entry(section: str, name: str, json: bool) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from equifed.runs.catalogue import SECTIONS
+
+    entry, rows = SECTIONS[section][name], list_settings(section, name)
+    if json:
+        about = {"section": section, "name": name, "summary": entry.summary, "paper": entry.paper}
+        print_json({**about, "settings": rows})
+        return
+    source = f" ({entry.paper})" if entry.paper else ""
+    out = open_console(stdout=True)
+    out.print(Text(f"{name}: {entry.summary}{source}", style="italic"))
+    for row in rows:
+        value = "" if row["default"] is None else f" = {_write_toml(row['default'])}"
+        need = "required; " if row["required"] else ""
+        line = Text(row["setting"] + value, style="bold").append(f"  ({need}{row['type']})", "none")
+        out.print(Padding(line, (0, 0, 0, 2), expand=False))
+        if row["meaning"]:
+            out.print(Padding(Text(row["meaning"]), (0, 0, 0, 6), expand=False))
+
+
+def list_settings(section: str, name: str) -> list[dict[str, Any]]:
+    """Return the settings of a name as a configuration has them: key, type, default, meaning."""
+    from equifed.runs.automatic_lr import left_open
+    from equifed.runs.catalogue import SECTIONS
+    from equifed.runs.config import CHOSEN
+    from equifed.runs.settings import settings
+
+    constructor = SECTIONS[section][name].load()
+    wanted = settings(constructor, SECTIONS[section].given)
+    shared = dict(CHOSEN.values()).get(section)
+    filled = left_open({"name": name}, wanted) if section == "algorithms" else {}
+    rows = list(_walk(wanted, constructor, filled))
+    return [*rows, *(_walk(settings(shared), shared, {}) if shared else ())]
+
+
+def _walk(
+    wanted: dict[str, Setting], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Go through settings and those inside them; ``filled`` has defaults that come from outside."""
+    from equifed.runs.settings import settings
+
+    meanings = read_meanings(owner)
+    for key, setting in wanted.items():
+        default, record = filled.get(key, setting.default), setting.record
+        if record is not None and (setting.required or default is not None):
+            inner = {**(setting.default or {}), **(default or {})}
+            yield from _walk(settings(record), record, inner, f"{path}{key}.")
+            continue
+        yield {
+            "setting": path + key,
+            "type": _write_type(setting),
+            "required": setting.required and default is None,
+            "default": default,
+            "meaning": meanings.get(key, ""),
+        }
+
+
+def _write_type(setting: Setting) -> str:
+    """Return a type in words; None is what a setting without a value has."""
+    if setting.section is not None:
+        return f"see: equifed list {setting.section}"
+    if setting.record is not None:
+        return f"table of {getattr(setting.record, '__name__', 'settings')}"
+    text = inspect.formatannotation(setting.annotation).removesuffix(" | None")
+    text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.|^Optional\[(?=.*\]$)", "", text)
+    return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
+
+
+def _write_toml(value: Any) -> str:
+    """Return a value as a configuration has it; a table of a name alone is its name."""
+    import tomli_w
+
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} = {_write_toml(entry)}" for key, entry in value.items())
+        return f"{{ {inner} }}" if set(value) != {"name"} else _write_toml(value["name"])
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+
+
+def read_meanings(documented: Callable[..., Any]) -> dict[str, str]:
+    """Return the first sentence about every parameter of a docstring in NumPy's style.
+
+    >>> def scale(x, a, b):
+    ...     '''Scale.
+    ...
+    ...     Parameters
+    ...     ----------
+    ...     x : float
+    ...         What to scale, :math:`x`. Any number.
+    ...     a, b : float, optional
+    ...         From ``a``
+    ...         to ``b``.
+    ...
+    ...     Returns
+    ...     -------
+    ...     float
+    ...     '''
+    >>> read_meanings(scale)
+    {'x': 'What to scale, x', 'a': 'From a to b', 'b': 'From a to b'}
+    """
+    _, _, text = (inspect.getdoc(documented) or "").partition("Parameters\n----------\n")
+    found: dict[str, str] = {}
+    for block in re.split(r"\n(?=\S)", text):
+        head, _, body = block.partition("\n")
+        names, colon, _ = head.partition(" : ")
+        if not colon:
+            break  # the next part of the docstring
+        plain = re.sub(r":\w+:(?=`)|`+", "", " ".join(body.split()))
+        meaning = re.split(r"\.(?:\s|$)", plain, maxsplit=1)[0]
+        found |= dict.fromkeys((name.strip() for name in names.split(",")), meaning)
+    return found
