@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
 
@@ -83,7 +84,7 @@ class ProgressBar(Callback):
         found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
         if found.metric not in best or np.isnan(found.values).all():
             return
-        accuracy = found.metric == "accuracy"
+        accuracy = find_metric(found.metric).higher_is_better
         worst = int(np.nanargmin(found.values) if accuracy else np.nanargmax(found.values))
         value = float(found.values[worst])
         shown = f"{value:.1%}" if accuracy else f"{found.metric} {value:.4g}"
@@ -153,7 +154,7 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
     worst = [_worst(column, metric) for column in columns]
     rows = list(first.names)
     if len(rows) > SHOWN_CLIENTS:
-        sign, last = (1.0 if metric == "accuracy" else -1.0), columns[-1]
+        sign, last = find_metric(metric).sign, columns[-1]
         rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [
@@ -174,7 +175,7 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
 
 
 def _worst(clients: dict[str, float], metric: str) -> str | None:
-    pick = min if metric == "accuracy" else max
+    pick = min if find_metric(metric).higher_is_better else max
     return pick(clients, key=lambda name: clients[name]) if clients else None
 
 
@@ -186,7 +187,7 @@ def shown(value: float | None, metric: str) -> str:
     """
     if value is None:
         return "-"
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return find_metric(metric).write(value)
 
 
 def event_lines(history: History) -> list[str]:
