@@ -22,7 +22,7 @@ from equifed.report import (
     render,
     write_report,
 )
-from equifed.report.frontier import non_dominated
+from equifed.report.figures import non_dominated
 from equifed.report.measures import bytes_until, run_measures
 from equifed.report.scales import Scale
 from equifed.training.history import History, MetricRecord, RoundRecord

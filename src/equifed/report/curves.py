@@ -100,7 +100,7 @@ def _time_frame(
     write = bytes_text if against == "bytes" else "{:,.0f}".format
     label = "rounds" if against == "rounds" else "bytes sent and received by all clients"
     y = svg.limits(*(_settled(line) for line in lines))
-    top = 100.0 if scale.metric == "accuracy" else math.inf
+    top = 100.0 if scale.kind.is_fraction else math.inf
     plot = svg.frame(
         (0, end or 1.0), (max(y[0], 0.0), min(y[1], top)), x_label=label, write_x=write,
         right=right,
@@ -150,6 +150,27 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
     table = csv_text(["round", "bytes", "average", "worst"], rows)
     key, title = f"convergence-{against}", f"Convergence against {against}"
     return Figure(key, title, caption, alt, plot.svg(alt), table)
+
+
+def client_course(client: str, found: Series, i: int, scale: Scale) -> Figure:
+    """Return the client's own line beside the average over clients."""
+    values = found.values.mean(axis=0) * scale.factor
+    own, average = values[:, i], over_clients(values, scale, "average")
+    x = found.rounds.astype(np.float64)
+    plot = svg.frame(
+        (0, float(x[-1]) or 1.0), svg.limits(own, average), x_label="rounds",
+        write_x="{:,.0f}".format,
+    )  # fmt: skip
+    plot.line(x, average, class_="line grey", data_tip="average over clients")
+    plot.line(x, own, class_="line accent", data_tip=client)
+    alt = f"{scale.label.capitalize()} of {client} and the average over clients against rounds."
+    rows = [
+        [int(r), float(o) / scale.factor, float(a) / scale.factor]
+        for r, o, a in zip(found.rounds, own, average, strict=True)
+    ]
+    caption = f"{scale.axis.capitalize()}. Coloured: you. Grey: average over clients."
+    table = csv_text(["round", "you", "average_over_clients"], rows)
+    return Figure("course", "On the way there", caption, alt, plot.svg(alt), table)
 
 
 def _tails(values: Losses, scale: Scale) -> tuple[Losses, Losses]:

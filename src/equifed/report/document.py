@@ -1,17 +1,12 @@
-"""All that a report says, before it becomes a page or JSON."""
+"""All that a report is made of, before it becomes a page or JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from equifed.metrics import Interval
-from equifed.report import curves, figures, frontier, words
-from equifed.report.clients import ClientRows, client_rows
+from equifed.report import curves, figures
 from equifed.report.figures import Figure
 from equifed.report.measures import (
     Estimate,
@@ -22,7 +17,7 @@ from equifed.report.measures import (
     measures,
     shown_scale,
 )
-from equifed.report.methods import Method, ReportError
+from equifed.report.methods import ClientRows, Method, ReportError, client_rows
 from equifed.report.scales import Scale
 
 WEIGHT_FIGURES = 8
@@ -52,7 +47,7 @@ class Report:
         """The method of the headline: the one whose worst client is served best."""
         if self.scale is None:
             return 0
-        sign = 1 if self.scale.higher_is_better else -1
+        sign = self.scale.kind.sign
         worst = [
             sign * found["worst"].interval.estimate if "worst" in found else -math.inf
             for found in self.estimates
@@ -121,7 +116,7 @@ def all_figures(report: Report) -> dict[str, list[Figure]]:
 
 
 def _scatter(report: Report, scale: Scale) -> Figure:
-    return frontier.scatter([m.name for m in report.methods], report.estimates, scale)
+    return figures.scatter([m.name for m in report.methods], report.estimates, scale)
 
 
 def _weights(methods: Sequence[Method]) -> list[Figure]:
@@ -139,99 +134,3 @@ def _convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
         for axis in axes
         for of in ("worst", "average")
     ]
-
-
-def headline(report: Report) -> dict[str, Any]:
-    """Return the first words of the report."""
-    if report.scale is None:
-        return {
-            "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
-            "chance": "",
-            "warnings": words.quarantine_sentences(report.methods),
-        }
-    lead, base = report.lead, report.baseline
-    method, rows = report.methods[lead], report.rows[lead]
-    sentences = []
-    if report.several:
-        cost = words.cost_sentence(
-            method, report.methods[base], report.estimates[lead], report.scale
-        )
-        sentences.append(cost)
-    who = f"Under {method.name}, " if report.several else ""
-    sentences.append(who + words.worst_sentence(method, rows, report.scale))
-    return {
-        "sentences": sentences,
-        "chance": words.chance_note(method, rows),
-        "warnings": [*words.quarantine_sentences(report.methods), *report.problems],
-    }
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    """Return the report's numbers; null stands for what is not known, not defined or infinite."""
-    scale = report.scale
-    return {
-        "title": report.title,
-        "metric": None if scale is None else scale.metric,
-        "split": None if scale is None else scale.split,
-        "baseline": report.methods[report.baseline].name,
-        "target": None if report.target is None else vars(report.target),
-        "headline": headline(report),
-        "methods": [_method_json(report, m) for m in range(len(report.methods))],
-    }
-
-
-def _method_json(report: Report, m: int) -> dict[str, Any]:
-    method = report.methods[m]
-    out: dict[str, Any] = {
-        "name": method.name,
-        "seeds": list(method.seeds),
-        "runs": [
-            {"folder": r.folder, "config": r.config, "provenance": r.provenance}
-            for r in method.runs
-        ],
-        "events": method.events(),
-        "measures": {},
-        "clients": [],
-    }
-    if report.scale is None:
-        return out
-    for key, found in report.estimates[m].items():
-        out["measures"][key] = estimate_json(found)
-    rows = report.rows[m]
-    columns = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
-    out["clients"] = [
-        {"client": name, **{c: number(getattr(rows, c)[i]) for c in columns}}
-        for i, name in enumerate(method.clients)
-    ]
-    return out
-
-
-def estimate_json(found: Estimate) -> dict[str, Any]:
-    """Return an estimate for JSON."""
-    return {
-        "values": [number(v) for v in found.values],
-        **interval_json(found.interval),
-        "limits_about": found.source,
-        "difference": None if found.difference is None else interval_json(found.difference),
-        "pairs": found.pairs,
-    }
-
-
-def interval_json(interval: Interval) -> dict[str, float | None]:
-    """Return an interval for JSON."""
-    return {
-        "estimate": number(interval.estimate),
-        "lower": number(interval.lower),
-        "upper": number(interval.upper),
-    }
-
-
-def number(value: Any) -> float | int | None:
-    """Return a number that JSON has, or None.
-
-    >>> number(np.float64(0.5)), number(float("inf")), number(np.int64(3))
-    (0.5, None, 3)
-    """
-    if isinstance(value, int | np.integer):
-        return int(value)
-    return float(value) if math.isfinite(value) else None

@@ -13,14 +13,13 @@ from equifed.contract.arrays import Index, Losses
 from equifed.metrics import (
     Interval,
     accuracy_intervals,
-    correct_counts,
     describe,
     mean_interval,
     paired_difference,
     summary,
 )
-from equifed.report.methods import Method
-from equifed.report.scales import Scale
+from equifed.report.methods import Method, count_correct
+from equifed.report.scales import DASH, Scale, bytes_text
 from equifed.training.history import History
 
 Form = Literal["value", "gap", "index", "count", "bytes"]
@@ -230,27 +229,20 @@ def _interval(values: Sequence[float], sampled: Interval | None) -> tuple[Interv
 
 def _sample_intervals(method: Method, scale: Scale) -> dict[str, Interval]:
     """Return intervals over test samples, for one run of a classifier."""
-    record = method.runs[0].history.last(scale.metric, scale.split)
-    if scale.metric != "accuracy" or record is None:
+    known = count_correct(method, scale)
+    if known is None:
         return {}
-    some = (record.sizes > 0) & np.isfinite(record.values)
-    if not some.any():
-        return {}
-    try:
-        counts = correct_counts(record.values[some], record.sizes[some])
-    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
-        return {}
-    return accuracy_intervals(counts, record.sizes[some], resamples=RESAMPLES)
+    some, counts = known
+    sizes = method.sizes(scale.metric, scale.split)[some]
+    return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
 
 
 def written(measure: Measure, scale: Scale) -> Callable[[float], str]:
     """Return how to write values of a measure."""
-    from equifed.report.scales import bytes_text
-
     forms: dict[Form, Callable[[float], str]] = {
         "value": scale.text,
         "gap": scale.gap,
-        "index": lambda v: f"{v:.3f}" if math.isfinite(v) else "∞" if v > 0 else "–",
+        "index": lambda v: f"{v:.3f}" if math.isfinite(v) else "∞" if v > 0 else DASH,
         "count": lambda v: f"{v:,.0f}" if float(v).is_integer() else f"{v:,.1f}",
         "bytes": bytes_text,
     }

@@ -1,4 +1,4 @@
-"""What a report is about: methods, each with the runs of one seed or several."""
+"""What a report is about: methods with their runs, and how each of them serves every client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
+from equifed.report.scales import Scale
 from equifed.training.history import History
 
 PLAN = "comparison.json"
@@ -197,3 +199,89 @@ def checked(methods: list[Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise ReportError(f"Every method needs its own name, got {', '.join(names)}.")
     return methods
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRows:
+    """Per-client numbers of one method, each of shape (N,); NaN where a number is not known.
+
+    Parameters
+    ----------
+    value
+        Mean over runs of the shown metric.
+    lower, upper
+        Mean over runs of Wilson's 95 % limits, for accuracies. The runs share their test samples,
+        so several runs do not narrow the limits.
+    loss
+        Mean over runs of the loss on the same split.
+    sizes
+        Samples in the split.
+    weight
+        Weight in the last recorded round, mean over runs.
+    participation
+        Fraction of the rounds the client took part in.
+    quarantines
+        Rounds in which its answer was refused, over all runs.
+    worst
+        What the first run's samples say about the worst client, for accuracies.
+    """
+
+    value: Losses
+    lower: Losses
+    upper: Losses
+    loss: Losses
+    sizes: Index
+    weight: Weights
+    participation: Weights
+    quarantines: Index
+    worst: WorstClient | None
+
+    def worst_position(self, scale: Scale) -> int | None:
+        """Return the client with the worst mean, if any was measured."""
+        if np.isnan(self.value).all():
+            return None
+        pick = np.nanargmin if scale.higher_is_better else np.nanargmax
+        return int(pick(self.value))
+
+
+def client_rows(method: Method, scale: Scale) -> ClientRows:
+    """Return the per-client numbers of a method; NaN where some run has no number."""
+    sizes = method.sizes(scale.metric, scale.split)
+    lower, upper, worst = _limits(method, scale)
+    return ClientRows(
+        value=np.asarray(method.final(scale.metric, scale.split).mean(axis=0)),
+        lower=lower,
+        upper=upper,
+        loss=np.asarray(method.final("loss", scale.split).mean(axis=0)),
+        sizes=sizes,
+        weight=method.last_weights(),
+        participation=method.participation(),
+        quarantines=method.quarantines(),
+        worst=worst,
+    )
+
+
+def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses]] | None:
+    """Return whose correct answers are known, and their numbers in every run; None: nobody's."""
+    final, sizes = (f(scale.metric, scale.split) for f in (method.final, method.sizes))
+    some = np.flatnonzero((sizes > 0) & np.isfinite(final).all(axis=0))
+    if not scale.kind.is_fraction or not some.size:
+        return None
+    try:
+        return some, [correct_counts(row[some], sizes[some]) for row in final]
+    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
+        return None
+
+
+def _limits(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
+    lower, upper = np.full((2, len(method.clients)), np.nan)
+    known = count_correct(method, scale)
+    if known is None:
+        return lower, upper, None
+    some, counts = known
+    sizes = method.sizes(scale.metric, scale.split)[some]
+    limits = np.array([wilson_interval(count, sizes) for count in counts])
+    lower[some], upper[some] = limits.mean(axis=0)
+    worst = worst_client_interval(counts[0], sizes)
+    candidates = tuple(int(some[i]) for i in worst.candidates)
+    return lower, upper, WorstClient(worst.interval, int(some[worst.observed]), candidates)

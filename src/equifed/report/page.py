@@ -7,20 +7,27 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
-from equifed.report.document import Report, all_figures, as_json, build, headline
-from equifed.report.figures import colour
-from equifed.report.measures import written
-from equifed.report.methods import Method, as_methods
-from equifed.report.scales import TIMES, bytes_text, plural
+from equifed.report import svg
+from equifed.report.curves import Series, client_course, series
+from equifed.report.document import Report, all_figures, build
+from equifed.report.figures import colour, on_frontier, scatter
+from equifed.report.measures import LABELS, written
+from equifed.report.methods import ReportError, as_methods
+from equifed.report.scales import TIMES, plural
 from equifed.report.tables import (
+    as_json,
+    cell,
     clients_csv,
     comparison_rows,
     event_row,
@@ -28,11 +35,24 @@ from equifed.report.tables import (
     run_facts,
     table_data,
 )
-from equifed.report.words import certificate_notes
+from equifed.report.words import (
+    cards,
+    certificate_notes,
+    frontier_sentence,
+    headline,
+    participant_cards,
+    participant_sentence,
+    subtitle,
+)
 from equifed.training.history import History
 
+TEMPLATES = Path(__file__).parent / "templates"
 SLUG = 40
 """Characters of a name in a path."""
+SUMMARY = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread")
+"""What a participant hears of the others."""
+POINT = (*SUMMARY, "gini")
+"""What the page of a sweep shows of every setting."""
 
 
 def write_report(
@@ -59,8 +79,6 @@ def write_report(
     numbers = json.dumps(as_json(report), indent=1, allow_nan=False, default=str)
     path.with_suffix(".json").write_text(numbers + "\n", encoding="utf-8")
     if per_client:
-        from equifed.report.participant import write_participants
-
         write_participants(report, path.with_name(path.stem + "-clients"))
     return path
 
@@ -69,7 +87,7 @@ def write_report(
 def environment() -> jinja2.Environment:
     """Return the templates; whatever is put into them is escaped."""
     env = jinja2.Environment(
-        loader=jinja2.PackageLoader("equifed.report"),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -82,8 +100,7 @@ def environment() -> jinja2.Environment:
 
 
 def _source(name: str) -> Markup:
-    text = (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
-    return Markup(text)  # our own file
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))  # our own file
 
 
 def script(name: str = "report.js") -> dict[str, Markup]:
@@ -145,49 +162,6 @@ def palette(count: int, baseline: int, lead: int) -> list[int]:
     return [first[m] if m in first else next(rest, 7) for m in range(min(count, 8))]
 
 
-def subtitle(report: Report) -> str:
-    """Say in one line what was run."""
-    method = report.methods[0]
-    seeds = max(len(m.runs) for m in report.methods)
-    rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
-    names = ", ".join(m.name for m in report.methods)
-    counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
-    return " · ".join([names, *counts])
-
-
-def cards(report: Report) -> list[dict[str, str]]:
-    """Return the few numbers at the top, of the headline's method."""
-    if report.scale is None:
-        return []
-    scale, found, rows = report.scale, report.estimates[report.lead], report.rows[report.lead]
-    method, worst = report.methods[report.lead], rows.worst_position(report.scale)
-    if worst is None or "worst" not in found:
-        return []
-    base = report.methods[report.baseline].name
-    shown = []
-    for key, label in (("worst", "Worst client"), ("average_by_client", "Average over clients"),
-                       ("spread", "Best to worst")):  # fmt: skip
-        measure = next(m for m in report.measures if m.key == key)
-        estimate = found[key]
-        note = _whose(method, worst) if key == "worst" else ""
-        difference = estimate.difference
-        change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
-        value = written(measure, scale)(estimate.interval.estimate)
-        shown.append({"label": label, "value": value, "note": note, "change": change})
-    sent = found["bytes"].interval.estimate
-    rounds = plural(int(found["rounds"].interval.estimate), "round")
-    shown.append(
-        {"label": "Sent and received", "value": bytes_text(sent), "note": rounds, "change": ""}
-    )
-    return shown
-
-
-def _whose(method: Method, worst: int) -> str:
-    """Say whose the worst value is: with several seeds not always the same client's."""
-    several = f"worst in each seed, mean of {len(method.runs)}"
-    return method.clients[worst] if len(method.runs) == 1 else several
-
-
 def slug(name: str) -> str:
     """Return a name that is safe in a path; long ones end in a number that tells them apart.
 
@@ -200,3 +174,101 @@ def slug(name: str) -> str:
     if len(short) <= SLUG:
         return short
     return f"{short[: SLUG - 9]}-{zlib.crc32(name.encode()):08x}"
+
+
+def write_participants(report: Report, folder: Path) -> list[Path]:
+    """Write one page for every client of the headline's method, replacing the pages there.
+
+    The names of the files begin with the client's number, so that no two are the same.
+    """
+    if report.scale is None:
+        raise ReportError("No evaluation was recorded: there is nothing to tell participants.")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    found = series(report.methods[report.lead], report.scale)
+    digits = len(str(len(report.methods[0].clients)))
+    paths = []
+    for i, name in enumerate(report.methods[0].clients):
+        path = folder / f"{i + 1:0{digits}d}-{slug(name)}.html"
+        path.write_text(render_participant(report, i, found), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def render_participant(report: Report, i: int, found: Series) -> str:
+    """Return the page of one client."""
+    assert report.scale is not None
+    scale, m = report.scale, report.lead
+    method, rows = report.methods[m], report.rows[m]
+    figures = [] if not len(found.rounds) else [client_course(method.clients[i], found, i, scale)]
+    return environment().get_template("participant.html").render(
+        title=report.title,
+        client=method.clients[i],
+        method=method.name,
+        sentence=participant_sentence(report, i),
+        cards=participant_cards(report, i),
+        summary=_summary(report),
+        clients=plural(int(np.isfinite(rows.value).sum()), "client"),
+        scale=scale,
+        seeds=plural(len(method.runs), "seed"),
+        figures=figures,
+        events=[event_row(e) for e in method.events() if e.get("client") == method.clients[i]],
+        data={"clients": [], "methods": []},
+        palette=[0, 1],
+        **script(),
+    )  # fmt: skip
+
+
+def _summary(report: Report) -> list[dict[str, str]]:
+    assert report.scale is not None
+    found = report.estimates[report.lead]
+    by_key = {measure.key: measure for measure in report.measures}
+    return [
+        {
+            "label": LABELS[key],
+            "value": written(by_key[key], report.scale)(found[key].interval.estimate),
+        }
+        for key in SUMMARY
+        if key in found
+    ]
+
+
+def frontier_svg(report: Report, colours: Sequence[int]) -> str:
+    """Return the frontier of a sweep as an SVG file that needs no page around it."""
+    assert report.scale is not None
+    names = [method.name for method in report.methods]
+    return svg.standalone(scatter(names, report.estimates, report.scale, colours).drawing)
+
+
+def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
+    """Return the page of a sweep: the frontier, the points, and what was run."""
+    assert report.scale is not None
+    names = [method.name for method in report.methods]
+    marks = on_frontier(report.estimates, report.scale)
+    return environment().get_template("frontier.html").render(
+        report=report,
+        subtitle=subtitle(report),
+        sentence=frontier_sentence(names, marks, max(len(m.runs) for m in report.methods)),
+        figure=scatter(names, report.estimates, report.scale, colours),
+        measures=[m for m in report.measures if m.key in POINT],
+        points=_points(report, marks),
+        table=table,
+        runs=run_facts(report.methods[:1]),
+        palette=range(8),
+        data={"clients": [], "methods": []},
+        **script(),
+    )  # fmt: skip
+
+
+def _points(report: Report, marks: Sequence[bool]) -> list[dict[str, Any]]:
+    assert report.scale is not None
+    shown = [m for m in report.measures if m.key in POINT]
+    return [
+        {
+            "name": method.name,
+            "mark": mark,
+            "cells": [cell(found.get(m.key), m, report.scale, baseline=True) for m in shown],
+        }
+        for method, found, mark in zip(report.methods, report.estimates, marks, strict=True)
+    ]

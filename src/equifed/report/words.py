@@ -1,20 +1,89 @@
-"""The sentences of a report: what was measured, never that a model is fair."""
+"""The words at the top of a page: what was measured, never that a model is fair."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from equifed.metrics import Interval
-from equifed.report.clients import ClientRows
-from equifed.report.measures import Estimate
-from equifed.report.methods import Method
-from equifed.report.scales import TIMES, Scale, finite, plural
+from equifed.report.document import Report
+from equifed.report.measures import Estimate, written
+from equifed.report.methods import ClientRows, Method
+from equifed.report.scales import DASH, TIMES, Scale, bytes_text, is_finite, plural
 
 NAMED = 5
 """At most this many clients are named in a sentence."""
+
+
+def headline(report: Report) -> dict[str, Any]:
+    """Return the first words of the report."""
+    if report.scale is None:
+        return {
+            "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
+            "chance": "",
+            "warnings": quarantine_sentences(report.methods),
+        }
+    lead, base = report.lead, report.baseline
+    method, rows = report.methods[lead], report.rows[lead]
+    sentences = []
+    if report.several:
+        found = report.estimates[lead]
+        sentences.append(cost_sentence(method, report.methods[base], found, report.scale))
+    who = f"Under {method.name}, " if report.several else ""
+    sentences.append(who + worst_sentence(method, rows, report.scale))
+    return {
+        "sentences": sentences,
+        "chance": chance_note(method, rows),
+        "warnings": [*quarantine_sentences(report.methods), *report.problems],
+    }
+
+
+def subtitle(report: Report) -> str:
+    """Say in one line what was run."""
+    method = report.methods[0]
+    seeds = max(len(m.runs) for m in report.methods)
+    rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
+    names = ", ".join(m.name for m in report.methods)
+    counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
+    return " · ".join([names, *counts])
+
+
+def cards(report: Report) -> list[dict[str, str]]:
+    """Return the few numbers at the top, of the headline's method."""
+    if report.scale is None:
+        return []
+    scale, found, rows = report.scale, report.estimates[report.lead], report.rows[report.lead]
+    method, worst = report.methods[report.lead], rows.worst_position(report.scale)
+    if worst is None or "worst" not in found:
+        return []
+    base = report.methods[report.baseline].name
+    shown = []
+    for key, label in (("worst", "Worst client"), ("average_by_client", "Average over clients"),
+                       ("spread", "Best to worst")):  # fmt: skip
+        measure = next(m for m in report.measures if m.key == key)
+        estimate = found[key]
+        note = _whose(method, worst) if key == "worst" else ""
+        difference = estimate.difference
+        change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
+        value = written(measure, scale)(estimate.interval.estimate)
+        shown.append(card(label, value, note, change))
+    sent = found["bytes"].interval.estimate
+    rounds = plural(int(found["rounds"].interval.estimate), "round")
+    return [*shown, card("Sent and received", bytes_text(sent), rounds)]
+
+
+def card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
+    """Return a number with its name."""
+    return {"label": label, "value": value, "note": note, "change": change}
+
+
+def _whose(method: Method, worst: int) -> str:
+    """Say whose the worst value is: with several seeds not always the same client's."""
+    several = f"worst in each seed, mean of {len(method.runs)}"
+    return method.clients[worst] if len(method.runs) == 1 else several
 
 
 def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
@@ -25,21 +94,24 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
     value = float(rows.value[i])
     if math.isinf(value):
         return f"{method.clients[i]} is served worst: its {scale.label} is infinite."
-    limits = ""
-    if math.isfinite(rows.lower[i]):
-        limits = f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
     samples = plural(int(rows.sizes[i]), "sample")
     clients = plural(int(np.isfinite(rows.value).sum()), "client")
     seeds = f" in the mean over {plural(len(method.runs), 'seed')}" if len(method.runs) > 1 else ""
     average = scale.text(float(np.nanmean(rows.value)))
     out = (
-        f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}{limits} on "
-        f"{samples}. The average over {clients} is {average}"
+        f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}"
+        f"{_interval(rows, i, scale)} on {samples}. The average over {clients} is {average}"
     )
     if seeds:  # the spread of means is narrower than the mean spread, which the table has
         return out + "."
     spread = scale.gap(float(np.nanmax(rows.value) - np.nanmin(rows.value)))
     return f"{out}; from best to worst it is {spread}."
+
+
+def _interval(rows: ClientRows, i: int, scale: Scale) -> str:
+    if not math.isfinite(rows.lower[i]):
+        return ""
+    return f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
 
 
 def chance_note(method: Method, rows: ClientRows) -> str:
@@ -98,7 +170,7 @@ def effect(difference: Interval, scale: Scale) -> str:
     if change == 0:
         return "did not change {}"
     verb, shown = ("raised" if change > 0 else "lowered"), scale.gap(abs(change))
-    if not finite(difference):
+    if not is_finite(difference):
         return f"{verb} {{}} by {shown}"
     span = f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
     if difference.lower <= 0 <= difference.upper:
@@ -164,3 +236,46 @@ def quarantine_sentences(methods: Sequence[Method]) -> list[str]:
                 f"(rounds in brackets): {names}{more}."
             )
     return out
+
+
+def participant_sentence(report: Report, i: int) -> str:
+    """Tell a client how the model serves it, beside the average."""
+    assert report.scale is not None
+    scale, rows = report.scale, report.rows[report.lead]
+    value, average = float(rows.value[i]), float(np.nanmean(rows.value))
+    if not np.isfinite(value):
+        return f"There is no {scale.label} of yours: you have no samples in that split."
+    better = (value > average) == scale.higher_is_better
+    side = "better" if better else "worse"
+    distance = f"{scale.gap(abs(value - average))} {side} than" if value != average else "equal to"
+    return (
+        f"The model has a {scale.label} of {scale.text(value)} on your "
+        f"{plural(int(rows.sizes[i]), 'sample')}{_interval(rows, i, scale)}. "
+        f"That is {distance} the average over clients, {scale.text(average)}."
+    )
+
+
+def participant_cards(report: Report, i: int) -> list[dict[str, str]]:
+    """Return the client's own numbers."""
+    assert report.scale is not None
+    rows, scale = report.rows[report.lead], report.scale
+    return [
+        card(scale.label.capitalize(), scale.text(float(rows.value[i]))),
+        card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
+        card("Your samples", f"{int(rows.sizes[i]):,}"),
+        card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
+        card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
+        card("Rounds your answer was refused", f"{int(rows.quarantines[i])}"),
+    ]
+
+
+def frontier_sentence(names: Sequence[str], marks: Sequence[bool], seeds: int) -> str:
+    """Say which settings of a sweep are not dominated."""
+    kept = [name for name, mark in zip(names, marks, strict=True) if mark]
+    words = "; ".join(kept[:6]) + ("; …" if len(kept) > 6 else "")
+    return (
+        f"Of {plural(len(names), 'setting')}, {len(kept)} {'is' if len(kept) == 1 else 'are'} not "
+        f"dominated, which means that no other serves both the average and the worst client "
+        f"better: {words}. Measured with {plural(seeds, 'seed')}; settings whose points lie within "
+        f"chance of each other are not told apart."
+    )

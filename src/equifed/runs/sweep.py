@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equifed.report import Report
-from equifed.report.figures import csv_text
-from equifed.report.frontier import on_frontier
-from equifed.report.sweep_page import frontier_page, frontier_svg
+from equifed.report.figures import csv_text, on_frontier
+from equifed.report.page import frontier_page, frontier_svg
 from equifed.runs.compare import compare
 from equifed.runs.config import RunConfig, apply_override
 from equifed.runs.settings import ConfigError
