@@ -12,12 +12,12 @@ from equifed.report.measures import (
     Estimate,
     Measure,
     Target,
-    default_target,
-    estimates,
-    measures,
-    shown_scale,
+    choose_scale,
+    choose_target,
+    estimate_measures,
+    list_measures,
 )
-from equifed.report.methods import ClientRows, Method, ReportError, client_rows
+from equifed.report.methods import ClientRows, Method, ReportError, collect_client_rows
 from equifed.report.scales import Scale
 
 WEIGHT_FIGURES = 8
@@ -69,23 +69,22 @@ def build(
     if baseline is not None and baseline not in names:
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
-    scale = shown_scale(methods)
-    title = title or default_title(methods)
+    scale = choose_scale(methods)
+    title = title or choose_title(methods)
     if scale is None:
         return Report(title, methods, base, None, None, (), [], [], tuple(problems))
     if target is None and len(methods) > 1:
-        target = default_target(methods[base], scale)
+        target = choose_target(methods[base], scale)
     found = [
-        estimates(method, None if m == base else methods[base], scale, target)
+        estimate_measures(method, None if m == base else methods[base], scale, target)
         for m, method in enumerate(methods)
     ]
-    rows = [client_rows(method, scale) for method in methods]
-    return Report(
-        title, methods, base, scale, target, measures(scale, target), found, rows, tuple(problems)
-    )
+    rows = [collect_client_rows(method, scale) for method in methods]
+    shown = list_measures(scale, target)
+    return Report(title, methods, base, scale, target, shown, found, rows, tuple(problems))
 
 
-def default_title(methods: Sequence[Method]) -> str:
+def choose_title(methods: Sequence[Method]) -> str:
     """Return the name of the data, or of the only method."""
     for method in methods:
         name = method.runs[0].provenance.get("data", {}).get("name")
@@ -94,43 +93,35 @@ def default_title(methods: Sequence[Method]) -> str:
     return methods[0].name if len(methods) == 1 else "Comparison"
 
 
-def all_figures(report: Report) -> dict[str, list[Figure]]:
+def draw_figures(report: Report) -> dict[str, list[Figure]]:
     """Return the figures by section."""
-    scale, methods = report.scale, report.methods
-    if scale is None:
-        gap = curves.certificate(methods)
-        return {"clients": [], "time": [gap] if gap else [], "weights": _weights(methods)}
-    losses = [row.loss for row in report.rows]
-    clients = [
-        figures.distribution(methods, report.rows, scale),
-        *([_scatter(report, scale)] if report.several else []),
-        figures.lorenz(methods, [r.value for r in report.rows], scale.metric, "lorenz"),
-        figures.lorenz(methods, losses, "loss", "lorenz-loss") if scale.metric != "loss" else None,
-    ]
-    time = [*_convergence(methods, scale), curves.certificate(methods)]
-    return {
-        "clients": [f for f in clients if f is not None],
-        "time": [f for f in time if f is not None],
-        "weights": _weights(methods),
-    }
+    scale, methods, rows = report.scale, report.methods, report.rows
+    clients: list[Figure | None] = []
+    time: list[Figure | None] = []
+    if scale is not None:
+        values, losses = [r.value for r in rows], [r.loss for r in rows]
+        clients.append(figures.draw_distribution(methods, rows, scale))
+        if report.several:
+            names = [method.name for method in methods]
+            clients.append(figures.draw_frontier(names, report.estimates, scale))
+        clients.append(figures.draw_lorenz(methods, values, scale.metric, "lorenz"))
+        if scale.metric != "loss":
+            clients.append(figures.draw_lorenz(methods, losses, "loss", "lorenz-loss"))
+        time += _draw_convergence(methods, scale)
+    time.append(curves.draw_certificate(methods))
+    weights = [curves.draw_weights(method, m) for m, method in enumerate(methods)]
+    sections = {"clients": clients, "time": time, "weights": weights}
+    found = {name: [f for f in drawn if f is not None] for name, drawn in sections.items()}
+    return found | {"weights": found["weights"][:WEIGHT_FIGURES]}
 
 
-def _scatter(report: Report, scale: Scale) -> Figure:
-    return figures.scatter([m.name for m in report.methods], report.estimates, scale)
-
-
-def _weights(methods: Sequence[Method]) -> list[Figure]:
-    found = [curves.weights(method, m) for m, method in enumerate(methods)]
-    return [f for f in found if f is not None][:WEIGHT_FIGURES]
-
-
-def _convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
-    found = [curves.series(method, scale) for method in methods]
+def _draw_convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
+    found = [curves.collect_series(method, scale) for method in methods]
     axes: tuple[curves.Against, ...] = ("rounds", "bytes")
     if len(methods) == 1:
-        return [curves.one_method(methods[0], found[0], scale, axis) for axis in axes]
+        return [curves.draw_method(methods[0], found[0], scale, axis) for axis in axes]
     return [
-        curves.convergence(methods, found, scale, of, axis)
+        curves.draw_convergence(methods, found, scale, of, axis)
         for axis in axes
         for of in ("worst", "average")
     ]

@@ -77,7 +77,7 @@ class Target:
     of: Literal["worst", "average"] = "worst"
 
 
-def shown_scale(methods: Sequence[Method]) -> Scale | None:
+def choose_scale(methods: Sequence[Method]) -> Scale | None:
     """Return the metric and split to report: accuracy before loss, test before the others."""
     for method in methods:
         for run in method.runs:
@@ -99,7 +99,7 @@ LABELS = {
 }
 
 
-def measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
+def list_measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
     """Return the rows of a comparison."""
     rows = []
     for key, label in LABELS.items():
@@ -120,7 +120,7 @@ def measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
     return tuple(rows)
 
 
-def over_clients(values: Losses, scale: Scale, of: str) -> Losses:
+def reduce_clients(values: Losses, scale: Scale, of: str) -> Losses:
     """Reduce clients (k, N) to the worst or the average of those that have a value (k,)."""
     some = values[:, ~np.isnan(values).all(axis=0)]
     if some.size == 0:
@@ -131,7 +131,7 @@ def over_clients(values: Losses, scale: Scale, of: str) -> Losses:
     return np.asarray(worst(some, axis=1))
 
 
-def bytes_until(history: History, rounds: Index) -> Index:
+def count_bytes(history: History, rounds: Index) -> Index:
     """Return the bytes that all clients had sent and received when each of the rounds ended."""
     ends = np.array([record.round for record in history.rounds], dtype=np.int64)
     sent = np.array([record.bytes_up + record.bytes_down for record in history.rounds])
@@ -139,7 +139,7 @@ def bytes_until(history: History, rounds: Index) -> Index:
     return np.asarray(total[np.searchsorted(ends, rounds, side="right")], dtype=np.int64)
 
 
-def run_measures(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
+def measure_run(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
     """Return every reducer of the run's last evaluation, and what the run cost."""
     record = history.last(scale.metric, scale.split)
     known = np.empty(0) if record is None else record.values[~np.isnan(record.values)]
@@ -159,32 +159,32 @@ def run_measures(history: History, scale: Scale, target: Target | None) -> dict[
 
 def _to_target(history: History, scale: Scale, target: Target) -> dict[str, float]:
     rounds, values = history.series(scale.metric, scale.split)
-    reached = over_clients(values, scale, target.of) if len(rounds) else np.empty(0)
+    reached = reduce_clients(values, scale, target.of) if len(rounds) else np.empty(0)
     good = reached >= target.value if scale.higher_is_better else reached <= target.value
     if not good.any():
         return {"rounds_to_target": math.nan, "bytes_to_target": math.nan}
     first = rounds[good.argmax()]
-    sent = bytes_until(history, np.array([first]))[0]
+    sent = count_bytes(history, np.array([first]))[0]
     return {"rounds_to_target": float(first), "bytes_to_target": float(sent)}
 
 
-def default_target(baseline: Method, scale: Scale) -> Target | None:
+def choose_target(baseline: Method, scale: Scale) -> Target | None:
     """Return the worst client's final value under the baseline, in its least good run.
 
     Every run of the baseline gets there, and the question to the others is how soon they do.
     """
-    final = over_clients(baseline.final(scale.metric, scale.split), scale, "worst")
+    final = reduce_clients(baseline.final(scale.metric, scale.split), scale, "worst")
     known = final[np.isfinite(final)]
     if not known.size:
         return None
     return Target(float(known.min() if scale.higher_is_better else known.max()))
 
 
-def estimates(
+def estimate_measures(
     method: Method, baseline: Method | None, scale: Scale, target: Target | None
 ) -> dict[str, Estimate]:
     """Return every measure of a method, with the paired difference to the baseline if given."""
-    ours = [run_measures(run.history, scale, target) for run in method.runs]
+    ours = [measure_run(run.history, scale, target) for run in method.runs]
     theirs = {} if baseline is None else _by_seed(baseline, scale, target)
     keys = dict.fromkeys(key for row in ours for key in row)
     sampled = _sample_intervals(method, scale) if len(ours) == 1 else {}
@@ -210,7 +210,7 @@ def _positions(method: Method) -> list[object]:
 
 
 def _by_seed(method: Method, scale: Scale, target: Target | None) -> dict[object, dict[str, float]]:
-    rows = [run_measures(run.history, scale, target) for run in method.runs]
+    rows = [measure_run(run.history, scale, target) for run in method.runs]
     return dict(zip(_positions(method), rows, strict=True))
 
 
@@ -237,7 +237,7 @@ def _sample_intervals(method: Method, scale: Scale) -> dict[str, Interval]:
     return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
 
 
-def written(measure: Measure, scale: Scale) -> Callable[[float], str]:
+def choose_format(measure: Measure, scale: Scale) -> Callable[[float], str]:
     """Return how to write values of a measure."""
     forms: dict[Form, Callable[[float], str]] = {
         "value": scale.text,

@@ -113,7 +113,7 @@ def as_methods(
     if isinstance(runs, History):
         runs = {name: runs}
     listed = {k: [h] if isinstance(h, History) else list(h) for k, h in runs.items()}
-    return checked([Method(k, tuple(RunData(h) for h in hs)) for k, hs in listed.items()])
+    return check_methods([Method(k, tuple(RunData(h) for h in hs)) for k, hs in listed.items()])
 
 
 def read_methods(folders: Iterable[str | Path]) -> list[Method]:
@@ -133,7 +133,7 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
                     "folders below it."
                 )
             loose += [read_run(path) for path in inside]
-    return checked([*methods, *_grouped(loose)])
+    return check_methods([*methods, *_group(loose)])
 
 
 def read_run(folder: Path) -> RunData:
@@ -163,7 +163,7 @@ def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> l
     return methods
 
 
-def _grouped(runs: Sequence[RunData]) -> list[Method]:
+def _group(runs: Sequence[RunData]) -> list[Method]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         rest = {key: value for key, value in run.config.items() if key != "seed"}
@@ -182,7 +182,7 @@ def _name(group: Sequence[RunData]) -> str:
     return stem or path.parent.name
 
 
-def checked(methods: list[Method]) -> list[Method]:
+def check_methods(methods: list[Method]) -> list[Method]:
     """Refuse what cannot stand side by side."""
     if not methods:
         raise ReportError("There are no runs to report.")
@@ -244,10 +244,10 @@ class ClientRows:
         return int(pick(self.value))
 
 
-def client_rows(method: Method, scale: Scale) -> ClientRows:
+def collect_client_rows(method: Method, scale: Scale) -> ClientRows:
     """Return the per-client numbers of a method; NaN where some run has no number."""
     sizes = method.sizes(scale.metric, scale.split)
-    lower, upper, worst = _limits(method, scale)
+    lower, upper, worst = _limit_accuracies(method, scale)
     return ClientRows(
         value=np.asarray(method.final(scale.metric, scale.split).mean(axis=0)),
         lower=lower,
@@ -273,7 +273,7 @@ def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses]] | 
         return None
 
 
-def _limits(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
+def _limit_accuracies(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
     lower, upper = np.full((2, len(method.clients)), np.nan)
     known = count_correct(method, scale)
     if known is None:

@@ -19,30 +19,30 @@ import numpy as np
 from markupsafe import Markup
 
 from equifed.report import svg
-from equifed.report.curves import Series, client_course, series
-from equifed.report.document import Report, all_figures, build
-from equifed.report.figures import colour, on_frontier, scatter
-from equifed.report.measures import LABELS, written
+from equifed.report.curves import Series, collect_series, draw_course
+from equifed.report.document import Report, build, draw_figures
+from equifed.report.figures import colour, draw_frontier, find_frontier
+from equifed.report.measures import LABELS, choose_format
 from equifed.report.methods import ReportError, as_methods
 from equifed.report.scales import TIMES, plural
 from equifed.report.tables import (
     as_json,
-    cell,
-    clients_csv,
-    comparison_rows,
-    event_row,
-    measure_rows,
-    run_facts,
-    table_data,
+    collect_facts,
+    format_cell,
+    format_event,
+    list_all_measures,
+    list_comparison,
+    pack_clients,
+    write_clients_csv,
 )
 from equifed.report.words import (
-    cards,
-    certificate_notes,
-    frontier_sentence,
-    headline,
-    participant_cards,
-    participant_sentence,
-    subtitle,
+    collect_certificate_notes,
+    describe_frontier,
+    describe_participant,
+    list_cards,
+    list_participant_cards,
+    write_headline,
+    write_subtitle,
 )
 from equifed.training.history import History
 
@@ -84,7 +84,7 @@ def write_report(
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
+def load_templates() -> jinja2.Environment:
     """Return the templates; whatever is put into them is escaped."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -93,19 +93,18 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters["data_link"] = data_link
-    env.filters["bound"] = bound
-    env.globals.update(style=_source("style.css"), colour=colour, plural=plural)
+    env.filters.update(data_link=make_data_link, bound=bind_units)
+    env.globals.update(style=_read_template("style.css"), colour=colour, plural=plural)
     return env
 
 
-def _source(name: str) -> Markup:
+def _read_template(name: str) -> Markup:
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))  # our own file
 
 
-def script(name: str = "report.js") -> dict[str, Markup]:
+def load_script(name: str = "report.js") -> dict[str, Markup]:
     """Return a script, and the policy that lets the page run this script and nothing else."""
-    source = _source(name)
+    source = _read_template(name)
     digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -114,16 +113,16 @@ def script(name: str = "report.js") -> dict[str, Markup]:
     return {"script": source, "policy": Markup(policy)}
 
 
-def data_link(text: str) -> str:
+def make_data_link(text: str) -> str:
     r"""Return a link that holds a CSV file.
 
-    >>> data_link("a,b\n1,2\n")
+    >>> make_data_link("a,b\n1,2\n")
     'data:text/csv;charset=utf-8,a,b%0A1,2%0A'
     """
     return "data:text/csv;charset=utf-8," + quote(text, safe=",.-_~:;/()=")
 
 
-def bound(sentence: str) -> str:
+def bind_units(sentence: str) -> str:
     """Keep numbers and their units on one line."""
     for unit in ("%", TIMES, "points"):
         sentence = sentence.replace(" " + unit, "\N{NO-BREAK SPACE}" + unit)
@@ -132,29 +131,29 @@ def bound(sentence: str) -> str:
 
 def render(report: Report) -> str:
     """Return the page."""
-    page = environment().get_template("report.html")
+    page = load_templates().get_template("report.html")
     return page.render(
         report=report,
-        subtitle=subtitle(report),
-        palette=palette(len(report.methods), report.baseline, report.lead),
-        headline=headline(report),
-        cards=cards(report),
-        comparison=comparison_rows(report),
-        all_measures=measure_rows(report),
-        figures=all_figures(report),
-        certificate_notes=certificate_notes(report.methods),
-        table=table_data(report),
-        clients_csv=clients_csv(report),
-        runs=run_facts(report.methods),
-        events=[event_row(e) for method in report.methods for e in method.events()],
-        **script(),
+        subtitle=write_subtitle(report),
+        palette=choose_palette(len(report.methods), report.baseline, report.lead),
+        headline=write_headline(report),
+        cards=list_cards(report),
+        comparison=list_comparison(report),
+        all_measures=list_all_measures(report),
+        figures=draw_figures(report),
+        certificate_notes=collect_certificate_notes(report.methods),
+        table=pack_clients(report),
+        clients_csv=write_clients_csv(report),
+        runs=collect_facts(report.methods),
+        events=[format_event(e) for method in report.methods for e in method.events()],
+        **load_script(),
     )
 
 
-def palette(count: int, baseline: int, lead: int) -> list[int]:
+def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
     """Return a colour for each method: 0 (grey) for the baseline, 1 (accent) for the headline's.
 
-    >>> palette(4, baseline=0, lead=2)
+    >>> choose_palette(4, baseline=0, lead=2)
     [0, 2, 1, 3]
     """
     first = {baseline: 0, lead: 1}
@@ -186,7 +185,7 @@ def write_participants(report: Report, folder: Path) -> list[Path]:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    found = series(report.methods[report.lead], report.scale)
+    found = collect_series(report.methods[report.lead], report.scale)
     digits = len(str(len(report.methods[0].clients)))
     paths = []
     for i, name in enumerate(report.methods[0].clients):
@@ -201,33 +200,33 @@ def render_participant(report: Report, i: int, found: Series) -> str:
     assert report.scale is not None
     scale, m = report.scale, report.lead
     method, rows = report.methods[m], report.rows[m]
-    figures = [] if not len(found.rounds) else [client_course(method.clients[i], found, i, scale)]
-    return environment().get_template("participant.html").render(
+    figures = [] if not len(found.rounds) else [draw_course(method.clients[i], found, i, scale)]
+    return load_templates().get_template("participant.html").render(
         title=report.title,
         client=method.clients[i],
         method=method.name,
-        sentence=participant_sentence(report, i),
-        cards=participant_cards(report, i),
-        summary=_summary(report),
+        sentence=describe_participant(report, i),
+        cards=list_participant_cards(report, i),
+        summary=_summarise(report),
         clients=plural(int(np.isfinite(rows.value).sum()), "client"),
         scale=scale,
         seeds=plural(len(method.runs), "seed"),
         figures=figures,
-        events=[event_row(e) for e in method.events() if e.get("client") == method.clients[i]],
+        events=[format_event(e) for e in method.events() if e.get("client") == method.clients[i]],
         data={"clients": [], "methods": []},
         palette=[0, 1],
-        **script(),
+        **load_script(),
     )  # fmt: skip
 
 
-def _summary(report: Report) -> list[dict[str, str]]:
+def _summarise(report: Report) -> list[dict[str, str]]:
     assert report.scale is not None
     found = report.estimates[report.lead]
     by_key = {measure.key: measure for measure in report.measures}
     return [
         {
             "label": LABELS[key],
-            "value": written(by_key[key], report.scale)(found[key].interval.estimate),
+            "value": choose_format(by_key[key], report.scale)(found[key].interval.estimate),
         }
         for key in SUMMARY
         if key in found
@@ -238,37 +237,36 @@ def frontier_svg(report: Report, colours: Sequence[int]) -> str:
     """Return the frontier of a sweep as an SVG file that needs no page around it."""
     assert report.scale is not None
     names = [method.name for method in report.methods]
-    return svg.standalone(scatter(names, report.estimates, report.scale, colours).drawing)
+    return svg.standalone(draw_frontier(names, report.estimates, report.scale, colours).drawing)
 
 
 def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
     """Return the page of a sweep: the frontier, the points, and what was run."""
     assert report.scale is not None
     names = [method.name for method in report.methods]
-    marks = on_frontier(report.estimates, report.scale)
-    return environment().get_template("frontier.html").render(
+    marks = find_frontier(report.estimates, report.scale)
+    return load_templates().get_template("frontier.html").render(
         report=report,
-        subtitle=subtitle(report),
-        sentence=frontier_sentence(names, marks, max(len(m.runs) for m in report.methods)),
-        figure=scatter(names, report.estimates, report.scale, colours),
+        sentence=describe_frontier(names, marks, max(len(m.runs) for m in report.methods)),
+        figure=draw_frontier(names, report.estimates, report.scale, colours),
         measures=[m for m in report.measures if m.key in POINT],
-        points=_points(report, marks),
+        points=_list_points(report, marks),
         table=table,
-        runs=run_facts(report.methods[:1]),
+        runs=collect_facts(report.methods[:1]),
         palette=range(8),
         data={"clients": [], "methods": []},
-        **script(),
+        **load_script(),
     )  # fmt: skip
 
 
-def _points(report: Report, marks: Sequence[bool]) -> list[dict[str, Any]]:
+def _list_points(report: Report, marks: Sequence[bool]) -> list[dict[str, Any]]:
     assert report.scale is not None
     shown = [m for m in report.measures if m.key in POINT]
     return [
         {
             "name": method.name,
             "mark": mark,
-            "cells": [cell(found.get(m.key), m, report.scale, baseline=True) for m in shown],
+            "cells": [format_cell(found.get(m.key), m, report.scale, baseline=True) for m in shown],
         }
         for method, found, mark in zip(report.methods, report.estimates, marks, strict=True)
     ]

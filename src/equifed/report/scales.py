@@ -73,7 +73,7 @@ class Scale:
 
     def signed(self, value: float) -> str:
         """Write a difference without its unit."""
-        return with_sign(value, self.number(abs(value)))
+        return add_sign(value, self.number(abs(value)))
 
     def change(self, value: float) -> str:
         """Write a difference with its unit."""
@@ -88,10 +88,10 @@ class Scale:
         return self.number(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
 
 
-def with_sign(value: float, magnitude: str) -> str:
+def add_sign(value: float, magnitude: str) -> str:
     """Put a sign before a magnitude; ± where all of its digits are zero.
 
-    >>> with_sign(-0.2, "0.2"), with_sign(-0.01, "0.0")
+    >>> add_sign(-0.2, "0.2"), add_sign(-0.01, "0.0")
     ('−0.2', '±0.0')
     """
     if not math.isfinite(value):

@@ -13,31 +13,31 @@ from equifed.metrics import Interval
 from equifed.metrics.summary import BY_SAMPLE, reducers
 from equifed.report.document import Report
 from equifed.report.figures import csv_text
-from equifed.report.measures import Estimate, Measure, written
+from equifed.report.measures import Estimate, Measure, choose_format
 from equifed.report.methods import Method
-from equifed.report.scales import DASH, Scale, is_finite, with_sign
-from equifed.report.words import headline
+from equifed.report.scales import DASH, Scale, add_sign, is_finite
+from equifed.report.words import write_headline
 
 Facts = list[tuple[str, str]]
 COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
 """Per-client numbers in CSV and JSON."""
 
 
-def comparison_rows(report: Report) -> list[dict[str, Any]]:
+def list_comparison(report: Report) -> list[dict[str, Any]]:
     """Return the comparison: one row per measure, one cell per method."""
     if report.scale is None:
         return []
     rows = []
     for measure in report.measures:
         cells = [
-            cell(found.get(measure.key), measure, report.scale, m == report.baseline)
+            format_cell(found.get(measure.key), measure, report.scale, m == report.baseline)
             for m, found in enumerate(report.estimates)
         ]
         rows.append({"label": measure.label, "meaning": measure.meaning, "cells": cells})
     return rows
 
 
-def cell(
+def format_cell(
     found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
 ) -> dict[str, str]:
     """Return a cell: the mean, half the interval's width or its ends, the difference."""
@@ -48,14 +48,14 @@ def cell(
         return out | {"value": "not reached" if "target" in measure.key else DASH}
     if found.reached < len(found.values):
         return out | {"value": f"reached by {found.reached} of {len(found.values)}"}
-    write = written(measure, scale)
-    out |= {"value": write(found.interval.estimate), "note": _limits(found, write)}
+    write = choose_format(measure, scale)
+    out |= {"value": write(found.interval.estimate), "note": _format_limits(found, write)}
     if found.difference is not None and not baseline:
-        out["change"], out["tone"] = _change(found.difference, measure, write)
+        out["change"], out["tone"] = _format_change(found.difference, measure, write)
     return out
 
 
-def _limits(found: Estimate, write: Callable[[float], str]) -> str:
+def _format_limits(found: Estimate, write: Callable[[float], str]) -> str:
     """Return the interval over seeds as ±, which is symmetric; that over samples by its ends."""
     interval = found.interval
     if not is_finite(interval) or interval.lower == interval.upper:
@@ -69,24 +69,24 @@ def _bare(text: str) -> str:
     return text.removesuffix(" points").removesuffix(" %")
 
 
-def _change(
+def _format_change(
     difference: Interval, measure: Measure, write: Callable[[float], str]
 ) -> tuple[str, str]:
     """Return the paired difference, and whether it is for better or worse beyond doubt."""
-    text = with_sign(difference.estimate, _bare(write(abs(difference.estimate))))
+    text = add_sign(difference.estimate, _bare(write(abs(difference.estimate))))
     if not is_finite(difference) or difference.lower == difference.upper == 0:
         return text, ""
     if difference.lower < difference.upper:
-        text = with_margin(text, _bare(write(difference.upper - difference.estimate)))
+        text = add_margin(text, _bare(write(difference.upper - difference.estimate)))
     if difference.lower <= 0 <= difference.upper:
         return text, ""
     return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"
 
 
-def with_margin(text: str, margin: str) -> str:
+def add_margin(text: str, margin: str) -> str:
     """Put a margin after a number, and their unit once if they share it.
 
-    >>> with_margin("−1.98 MB", "1.02 MB"), with_margin("−875 kB", "1 MB"), with_margin("+2", "1")
+    >>> add_margin("−1.98 MB", "1.02 MB"), add_margin("−875 kB", "1 MB"), add_margin("+2", "1")
     ('−1.98 ± 1.02 MB', '−875 kB ± 1 MB', '+2 ± 1')
     """
     value, _, unit = text.partition(" ")
@@ -95,7 +95,7 @@ def with_margin(text: str, margin: str) -> str:
     return f"{text} ± {margin}"
 
 
-def measure_rows(report: Report) -> list[dict[str, Any]]:
+def list_all_measures(report: Report) -> list[dict[str, Any]]:
     """Return every reducer with its meaning, for the table of all measures."""
     if report.scale is None:
         return []
@@ -110,7 +110,7 @@ def measure_rows(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def table_data(report: Report) -> dict[str, Any]:
+def pack_clients(report: Report) -> dict[str, Any]:
     """Return what the page's script needs for the table of clients and for the names on hover."""
     data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
     data["lead"], data["baseline"] = report.lead, report.baseline
@@ -125,19 +125,19 @@ def table_data(report: Report) -> dict[str, Any]:
             "value": rows.value, "lower": rows.lower, "upper": rows.upper, "loss": rows.loss,
             "weight": rows.weight, "participation": rows.participation,
         }  # fmt: skip
-        packed: dict[str, Any] = {k: [_short(v) for v in column] for k, column in columns.items()}
+        packed: dict[str, Any] = {k: [_shorten(v) for v in column] for k, column in columns.items()}
         packed["quarantines"] = [int(q) for q in rows.quarantines]
         data["methods"].append({"name": method.name, **packed})
     return data
 
 
-def _short(value: float) -> float | None:
+def _shorten(value: float) -> float | None:
     """Return a number with the digits that a page shows."""
-    known = number(value)
+    known = to_json_number(value)
     return None if known is None else float(f"{known:.5g}")
 
 
-def clients_csv(report: Report) -> str:
+def write_clients_csv(report: Report) -> str:
     """Return the table of clients as CSV."""
     shown = "value" if report.scale is None else report.scale.metric
     columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *COLUMNS[5:]]
@@ -153,11 +153,11 @@ def _plain(value: Any) -> object:
     return int(value) if isinstance(value, np.integer) else float(value)
 
 
-def run_facts(methods: Sequence[Method]) -> dict[str, Any]:
+def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
     """Return what was run: what all methods share once, then the rest by method."""
     import tomli_w
 
-    facts = [_facts(method) for method in methods]
+    facts = [_list_facts(method) for method in methods]
     shared = [fact for fact in facts[0] if all(fact in other for other in facts)]
     rows = []
     for method, found in zip(methods, facts, strict=True):
@@ -169,7 +169,7 @@ def run_facts(methods: Sequence[Method]) -> dict[str, Any]:
     return {"shared": shared if len(methods) > 1 else [], "methods": rows}
 
 
-def _facts(method: Method) -> Facts:
+def _list_facts(method: Method) -> Facts:
     first = method.runs[0]
     data, versions = first.provenance.get("data", {}), first.provenance.get("versions", {})
     source = data.get("source") or ""
@@ -190,7 +190,7 @@ def _facts(method: Method) -> Facts:
     return [(label, value) for label, value in facts.items() if value]
 
 
-def event_row(event: dict[str, Any]) -> dict[str, str]:
+def format_event(event: dict[str, Any]) -> dict[str, str]:
     """Return an event as the table shows it."""
     known = ("event", "round", "client", "reason", "time", "seed", "method")
     rest = {k: v for k, v in event.items() if k not in known}
@@ -209,7 +209,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "split": None if scale is None else scale.split,
         "baseline": report.methods[report.baseline].name,
         "target": None if report.target is None else vars(report.target),
-        "headline": headline(report),
+        "headline": write_headline(report),
         "methods": [_method_json(report, m) for m in range(len(report.methods))],
     }
 
@@ -232,7 +232,7 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
     out["measures"] = {k: _estimate_json(found) for k, found in report.estimates[m].items()}
     rows = report.rows[m]
     out["clients"] = [
-        {"client": name, **{c: number(getattr(rows, c)[i]) for c in COLUMNS}}
+        {"client": name, **{c: to_json_number(getattr(rows, c)[i]) for c in COLUMNS}}
         for i, name in enumerate(method.clients)
     ]
     return out
@@ -240,7 +240,7 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
 
 def _estimate_json(found: Estimate) -> dict[str, Any]:
     return {
-        "values": [number(v) for v in found.values],
+        "values": [to_json_number(v) for v in found.values],
         **_interval_json(found.interval),
         "limits_about": found.source,
         "difference": None if found.difference is None else _interval_json(found.difference),
@@ -249,13 +249,13 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
 
 
 def _interval_json(interval: Interval) -> dict[str, float | None]:
-    return {key: number(getattr(interval, key)) for key in ("estimate", "lower", "upper")}
+    return {key: to_json_number(getattr(interval, key)) for key in ("estimate", "lower", "upper")}
 
 
-def number(value: Any) -> float | int | None:
+def to_json_number(value: Any) -> float | int | None:
     """Return a number that JSON has, or None.
 
-    >>> number(np.float64(0.5)), number(float("inf")), number(np.int64(3))
+    >>> to_json_number(np.float64(0.5)), to_json_number(float("inf")), to_json_number(np.int64(3))
     (0.5, None, 3)
     """
     if isinstance(value, int | np.integer):

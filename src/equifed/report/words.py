@@ -10,7 +10,7 @@ import numpy as np
 
 from equifed.metrics import Interval
 from equifed.report.document import Report
-from equifed.report.measures import Estimate, written
+from equifed.report.measures import Estimate, choose_format
 from equifed.report.methods import ClientRows, Method
 from equifed.report.scales import DASH, TIMES, Scale, bytes_text, is_finite, plural
 
@@ -18,30 +18,30 @@ NAMED = 5
 """At most this many clients are named in a sentence."""
 
 
-def headline(report: Report) -> dict[str, Any]:
+def write_headline(report: Report) -> dict[str, Any]:
     """Return the first words of the report."""
     if report.scale is None:
         return {
             "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
             "chance": "",
-            "warnings": quarantine_sentences(report.methods),
+            "warnings": describe_quarantines(report.methods),
         }
     lead, base = report.lead, report.baseline
     method, rows = report.methods[lead], report.rows[lead]
     sentences = []
     if report.several:
         found = report.estimates[lead]
-        sentences.append(cost_sentence(method, report.methods[base], found, report.scale))
+        sentences.append(describe_cost(method, report.methods[base], found, report.scale))
     who = f"Under {method.name}, " if report.several else ""
-    sentences.append(who + worst_sentence(method, rows, report.scale))
+    sentences.append(who + describe_worst(method, rows, report.scale))
     return {
         "sentences": sentences,
-        "chance": chance_note(method, rows),
-        "warnings": [*quarantine_sentences(report.methods), *report.problems],
+        "chance": describe_chance(method, rows),
+        "warnings": [*describe_quarantines(report.methods), *report.problems],
     }
 
 
-def subtitle(report: Report) -> str:
+def write_subtitle(report: Report) -> str:
     """Say in one line what was run."""
     method = report.methods[0]
     seeds = max(len(m.runs) for m in report.methods)
@@ -51,7 +51,7 @@ def subtitle(report: Report) -> str:
     return " · ".join([names, *counts])
 
 
-def cards(report: Report) -> list[dict[str, str]]:
+def list_cards(report: Report) -> list[dict[str, str]]:
     """Return the few numbers at the top, of the headline's method."""
     if report.scale is None:
         return []
@@ -65,28 +65,28 @@ def cards(report: Report) -> list[dict[str, str]]:
                        ("spread", "Best to worst")):  # fmt: skip
         measure = next(m for m in report.measures if m.key == key)
         estimate = found[key]
-        note = _whose(method, worst) if key == "worst" else ""
+        note = _name_worst(method, worst) if key == "worst" else ""
         difference = estimate.difference
         change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
-        value = written(measure, scale)(estimate.interval.estimate)
-        shown.append(card(label, value, note, change))
+        value = choose_format(measure, scale)(estimate.interval.estimate)
+        shown.append(make_card(label, value, note, change))
     sent = found["bytes"].interval.estimate
     rounds = plural(int(found["rounds"].interval.estimate), "round")
-    return [*shown, card("Sent and received", bytes_text(sent), rounds)]
+    return [*shown, make_card("Sent and received", bytes_text(sent), rounds)]
 
 
-def card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
+def make_card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
     """Return a number with its name."""
     return {"label": label, "value": value, "note": note, "change": change}
 
 
-def _whose(method: Method, worst: int) -> str:
+def _name_worst(method: Method, worst: int) -> str:
     """Say whose the worst value is: with several seeds not always the same client's."""
     several = f"worst in each seed, mean of {len(method.runs)}"
     return method.clients[worst] if len(method.runs) == 1 else several
 
 
-def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
+def describe_worst(method: Method, rows: ClientRows, scale: Scale) -> str:
     """Say who is served worst, how badly, and how sure that is."""
     i = rows.worst_position(scale)
     if i is None:
@@ -100,7 +100,7 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
     average = scale.text(float(np.nanmean(rows.value)))
     out = (
         f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}"
-        f"{_interval(rows, i, scale)} on {samples}. The average over {clients} is {average}"
+        f"{_write_interval(rows, i, scale)} on {samples}. The average over {clients} is {average}"
     )
     if seeds:  # the spread of means is narrower than the mean spread, which the table has
         return out + "."
@@ -108,13 +108,13 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
     return f"{out}; from best to worst it is {spread}."
 
 
-def _interval(rows: ClientRows, i: int, scale: Scale) -> str:
+def _write_interval(rows: ClientRows, i: int, scale: Scale) -> str:
     if not math.isfinite(rows.lower[i]):
         return ""
     return f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
 
 
-def chance_note(method: Method, rows: ClientRows) -> str:
+def describe_chance(method: Method, rows: ClientRows) -> str:
     """Say how much of the worst client may be chance, and who else may be the worst."""
     worst = rows.worst
     if worst is None:
@@ -140,7 +140,7 @@ def chance_note(method: Method, rows: ClientRows) -> str:
     )
 
 
-def cost_sentence(
+def describe_cost(
     method: Method, baseline: Method, found: dict[str, Estimate], scale: Scale
 ) -> str:
     """Say what the worst client gained, what the average paid and what was sent."""
@@ -149,21 +149,21 @@ def cost_sentence(
         return f"{method.name} and {baseline.name} have no seeds in common to compare."
     assert average.difference is not None and spread.difference is not None
     of = f"the worst client's {scale.label}"
-    worse, mean = effect(worst.difference, scale), effect(average.difference, scale)
+    worse, mean = (describe_effect(d, scale) for d in (worst.difference, average.difference))
     sentences = [
         f"Against {baseline.name}, {method.name} {worse.format(of)} and "
         f"{mean.format('the average over clients')}.",
-        _gap_sentence(spread, scale),
-        _bytes_sentence(found),
-        f"Measured on {plural(len(method.clients), 'client')} {seeds_words(worst.pairs)}.",
+        _describe_gap(spread, scale),
+        _describe_bytes(found),
+        f"Measured on {plural(len(method.clients), 'client')} {describe_seeds(worst.pairs)}.",
     ]
     return " ".join(filter(None, sentences))
 
 
-def effect(difference: Interval, scale: Scale) -> str:
+def describe_effect(difference: Interval, scale: Scale) -> str:
     """Say what happened to a level of service, with {} in the place of its name.
 
-    >>> effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
+    >>> describe_effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
     'lowered {} by 2.0 points (95 % interval −3.0 to −1.0)'
     """
     change = difference.estimate
@@ -178,7 +178,7 @@ def effect(difference: Interval, scale: Scale) -> str:
     return f"{verb} {{}} by {shown} ({span})"
 
 
-def _gap_sentence(spread: Estimate, scale: Scale) -> str:
+def _describe_gap(spread: Estimate, scale: Scale) -> str:
     assert spread.difference is not None
     after, change = spread.interval.estimate, spread.difference.estimate
     word = "shrank" if change < 0 else "grew"
@@ -188,7 +188,7 @@ def _gap_sentence(spread: Estimate, scale: Scale) -> str:
     return f"The gap from best to worst client {word} {span}."
 
 
-def _bytes_sentence(found: dict[str, Estimate]) -> str:
+def _describe_bytes(found: dict[str, Estimate]) -> str:
     sent = found["bytes"]
     if sent.difference is None:
         return ""
@@ -201,17 +201,17 @@ def _bytes_sentence(found: dict[str, Estimate]) -> str:
     return f"It sent {ours / theirs:.3g} {TIMES} the bytes."
 
 
-def seeds_words(count: int) -> str:
+def describe_seeds(count: int) -> str:
     """Say how many seeds there were, and what one seed does not tell.
 
-    >>> seeds_words(5)
+    >>> describe_seeds(5)
     'over 5 seeds'
     """
     alone = "with one seed, which does not show how much it varies between seeds"
     return alone if count == 1 else f"over {count} seeds"
 
 
-def certificate_notes(methods: Sequence[Method]) -> list[str]:
+def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
     """Return why methods have no certificate, where their runs say so."""
     found = []
     for method in methods:
@@ -222,7 +222,7 @@ def certificate_notes(methods: Sequence[Method]) -> list[str]:
     return found
 
 
-def quarantine_sentences(methods: Sequence[Method]) -> list[str]:
+def describe_quarantines(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused."""
     out = []
     for method in methods:
@@ -238,7 +238,7 @@ def quarantine_sentences(methods: Sequence[Method]) -> list[str]:
     return out
 
 
-def participant_sentence(report: Report, i: int) -> str:
+def describe_participant(report: Report, i: int) -> str:
     """Tell a client how the model serves it, beside the average."""
     assert report.scale is not None
     scale, rows = report.scale, report.rows[report.lead]
@@ -250,26 +250,26 @@ def participant_sentence(report: Report, i: int) -> str:
     distance = f"{scale.gap(abs(value - average))} {side} than" if value != average else "equal to"
     return (
         f"The model has a {scale.label} of {scale.text(value)} on your "
-        f"{plural(int(rows.sizes[i]), 'sample')}{_interval(rows, i, scale)}. "
+        f"{plural(int(rows.sizes[i]), 'sample')}{_write_interval(rows, i, scale)}. "
         f"That is {distance} the average over clients, {scale.text(average)}."
     )
 
 
-def participant_cards(report: Report, i: int) -> list[dict[str, str]]:
+def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
     """Return the client's own numbers."""
     assert report.scale is not None
     rows, scale = report.rows[report.lead], report.scale
     return [
-        card(scale.label.capitalize(), scale.text(float(rows.value[i]))),
-        card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
-        card("Your samples", f"{int(rows.sizes[i]):,}"),
-        card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
-        card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
-        card("Rounds your answer was refused", f"{int(rows.quarantines[i])}"),
+        make_card(scale.label.capitalize(), scale.text(float(rows.value[i]))),
+        make_card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
+        make_card("Your samples", f"{int(rows.sizes[i]):,}"),
+        make_card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
+        make_card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
+        make_card("Rounds your answer was refused", f"{int(rows.quarantines[i])}"),
     ]
 
 
-def frontier_sentence(names: Sequence[str], marks: Sequence[bool], seeds: int) -> str:
+def describe_frontier(names: Sequence[str], marks: Sequence[bool], seeds: int) -> str:
     """Say which settings of a sweep are not dominated."""
     kept = [name for name, mark in zip(names, marks, strict=True) if mark]
     words = "; ".join(kept[:6]) + ("; …" if len(kept) > 6 else "")

@@ -13,7 +13,7 @@ from equifed.report import Report, Target, as_json, build, write_report
 from equifed.report.figures import csv_text
 from equifed.report.methods import PLAN, Method, read_comparison
 from equifed.report.page import slug
-from equifed.report.tables import comparison_rows
+from equifed.report.tables import list_comparison
 from equifed.runs.config import RunConfig, apply_override
 from equifed.runs.jobs import Job, check, job, only_one, run_jobs
 from equifed.runs.settings import ConfigError
@@ -249,7 +249,7 @@ def comparison_table(report: Report) -> RichTable:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    rows = dict(zip((m.key for m in report.measures), comparison_rows(report), strict=True))
+    rows = dict(zip((m.key for m in report.measures), list_comparison(report), strict=True))
     table.add_column("")
     for label in TERMINAL.values():
         table.add_column(label, justify="right")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equifed.report import Report
-from equifed.report.figures import csv_text, on_frontier
+from equifed.report.figures import csv_text, find_frontier
 from equifed.report.page import frontier_page, frontier_svg
 from equifed.runs.compare import compare
 from equifed.runs.config import RunConfig, apply_override
@@ -141,7 +141,7 @@ def frontier_csv(report: Report, over: Sequence[Over]) -> str:
     for key in COLUMNS:
         columns += [key, f"{key}_lower_95", f"{key}_upper_95"]
     assert report.scale is not None
-    by_name, marks = _values(over), on_frontier(report.estimates, report.scale)
+    by_name, marks = _values(over), find_frontier(report.estimates, report.scale)
     rows = []
     for method, found, mark in zip(report.methods, report.estimates, marks, strict=True):
         row: list[Any] = list(by_name[method.name])
