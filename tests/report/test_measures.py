@@ -2,6 +2,7 @@
 
 import json
 import math
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from equifed.report import (
     render,
     write_report,
 )
-from equifed.report.figures import find_non_dominated
+from equifed.report.figures import find_frontier, find_non_dominated
 from equifed.report.measures import count_bytes, measure_run
+from equifed.report.methods import check_methods
+from equifed.report.page import frontier_page, frontier_svg
 from equifed.report.scales import Scale
 from equifed.training.history import History, MetricRecord, RoundRecord
 
@@ -245,8 +248,6 @@ def test_a_method_is_a_name_with_runs():
     with pytest.raises(ReportError, match="no runs"):
         as_methods({"a": []})
     with pytest.raises(ReportError, match="its own name"):
-        from equifed.report.methods import check_methods
-
         check_methods([Method("a", (RunData(history()),))] * 2)
 
 
@@ -256,3 +257,25 @@ def test_every_run_of_the_baseline_reaches_the_default_target():
     finals = [run.history.last().values.min() for run in methods[0].runs]
     assert report.target == Target(min(finals))
     assert report.estimates[0]["rounds_to_target"].reached == 4
+
+
+def test_a_participants_page_names_no_other_client(tmp_path):
+    names = ("Alpha", "Bravo", "Charlie")
+    runs = {"one": history(names), "other": history(names, pull=0.5)}
+    write_report(runs, tmp_path / "report.html", per_client=True)
+    pages = sorted((tmp_path / "report-clients").iterdir())
+    assert len(pages) == len(names)
+    for name, page in zip(names, pages, strict=True):
+        text = page.read_text()
+        assert name in text and not any(other in text for other in names if other != name)
+
+
+def test_the_frontier_of_a_sweep_is_a_drawing_of_its_own():
+    report = build(comparison(clients=6, seeds=2))
+    root = ElementTree.fromstring(frontier_svg(report, range(6)))
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert all(method.name in words for method in report.methods)
+    marks = find_frontier(report.estimates, report.scale)
+    page = frontier_page(report, range(6), "setting,worst\n")
+    points = page.split('id="points"')[1].split("</table>")[0]
+    assert (points.count("●"), points.count("○")) == (sum(marks), len(marks) - sum(marks))

@@ -146,12 +146,8 @@ def measure_run(history: History, scale: Scale, target: Target | None) -> dict[s
     out = {"rounds": float(len(history.rounds))}
     out["bytes"] = float(sum(r.bytes_up + r.bytes_down for r in history.rounds))
     if record is not None and known.size and np.isfinite(known).all():
-        out |= summary(
-            record.values,
-            record.sizes,
-            higher_is_better=scale.higher_is_better,
-            missing="drop",
-        )
+        higher = scale.higher_is_better
+        out |= summary(record.values, record.sizes, higher_is_better=higher, missing="drop")
     if target is not None:
         out |= _to_target(history, scale, target)
     return out
@@ -173,7 +169,7 @@ def choose_target(baseline: Method, scale: Scale) -> Target | None:
 
     Every run of the baseline gets there, and the question to the others is how soon they do.
     """
-    final = reduce_clients(baseline.final(scale.metric, scale.split), scale, "worst")
+    final = reduce_clients(baseline.final(scale), scale, "worst")
     known = final[np.isfinite(final)]
     if not known.size:
         return None
@@ -232,8 +228,7 @@ def _sample_intervals(method: Method, scale: Scale) -> dict[str, Interval]:
     known = count_correct(method, scale)
     if known is None:
         return {}
-    some, counts = known
-    sizes = method.sizes(scale.metric, scale.split)[some]
+    _, counts, sizes = known
     return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
 
 

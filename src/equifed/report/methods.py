@@ -53,19 +53,16 @@ class Method:
         """Seeds of the runs."""
         return tuple(run.seed for run in self.runs)
 
-    def final(self, metric: str, split: str) -> Losses:
+    def final(self, scale: Scale) -> Losses:
         """Return the last evaluation of every run, shape (runs, clients); NaN: not evaluated."""
-        rows = []
-        for run in self.runs:
-            record = run.history.last(metric, split)
-            empty = np.full(len(self.clients), np.nan)
-            rows.append(empty if record is None else record.values)
-        return np.array(rows)
+        last = [run.history.last(scale.metric, scale.split) for run in self.runs]
+        empty = np.full(len(self.clients), np.nan)
+        return np.array([empty if record is None else record.values for record in last])
 
-    def sizes(self, metric: str, split: str) -> Index:
+    def sizes(self, scale: Scale) -> Index:
         """Return the clients' sample counts in a split."""
         for run in self.runs:
-            record = run.history.last(metric, split)
+            record = run.history.last(scale.metric, scale.split)
             if record is not None:
                 return record.sizes
         return np.zeros(len(self.clients), dtype=np.int64)
@@ -246,14 +243,13 @@ class ClientRows:
 
 def collect_client_rows(method: Method, scale: Scale) -> ClientRows:
     """Return the per-client numbers of a method; NaN where some run has no number."""
-    sizes = method.sizes(scale.metric, scale.split)
     lower, upper, worst = _limit_accuracies(method, scale)
     return ClientRows(
-        value=np.asarray(method.final(scale.metric, scale.split).mean(axis=0)),
+        value=np.asarray(method.final(scale).mean(axis=0)),
         lower=lower,
         upper=upper,
-        loss=np.asarray(method.final("loss", scale.split).mean(axis=0)),
-        sizes=sizes,
+        loss=np.asarray(method.final(Scale("loss", scale.split)).mean(axis=0)),
+        sizes=method.sizes(scale),
         weight=method.last_weights(),
         participation=method.participation(),
         quarantines=method.quarantines(),
@@ -261,14 +257,14 @@ def collect_client_rows(method: Method, scale: Scale) -> ClientRows:
     )
 
 
-def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses]] | None:
-    """Return whose correct answers are known, and their numbers in every run; None: nobody's."""
-    final, sizes = (f(scale.metric, scale.split) for f in (method.final, method.sizes))
+def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses], Index] | None:
+    """Return whose correct answers are known, their numbers in every run, and of how many."""
+    final, sizes = method.final(scale), method.sizes(scale)
     some = np.flatnonzero((sizes > 0) & np.isfinite(final).all(axis=0))
     if not scale.kind.is_fraction or not some.size:
         return None
     try:
-        return some, [correct_counts(row[some], sizes[some]) for row in final]
+        return some, [correct_counts(row[some], sizes[some]) for row in final], sizes[some]
     except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
         return None
 
@@ -278,8 +274,7 @@ def _limit_accuracies(method: Method, scale: Scale) -> tuple[Losses, Losses, Wor
     known = count_correct(method, scale)
     if known is None:
         return lower, upper, None
-    some, counts = known
-    sizes = method.sizes(scale.metric, scale.split)[some]
+    some, counts, sizes = known
     limits = np.array([wilson_interval(count, sizes) for count in counts])
     lower[some], upper[some] = limits.mean(axis=0)
     worst = worst_client_interval(counts[0], sizes)
