@@ -28,8 +28,7 @@ from equifed.objectives import (
     SaddleObjective,
     WorstCase,
 )
-from equifed.objectives.l1_distance import L1Distance
-from equifed.objectives.l2_distance import L2Distance
+from equifed.objectives.distances import L1Distance, L2Distance
 from equifed.objectives.transport import Transport
 
 Array = NDArray[np.float64]

@@ -32,7 +32,7 @@ def test_other_samples_cover_the_truth_of_these_clients(statistic):
     truths = rng.beta(8, 2, clients)
     held = [
         statistic(truths)
-        in metrics.bootstrap_samples(statistic, correct, trials, resamples=200, seed=run)
+        in metrics.bootstrap_accuracies(statistic, correct, trials, resamples=200, seed=run)
         for run, correct in enumerate(rng.binomial(trials, truths, size=(RUNS, clients)))
     ]
     assert np.mean(held) >= FLOOR
@@ -44,7 +44,7 @@ def test_equal_clients_are_not_found_unequal(statistic):
     truths, trials = np.full(50, 0.85), np.full(50, 100)
     held = [
         statistic(truths)
-        in metrics.bootstrap_samples(statistic, correct, trials, resamples=100, seed=run)
+        in metrics.bootstrap_accuracies(statistic, correct, trials, resamples=100, seed=run)
         for run, correct in enumerate(rng.binomial(trials, truths, size=(RUNS, 50)))
     ]
     assert np.mean(held) >= FLOOR
@@ -67,7 +67,10 @@ def test_both_levels_cover_the_true_accuracies_of_the_population(statistic):
     population = statistic(rng.beta(8, 2, 400_000))
     trials = np.full(60, 50)
     held = [
-        population in metrics.bootstrap_both(statistic, correct, trials, resamples=200, seed=run)
+        population
+        in metrics.bootstrap_accuracies(
+            statistic, correct, trials, resample="both", resamples=200, seed=run
+        )
         for run, correct in enumerate(rng.binomial(trials, rng.beta(8, 2, size=(RUNS, 60))))
     ]
     assert np.mean(held) >= FLOOR
@@ -85,7 +88,9 @@ def test_percentiles_would_miss_where_the_correction_holds():
             [metrics.gini(block) for block in resample_samples(correct, trials, 200, run)]
         )
         lower, upper = np.quantile(draws, [0.025, 0.975])
-        interval = metrics.bootstrap_samples(metrics.gini, correct, trials, resamples=200, seed=run)
+        interval = metrics.bootstrap_accuracies(
+            metrics.gini, correct, trials, resamples=200, seed=run
+        )
         held += [lower <= metrics.gini(truths) <= upper, metrics.gini(truths) in interval]
     assert held[0] < 20
     assert held[1] > 85
@@ -100,7 +105,7 @@ def test_the_average_over_clients_is_the_t_interval():
 
 def test_the_average_over_samples_has_the_binomial_error():
     correct, trials = np.array([60, 80, 95, 30]), np.array([100, 200, 100, 40])
-    interval = metrics.bootstrap_samples(
+    interval = metrics.bootstrap_accuracies(
         metrics.average_by_client, correct, trials, resamples=100_000
     )
     p = correct / trials
@@ -125,8 +130,8 @@ def test_seeded_and_independent_of_blocks(monkeypatch):
     correct, trials = np.array([60, 80, 95]), np.array([100, 100, 100])
     calls = [
         partial(metrics.bootstrap_clients, metrics.gini, correct / trials),
-        partial(metrics.bootstrap_samples, metrics.gini, correct, trials),
-        partial(metrics.bootstrap_both, metrics.gini, correct, trials),
+        partial(metrics.bootstrap_accuracies, metrics.gini, correct, trials),
+        partial(metrics.bootstrap_accuracies, metrics.gini, correct, trials, resample="both"),
     ]
     first = [call(resamples=101, seed=7) for call in calls]
     assert first == [call(resamples=101, seed=7) for call in calls]
@@ -140,7 +145,7 @@ def test_seeded_and_independent_of_blocks(monkeypatch):
 def test_one_client_says_nothing_about_others():
     interval = metrics.bootstrap_clients(metrics.average_by_client, [0.5], resamples=10)
     assert (interval.lower, interval.upper) == (-math.inf, math.inf)
-    alone = metrics.bootstrap_samples(metrics.average_by_client, [5], [10], resamples=100)
+    alone = metrics.bootstrap_accuracies(metrics.average_by_client, [5], [10], resamples=100)
     assert 0 < alone.lower < 0.5 < alone.upper < 1
 
 
@@ -157,12 +162,10 @@ def test_summary_intervals_agree_with_single_ones():
     options = {"resamples": 300, "seed": 3}
     whole = metrics.summary_intervals(p, higher_is_better=True, **options)
     assert whole["gini"] == metrics.bootstrap_clients(metrics.gini, p, **options)
-    for resample, single in (
-        ("samples", metrics.bootstrap_samples),
-        ("both", metrics.bootstrap_both),
-    ):
-        rows = metrics.accuracy_intervals(correct, trials, resample=resample, **options)
-        alone = single(metrics.standard_deviation, correct, trials, **options)
+    for resample in ("samples", "both"):
+        options["resample"] = resample
+        rows = metrics.accuracy_intervals(correct, trials, **options)
+        alone = metrics.bootstrap_accuracies(metrics.standard_deviation, correct, trials, **options)
         assert rows["standard_deviation"].upper == pytest.approx(alone.upper, rel=1e-12)
         assert rows["worst_20_percent"].estimate == WORST(p)
 
@@ -194,12 +197,12 @@ def test_summary_intervals_stay_within_bounds_and_hold_equality():
 
 def test_messages():
     with pytest.raises(ValueError, match="positions 1 have no test sample"):
-        metrics.bootstrap_samples(metrics.gini, [1, 0], [2, 0])
+        metrics.bootstrap_accuracies(metrics.gini, [1, 0], [2, 0])
     with pytest.raises(ValueError, match=r"one length.*\(2,\), \(1,\)"):
         metrics.bootstrap_clients(metrics.average_by_sample, [1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="resamples must be at least 2"):
         metrics.bootstrap_clients(metrics.gini, [1.0, 2.0], resamples=1)
     with pytest.raises(ValueError, match="level must lie"):
-        metrics.bootstrap_both(metrics.gini, [1, 2], [2, 3], level=95)
+        metrics.bootstrap_accuracies(metrics.gini, [1, 2], [2, 3], level=95)
     with pytest.raises(ValueError, match="'samples' or 'both', got 'clients'"):
         metrics.accuracy_intervals([1, 2], [2, 3], resample="clients")

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equifed.objectives import Average, ChiSquare, CVaR, WorstCase
+from equifed.objectives import (
+    Average,
+    ChiSquare,
+    CVaR,
+    Entropic,
+    Objective,
+    QFair,
+    SaddleObjective,
+    Tilted,
+    WorstCase,
+)
+from equifed.objectives.projections import project_capped_simplex
 
 losses_of_clients = st.lists(st.floats(0, 10), min_size=1, max_size=9).map(np.array)
 
@@ -44,6 +55,36 @@ def test_claims_up_to_the_largest_float_stay_finite():
     capped = ChiSquare(0.01, CVaR(0.5)).weights(losses)
     assert capped.max() <= 0.5 and capped.sum() == pytest.approx(1, abs=1e-15)
     assert np.array_equal(ChiSquare(0.01).weights(losses), [1, 0, 0, 0])
+
+
+class OwnWorstCase(SaddleObjective):
+    """What somebody outside has to write for an objective on the simplex, and no more."""
+
+    def weights(self, losses):
+        return WorstCase().weights(losses)
+
+    def prox(self, point, step):
+        return project_capped_simplex(point, np.ones(point.size))
+
+
+@given(losses=losses_of_clients)
+def test_the_defaults_of_a_saddle_objective_are_those_of_the_simplex(losses):
+    own, known, n = OwnWorstCase(), WorstCase(), losses.size
+    assert own.value(losses) == pytest.approx(known.value(losses))
+    assert np.array_equal(own.start(n), known.start(n))
+    weights = own.weights(losses)
+    assert own.penalty(weights) == known.penalty(weights)
+    assert own.strong_convexity(n) == known.strong_convexity(n)
+    assert own.l1_norm(n) == known.l1_norm(n)
+    with pytest.raises(ValueError, match="OwnWorstCase has no exact entropic step"):
+        Entropic().ascend(own, own.start(n), losses, 1.0)
+
+
+def test_objectives_without_a_saddle_form_say_so_by_their_class():
+    for objective in (QFair(1.0), Tilted(-1.0)):
+        assert isinstance(objective, Objective) and not isinstance(objective, SaddleObjective)
+    with pytest.raises(TypeError, match="abstract"):
+        SaddleObjective()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from selenium.webdriver.common.by import By
 from tests.report.synthetic import METHODS, comparison, history
 
 from equifed.report import as_methods, build, write_report
-from equifed.report.clients import client_rows
+from equifed.report.methods import collect_client_rows
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -52,7 +52,7 @@ def test_nothing_is_logged_and_nothing_is_asked_for(six, browser):
 def test_the_worst_served_comes_first(six, browser):
     report, path = six
     browser.open(path)
-    rows = client_rows(report.methods[report.lead], report.scale)
+    rows = collect_client_rows(report.methods[report.lead], report.scale)
     shown = column(browser, 1)
     assert len(shown) == 100
     assert shown[0] == report.methods[0].clients[int(np.argmin(rows.value))]
@@ -244,7 +244,7 @@ def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser, capsys):
 
 
 def test_the_page_of_a_sweep_opens(six, tmp_path, browser):
-    from equifed.report.sweep_page import frontier_page
+    from equifed.report.page import frontier_page
 
     page = tmp_path / "frontier.html"
     page.write_text(frontier_page(six[0], [1, 1, 2, 2, 3, 3], "a,b\n1,2\n"), encoding="utf-8")

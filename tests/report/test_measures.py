@@ -2,6 +2,7 @@
 
 import json
 import math
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from equifed.report import (
     render,
     write_report,
 )
-from equifed.report.frontier import non_dominated
-from equifed.report.measures import bytes_until, run_measures
+from equifed.report.figures import find_frontier, find_non_dominated
+from equifed.report.measures import count_bytes, measure_run
+from equifed.report.methods import check_methods
+from equifed.report.page import frontier_page, frontier_svg
 from equifed.report.scales import Scale
 from equifed.training.history import History, MetricRecord, RoundRecord
 
@@ -42,7 +45,7 @@ def accuracies(*rows, n=100, metric="accuracy"):
 
 def test_measures_are_the_reducers_of_the_last_evaluation():
     run = history(tuple("abcdef"))
-    found = run_measures(run, Scale("accuracy", "test"), None)
+    found = measure_run(run, Scale("accuracy", "test"), None)
     record = run.last()
     expected = summary(record.values, record.sizes, higher_is_better=True)
     assert {key: found[key] for key in expected} == expected
@@ -71,17 +74,17 @@ def test_one_seed_has_no_interval_between_seeds():
 
 def test_target_is_reached_when_the_worst_client_gets_there():
     run = accuracies([0.1, 0.2], [0.5, 0.9], [0.7, 0.6], [0.8, 0.9])
-    found = run_measures(run, Scale("accuracy", "test"), Target(0.6))
+    found = measure_run(run, Scale("accuracy", "test"), Target(0.6))
     assert (found["rounds_to_target"], found["bytes_to_target"]) == (2, 80)
-    average = run_measures(run, Scale("accuracy", "test"), Target(0.6, "average"))
+    average = measure_run(run, Scale("accuracy", "test"), Target(0.6, "average"))
     assert average["rounds_to_target"] == 1
-    never = run_measures(run, Scale("accuracy", "test"), Target(0.95))
+    never = measure_run(run, Scale("accuracy", "test"), Target(0.95))
     assert math.isnan(never["rounds_to_target"])
 
 
 def test_a_target_of_a_loss_is_reached_from_above():
     run = accuracies([3.0, 2.0], [1.0, 0.5], [0.4, 0.5], metric="loss")
-    found = run_measures(run, Scale("loss", "test"), Target(0.5))
+    found = measure_run(run, Scale("loss", "test"), Target(0.5))
     assert found["rounds_to_target"] == 2
 
 
@@ -139,7 +142,7 @@ def test_participation_and_quarantines_are_counted():
 
 def test_bytes_are_counted_up_to_a_round():
     run = accuracies([0.1], [0.2], [0.3])
-    assert bytes_until(run, np.array([0, 1, 2])).tolist() == [0, 40, 80]
+    assert count_bytes(run, np.array([0, 1, 2])).tolist() == [0, 40, 80]
 
 
 def test_a_run_that_was_not_evaluated_is_reported_as_such(tmp_path):
@@ -232,7 +235,7 @@ def test_non_dominated_points_are_those_that_nobody_beats(points, higher):
         )
         for a, w in points
     ]
-    assert non_dominated(average, worst, higher_is_better=higher) == expected
+    assert find_non_dominated(average, worst, higher_is_better=higher) == expected
 
 
 def test_the_page_never_says_that_a_model_is_fair():
@@ -245,9 +248,7 @@ def test_a_method_is_a_name_with_runs():
     with pytest.raises(ReportError, match="no runs"):
         as_methods({"a": []})
     with pytest.raises(ReportError, match="its own name"):
-        from equifed.report.methods import checked
-
-        checked([Method("a", (RunData(history()),))] * 2)
+        check_methods([Method("a", (RunData(history()),))] * 2)
 
 
 def test_every_run_of_the_baseline_reaches_the_default_target():
@@ -256,3 +257,25 @@ def test_every_run_of_the_baseline_reaches_the_default_target():
     finals = [run.history.last().values.min() for run in methods[0].runs]
     assert report.target == Target(min(finals))
     assert report.estimates[0]["rounds_to_target"].reached == 4
+
+
+def test_a_participants_page_names_no_other_client(tmp_path):
+    names = ("Alpha", "Bravo", "Charlie")
+    runs = {"one": history(names), "other": history(names, pull=0.5)}
+    write_report(runs, tmp_path / "report.html", per_client=True)
+    pages = sorted((tmp_path / "report-clients").iterdir())
+    assert len(pages) == len(names)
+    for name, page in zip(names, pages, strict=True):
+        text = page.read_text()
+        assert name in text and not any(other in text for other in names if other != name)
+
+
+def test_the_frontier_of_a_sweep_is_a_drawing_of_its_own():
+    report = build(comparison(clients=6, seeds=2))
+    root = ElementTree.fromstring(frontier_svg(report, range(6)))
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert all(method.name in words for method in report.methods)
+    marks = find_frontier(report.estimates, report.scale)
+    page = frontier_page(report, range(6), "setting,worst\n")
+    points = page.split('id="points"')[1].split("</table>")[0]
+    assert (points.count("●"), points.count("○")) == (sum(marks), len(marks) - sum(marks))

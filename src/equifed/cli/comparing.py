@@ -149,7 +149,7 @@ def tabulate_comparison(report: Report) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from equifed.report.tables import comparison_rows
+    from equifed.report.tables import list_comparison
 
     seeds = max(len(method.runs) for method in report.methods)
     about = f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed"
@@ -159,7 +159,7 @@ def tabulate_comparison(report: Report) -> Table:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    rows = dict(zip((m.key for m in report.measures), comparison_rows(report), strict=True))
+    rows = dict(zip((m.key for m in report.measures), list_comparison(report), strict=True))
     table.add_column("")
     for label in TERMINAL.values():
         table.add_column(label, justify="right")

@@ -1,6 +1,6 @@
 """Fairness of one number per client: reducers, a summary under stable names, and how sure it is."""
 
-from equifed.metrics.bootstrap import bootstrap_both, bootstrap_clients, bootstrap_samples
+from equifed.metrics.bootstrap import bootstrap_accuracies, bootstrap_clients
 from equifed.metrics.inequality import (
     atkinson,
     burden,
@@ -9,7 +9,10 @@ from equifed.metrics.inequality import (
     gini,
     jain,
     lorenz_curve,
+    palma,
+    relative_unfairness,
     theil,
+    twenty_twenty,
 )
 from equifed.metrics.intervals import (
     Interval,
@@ -24,6 +27,8 @@ from equifed.metrics.levels import (
     average_by_sample,
     best,
     best_fraction,
+    cvar,
+    hcvar,
     maximum,
     minimum,
     spread,
@@ -32,14 +37,16 @@ from equifed.metrics.levels import (
     worst,
     worst_fraction,
 )
+from equifed.metrics.metric import METRICS, Metric, find_metric
 from equifed.metrics.paired import mean_interval, paired_difference
 from equifed.metrics.summary import Direction, Reducer, describe, reducers, summary
 from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
-from equifed.metrics.tails import cvar, hcvar, palma, relative_unfairness, twenty_twenty
 
 __all__ = [
+    "METRICS",
     "Direction",
     "Interval",
+    "Metric",
     "Reducer",
     "WorstClient",
     "accuracy_intervals",
@@ -48,9 +55,8 @@ __all__ = [
     "average_by_sample",
     "best",
     "best_fraction",
-    "bootstrap_both",
+    "bootstrap_accuracies",
     "bootstrap_clients",
-    "bootstrap_samples",
     "burden",
     "clopper_pearson_interval",
     "correct_counts",
@@ -58,6 +64,7 @@ __all__ = [
     "cvar",
     "describe",
     "entropy",
+    "find_metric",
     "gini",
     "hcvar",
     "jain",

@@ -1,11 +1,11 @@
 r"""Seeded bootstrap intervals for summaries, and what each of them is about.
 
-* :func:`bootstrap_samples`: these clients, *other test samples*. How far may the summary of their
-  true accuracies lie from the measured one?
 * :func:`bootstrap_clients`: *other clients* from the same population, measured in the same way. The
   test noise of each client is part of the answer.
-* :func:`bootstrap_both`: other clients, and their *true* accuracies. The test noise is
-  estimated and taken out.
+* :func:`bootstrap_accuracies` of other ``"samples"``: these clients, *other test samples*. How far
+  may the summary of their true accuracies lie from the measured one?
+* :func:`bootstrap_accuracies` of ``"both"``: other clients, and their *true* accuracies. The test
+  noise is estimated and taken out.
 
 **The interval.** With the estimate t, and the mean and standard deviation of the same statistic
 over the resamples,
@@ -20,8 +20,8 @@ degrees of freedom times :math:`\sqrt{n/(n-1)}`, which the plain bootstrap of n 
 
 **Near equality.** When all clients are truly alike, inequality is at its least and every resample
 lies above it: no bootstrap reaches down to the truth. So if the counts do not reject one common
-accuracy (chi-square test of homogeneity at the same level), the interval of ``bootstrap_samples``
-and ``bootstrap_both`` is extended to what the statistic would be under a common accuracy, within
+accuracy (chi-square test of homogeneity at the same level), the interval of
+``bootstrap_accuracies`` is extended to what the statistic would be under a common accuracy, within
 its Wilson limits. This only ever widens the interval.
 
 **What it cannot do.** With few clients (30) intervals that resample clients hold five to ten points
@@ -37,17 +37,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equifed.contract.streams import Stream
-from equifed.metrics.checks import Reduced, Values, finite, positions
+from equifed.metrics.checks import Reduced, Values, check_finite, name_positions
 from equifed.metrics.intervals import Interval, check_counts, check_level, wilson_interval
 
 Statistic: TypeAlias = Callable[..., Reduced]
 """Takes one array (b, n) for each column given, and returns (b,) numbers; every reducer is one."""
+
+Resample: TypeAlias = Literal["samples", "both"]
+"""What is drawn anew: test samples of these clients, or clients and then their samples."""
 
 _BLOCK = 2_000_000  # numbers resampled at a time, so that memory does not grow with resamples
 
@@ -96,7 +99,7 @@ def corrected_interval(
 
 
 def _columns(columns: Sequence[ArrayLike]) -> list[Values]:
-    arrays = [finite(column, f"column {i}") for i, column in enumerate(columns)]
+    arrays = [check_finite(column, f"column {i}") for i, column in enumerate(columns)]
     if not arrays or any(a.ndim != 1 or a.shape != arrays[0].shape for a in arrays):
         shapes = [a.shape for a in arrays]
         raise ValueError(
@@ -134,7 +137,7 @@ def check_measured(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Value
     k, m = check_counts(correct, trials)
     if (m == 0).any():
         raise ValueError(
-            f"clients at positions {positions(m == 0)} have no test sample; leave them out."
+            f"clients at positions {name_positions(m == 0)} have no test sample; leave them out."
         )
     return k, m
 
@@ -157,19 +160,10 @@ def common_accuracies(k: Values, m: Values, level: float) -> Values | None:
     return np.repeat(limits[:, None], k.size, axis=1)
 
 
-def widened(interval: Interval, at: Values) -> Interval:
+def widen(interval: Interval, at: Values) -> Interval:
     """Return the interval, extended to hold all the numbers in ``at``."""
     lower, upper = min(interval.lower, float(at.min())), max(interval.upper, float(at.max()))
     return replace(interval, lower=lower, upper=upper)
-
-
-def _accuracy_interval(
-    statistic: Statistic, k: Values, m: Values, blocks: Iterator[Values], c: float, level: float
-) -> Interval:
-    draws = np.concatenate([np.atleast_1d(statistic(block)) for block in blocks])
-    interval = corrected_interval(float(statistic(k / m)), draws, quantile=c, level=level)
-    common = common_accuracies(k, m, level)
-    return interval if common is None else widened(interval, np.asarray(statistic(common)))
 
 
 def bootstrap_clients(
@@ -184,7 +178,7 @@ def bootstrap_clients(
     Clients are drawn with replacement, each with all its columns: ``bootstrap_clients(gini,
     losses)``, ``bootstrap_clients(average_by_sample, accuracies, sizes)``. Sensible only if the
     clients are a sample of something larger; for a federation that is all there is, see
-    :func:`bootstrap_samples`. One client gives infinite limits.
+    :func:`bootstrap_accuracies`. One client gives infinite limits.
 
     >>> from equifed.metrics.levels import average_by_client
     >>> mean = bootstrap_clients(average_by_client, [0.5, 0.7, 0.9, 0.7], resamples=500)
@@ -198,54 +192,47 @@ def bootstrap_clients(
     return corrected_interval(float(statistic(*arrays)), draws, quantile=c, level=level)
 
 
-def bootstrap_samples(
+def bootstrap_accuracies(
     statistic: Statistic,
     correct: ArrayLike,
     trials: ArrayLike,
     *,
+    resample: Resample = "samples",
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    r"""Return an interval for a summary of *these* clients' true accuracies.
+    r"""Return an interval for a summary of the clients' *true* accuracies.
 
-    Other test samples, that is: each client's count is drawn anew, :math:`k_i^* \sim
-    \mathrm{Bin}(m_i, k_i/m_i)`. A client with nothing or everything right shows no variation, so
-    with a handful of samples each the interval is too short.
+    ``"samples"``: these clients and other test samples. Each client's count is drawn anew,
+    :math:`k_i^* \sim \mathrm{Bin}(m_i, k_i/m_i)`. A client with nothing or everything right shows
+    no variation, so with a handful of samples each the interval is too short.
+
+    ``"both"``: other clients of the same kind. Clients are drawn with replacement, then counts
+    within each. For an average this is cautious: the variance between measured clients already
+    holds the test noise :math:`\sigma_w^2`, and the second level adds it again,
+    :math:`(\sigma_b^2 + 2\sigma_w^2)/n` in place of :math:`(\sigma_b^2 + \sigma_w^2)/n`.
 
     >>> from equifed.metrics.inequality import gini
-    >>> 0.0 < bootstrap_samples(gini, [60, 80, 95], [100, 100, 100], resamples=500).lower
+    >>> 0.0 < bootstrap_accuracies(gini, [60, 80, 95], [100, 100, 100], resamples=500).lower
     True
     """
     k, m = check_measured(correct, trials)
-    z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
-    blocks = resample_samples(k, m, resamples, seed)
-    return _accuracy_interval(statistic, k, m, blocks, z, level)
+    c, blocks = resample_accuracies(k, m, resample, level, resamples, seed)
+    draws = np.concatenate([np.atleast_1d(statistic(block)) for block in blocks])
+    interval = corrected_interval(float(statistic(k / m)), draws, quantile=c, level=level)
+    common = common_accuracies(k, m, level)
+    return interval if common is None else widen(interval, np.asarray(statistic(common)))
 
 
-def bootstrap_both(
-    statistic: Statistic,
-    correct: ArrayLike,
-    trials: ArrayLike,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    r"""Return an interval for a summary of the true accuracies of other clients of the same kind.
-
-    Clients are drawn with replacement, then counts within each. For an average this is cautious:
-    the variance between measured clients already holds the test noise :math:`\sigma_w^2`, and the
-    second level adds it again, :math:`(\sigma_b^2 + 2\sigma_w^2)/n` in place of :math:`(\sigma_b^2
-    + \sigma_w^2)/n`.
-
-    >>> from equifed.metrics.levels import average_by_client
-    >>> one = bootstrap_clients(average_by_client, [0.6, 0.8, 0.9, 0.7], resamples=500)
-    >>> both = bootstrap_both(average_by_client, [6, 8, 9, 7], [10] * 4, resamples=500)
-    >>> one.upper - one.lower < both.upper - both.lower
-    True
-    """
-    k, m = check_measured(correct, trials)
-    c = client_quantile(check_level(level), k.size)
-    blocks = resample_both(k, m, resamples, seed)
-    return _accuracy_interval(statistic, k, m, blocks, c, level)
+def resample_accuracies(
+    k: Values, m: Values, resample: Resample, level: float, resamples: int, seed: int
+) -> tuple[float, Iterator[Values]]:
+    """Return the c of the interval, and blocks (b, n) of accuracies."""
+    check_level(level)
+    if resample == "samples":
+        z = NormalDist().inv_cdf((1 + level) / 2)
+        return z, resample_samples(k, m, resamples, seed)
+    if resample == "both":
+        return client_quantile(level, k.size), resample_both(k, m, resamples, seed)
+    raise ValueError(f"resample must be 'samples' or 'both', got {resample!r}.")

@@ -1,4 +1,4 @@
-r"""How unequally something is shared among clients: Lorenz curve and the indices built on shares.
+r"""How unequally something is shared among clients: Lorenz curve, indices, ratios of tails.
 
 All of them depend on the shares :math:`p_i = v_i/\sum_j v_j` alone, so they do not change when
 every value is multiplied by one number, nor when clients are renamed. They need :math:`v_i \ge 0`
@@ -10,6 +10,9 @@ badly served lowers them in both cases. They are blind to the level: a model tha
 everyone scores perfectly, so read them beside an average. Of the indices here only :func:`atkinson`
 and :func:`burden` look harder at one end of the distribution; :func:`atkinson` at the *low* end
 (right for accuracies), :func:`burden` at the *high* end (right for losses).
+
+The tails of :func:`relative_unfairness`, 20:20 and Palma are means over capped simplices, which
+:mod:`equifed.metrics.levels` describes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics.checks import Reduced, Values, finite, reduced, shares
+from equifed.metrics.checks import (
+    Reduced,
+    Values,
+    check_finite,
+    check_fraction,
+    check_nonnegative,
+    compute_shares,
+    unwrap,
+)
+from equifed.metrics.levels import average_top
 
 
 def lorenz_curve(values: ArrayLike) -> tuple[Values, Values]:
@@ -30,7 +42,7 @@ def lorenz_curve(values: ArrayLike) -> tuple[Values, Values]:
     >>> lorenz_curve([3.0, 1.0])
     (array([0. , 0.5, 1. ]), array([0.  , 0.25, 1.  ]))
     """
-    ordered = np.sort(shares(values), axis=-1)
+    ordered = np.sort(compute_shares(values), axis=-1)
     start = np.zeros((*ordered.shape[:-1], 1))
     heights = np.concatenate([start, np.cumsum(ordered, axis=-1)], axis=-1)
     heights[..., -1] = 1.0
@@ -48,10 +60,10 @@ def gini(values: ArrayLike) -> Reduced:
     >>> gini([1.0, 3.0])
     0.25
     """
-    ordered = np.sort(shares(values), axis=-1)
+    ordered = np.sort(compute_shares(values), axis=-1)
     n = ordered.shape[-1]
     ranks = (2 * np.arange(1, n + 1) - n - 1) / n
-    return reduced(np.maximum((ranks * ordered).sum(axis=-1), 0.0))
+    return unwrap(np.maximum((ranks * ordered).sum(axis=-1), 0.0))
 
 
 def entropy(values: ArrayLike) -> Reduced:
@@ -63,8 +75,8 @@ def entropy(values: ArrayLike) -> Reduced:
     >>> round(entropy([0.5, 0.5, 0.0]), 6)
     0.693147
     """
-    p = shares(values)
-    return reduced(np.maximum(-(p * np.log(np.where(p > 0, p, 1.0))).sum(axis=-1), 0.0))
+    p = compute_shares(values)
+    return unwrap(np.maximum(-(p * np.log(np.where(p > 0, p, 1.0))).sum(axis=-1), 0.0))
 
 
 def theil(values: ArrayLike) -> Reduced:
@@ -76,9 +88,9 @@ def theil(values: ArrayLike) -> Reduced:
     >>> round(theil([1.0, 0.0]), 6)
     0.693147
     """
-    p = shares(values)
+    p = compute_shares(values)
     logs = np.log(np.where(p > 0, p.shape[-1] * p, 1.0))
-    return reduced(np.maximum((p * logs).sum(axis=-1), 0.0))  # below 0 by rounding only
+    return unwrap(np.maximum((p * logs).sum(axis=-1), 0.0))  # below 0 by rounding only
 
 
 def jain(values: ArrayLike) -> Reduced:
@@ -89,8 +101,8 @@ def jain(values: ArrayLike) -> Reduced:
     >>> jain([1.0, 1.0, 0.0, 0.0])
     0.5
     """
-    p = shares(values)
-    return reduced(np.minimum(1.0 / (p.shape[-1] * np.square(p).sum(axis=-1)), 1.0))
+    p = compute_shares(values)
+    return unwrap(np.minimum(1.0 / (p.shape[-1] * np.square(p).sum(axis=-1)), 1.0))
 
 
 def cosine(values: ArrayLike) -> Reduced:
@@ -103,11 +115,11 @@ def cosine(values: ArrayLike) -> Reduced:
     >>> round(cosine([1.0, 1.0, 0.0, 0.0]), 6)
     0.707107
     """
-    array = finite(values)
+    array = check_finite(values)
     top = np.abs(array).max(axis=-1, keepdims=True)
     relative = np.divide(array, top, out=np.ones_like(array), where=top > 0)
     length = np.sqrt(array.shape[-1]) * np.sqrt(np.square(relative).sum(axis=-1))
-    return reduced(np.clip(relative.sum(axis=-1) / length, -1.0, 1.0))
+    return unwrap(np.clip(relative.sum(axis=-1) / length, -1.0, 1.0))
 
 
 def _power_mean(positive: Values, exponent: float) -> Values:
@@ -161,9 +173,9 @@ def atkinson(values: ArrayLike, aversion: float) -> Reduced:
     >>> round(atkinson([1.0, 3.0], aversion=2.0), 12), atkinson([1.0, 3.0], aversion=float("inf"))
     (0.25, 0.5)
     """
-    relative = np.asarray(shares(values)) * np.shape(values)[-1]
+    relative = np.asarray(compute_shares(values)) * np.shape(values)[-1]
     index = 1.0 - _power_mean(relative, 1.0 - _aversion(aversion))
-    return reduced(np.clip(index, 0.0, 1.0))
+    return unwrap(np.clip(index, 0.0, 1.0))
 
 
 def burden(losses: ArrayLike, aversion: float) -> Reduced:
@@ -180,5 +192,56 @@ def burden(losses: ArrayLike, aversion: float) -> Reduced:
     >>> burden([1.0, 3.0], aversion=float("inf"))
     0.5
     """
-    relative = np.asarray(shares(losses)) * np.shape(losses)[-1]
-    return reduced(np.maximum(_power_mean(relative, 1.0 + _aversion(aversion)) - 1.0, 0.0))
+    relative = np.asarray(compute_shares(losses)) * np.shape(losses)[-1]
+    return unwrap(np.maximum(_power_mean(relative, 1.0 + _aversion(aversion)) - 1.0, 0.0))
+
+
+def relative_unfairness(values: ArrayLike, alpha: float, beta: float) -> Reduced:
+    r"""Return how many times larger the large values are than the small ones.
+
+    .. math:: R_{A,B}(v) = \frac{\max_{a\in\Delta_\alpha} \sum_i a_i v_i}
+                                {\min_{b\in\Delta_\beta}\sum_i b_i v_i}
+
+    The mean of the largest fraction ``alpha`` over the mean of the smallest fraction ``beta``. At
+    least 1, and 1 means equality of those tails, whether values are losses (large is badly served)
+    or accuracies (large is well served, as with incomes, for which the 20:20 and Palma ratios were
+    made). Zero for every client gives 1; zero for the smallest fraction only gives infinity.
+    Negative values are refused.
+
+    With (1, 1/n) it is mean over minimum, so :math:`1 - 1/R` is Atkinson's index with infinite
+    aversion.
+
+    References
+    ----------
+    IA, Definition 1 and Example 2.
+
+    >>> relative_unfairness([1.0, 2.0, 3.0, 6.0], alpha=0.25, beta=0.5)
+    4.0
+    """
+    array = check_nonnegative(values)
+    large = average_top(array, check_fraction(alpha, "alpha"))
+    small = np.abs(average_top(-array, check_fraction(beta, "beta")))  # never -0
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.asarray(large / small)
+    return unwrap(np.maximum(np.where(large == 0, 1.0, ratio), 1.0))
+
+
+def twenty_twenty(values: ArrayLike) -> Reduced:
+    """Return the 20:20 ratio, the mean of the largest 20 % over that of the smallest 20 %.
+
+    >>> twenty_twenty([1.0, 2.0, 2.0, 2.0, 3.0])
+    3.0
+    """
+    return relative_unfairness(values, alpha=0.2, beta=0.2)
+
+
+def palma(values: ArrayLike) -> Reduced:
+    """Return the Palma ratio, the mean of the largest 10 % over that of the smallest 40 %.
+
+    As a ratio of *means*, like every R_{A,B}; the ratio of totals used for incomes is a quarter of
+    it. (IA Example 2 prints the levels as (0.40, 0.10); its main text has them as here.)
+
+    >>> palma([1.0] * 4 + [2.0] * 5 + [5.0])
+    5.0
+    """
+    return relative_unfairness(values, alpha=0.1, beta=0.4)

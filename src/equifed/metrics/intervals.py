@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from equifed.metrics.checks import Values, nonnegative, positions
+from equifed.metrics.checks import Values, check_nonnegative, name_positions
 
 Method: TypeAlias = Literal["wilson", "clopper_pearson"]
 
@@ -55,8 +55,8 @@ def check_level(level: float) -> float:
 
 def check_counts(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]:
     """Return counts of correct answers and of samples, shape (n,), or say what is wrong."""
-    k = nonnegative(np.atleast_1d(np.asarray(correct)), "correct")
-    m = nonnegative(np.atleast_1d(np.asarray(trials)), "trials")
+    k = check_nonnegative(np.atleast_1d(np.asarray(correct)), "correct")
+    m = check_nonnegative(np.atleast_1d(np.asarray(trials)), "trials")
     if k.ndim != 1 or k.shape != m.shape:
         raise ValueError(
             f"correct and trials must hold one count per client, got {k.shape} and {m.shape}."
@@ -65,11 +65,11 @@ def check_counts(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]
     if fractional.any():
         raise ValueError(
             f"correct and trials must be whole counts, but clients at positions "
-            f"{positions(fractional)} have fractions; multiply an accuracy by its sample count."
+            f"{name_positions(fractional)} have fractions; multiply accuracies by sample counts."
         )
     if (k > m).any():
         raise ValueError(
-            f"correct must not exceed trials, but does at positions {positions(k > m)}; "
+            f"correct must not exceed trials, but does at positions {name_positions(k > m)}; "
             "were the arguments swapped?"
         )
     return k, m
@@ -85,7 +85,8 @@ def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
     >>> correct_counts([0.9, float("nan")], [50, 0])
     array([45.,  0.])
     """
-    p, m = np.atleast_1d(np.asarray(accuracies, dtype=np.float64)), nonnegative(sizes, "sizes")
+    p = np.atleast_1d(np.asarray(accuracies, dtype=np.float64))
+    m = check_nonnegative(sizes, "sizes")
     if p.shape != m.shape:
         raise ValueError(f"accuracies and sizes must have one shape, got {p.shape} and {m.shape}.")
     product = np.where(m > 0, p * m, 0.0)
@@ -94,12 +95,12 @@ def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
     if wrong.any():
         raise ValueError(
             f"accuracy times size is no whole count between 0 and size at positions "
-            f"{positions(wrong)}; are accuracies and sizes of the same split?"
+            f"{name_positions(wrong)}; are accuracies and sizes of the same split?"
         )
     return whole
 
 
-def one_sided(k: Values, m: Values, miss: float, method: Method) -> tuple[Values, Values]:
+def limit_one_side(k: Values, m: Values, miss: float, method: Method) -> tuple[Values, Values]:
     """Return limits that each miss the true accuracy on their side with probability ``miss``."""
     if method == "wilson":
         lower, upper = _wilson(k, m, NormalDist().inv_cdf(1 - miss))
@@ -141,7 +142,7 @@ def wilson_interval(
     [array([0.7864, 0.    ]), array([0.9565, 0.2775])]
     """
     k, m = check_counts(correct, trials)
-    return one_sided(k, m, (1 - check_level(level)) / 2, "wilson")
+    return limit_one_side(k, m, (1 - check_level(level)) / 2, "wilson")
 
 
 def clopper_pearson_interval(
@@ -160,7 +161,7 @@ def clopper_pearson_interval(
     [array([0.7819, 0.    ]), array([0.9667, 0.3085])]
     """
     k, m = check_counts(correct, trials)
-    return one_sided(k, m, (1 - check_level(level)) / 2, "clopper_pearson")
+    return limit_one_side(k, m, (1 - check_level(level)) / 2, "clopper_pearson")
 
 
 def _simultaneous(miss: float, clients: int) -> float:
@@ -224,8 +225,8 @@ def worst_client_interval(
         raise ValueError("trials are zero for every client: nothing was measured.")
     half = (1 - check_level(level)) / 2
     adjusted = _simultaneous(half, k.size)
-    lower, _ = one_sided(k, m, half, method)
-    low, high = one_sided(k, m, adjusted, method)
+    lower, _ = limit_one_side(k, m, half, method)
+    low, high = limit_one_side(k, m, adjusted, method)
     measured = np.divide(k, m, out=np.full(k.shape, np.inf), where=m > 0)
     observed = int(measured.argmin())
     interval = Interval(float(measured[observed]), float(lower.min()), float(high.min()), level)

@@ -2,6 +2,12 @@ r"""How well clients are served: averages, the worst, the best, and how far they
 
 ``higher_is_better`` says whether the values are something like accuracies (True) or something like
 losses (False). It decides who is *worst*. None of these reducers minds negative values.
+
+CVaR is a maximum over the capped simplex at level alpha, :math:`\Delta_\alpha = \{a \ge 0, \sum_i
+a_i = 1, a_i \le 1/(\alpha n)\}`. The largest :math:`\langle a, v\rangle` over it is the mean of the
+largest fraction alpha of the values, where the last client is counted in part when alpha n is no
+integer. (IA prints :math:`\lfloor\alpha n\rfloor` clients, which is the same when it is one, and
+nothing at all when alpha n < 1; there the capped simplex gives the extreme client.)
 """
 
 from __future__ import annotations
@@ -11,7 +17,14 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics.checks import Reduced, Values, client_weights, finite, level_in_unit, reduced
+from equifed.metrics.checks import (
+    Reduced,
+    Values,
+    check_finite,
+    check_fraction,
+    normalise_sizes,
+    unwrap,
+)
 
 
 def average_by_client(values: ArrayLike) -> Reduced:
@@ -22,7 +35,7 @@ def average_by_client(values: ArrayLike) -> Reduced:
     >>> average_by_client([0.9, 0.5])
     0.7
     """
-    return reduced(finite(values).mean(axis=-1))
+    return unwrap(check_finite(values).mean(axis=-1))
 
 
 def average_by_sample(values: ArrayLike, sizes: ArrayLike) -> Reduced:
@@ -33,8 +46,8 @@ def average_by_sample(values: ArrayLike, sizes: ArrayLike) -> Reduced:
     >>> average_by_sample([0.9, 0.5], sizes=[300, 100])
     0.8
     """
-    array = finite(values)
-    return reduced((client_weights(sizes, array) * array).sum(axis=-1))
+    array = check_finite(values)
+    return unwrap((normalise_sizes(sizes, array) * array).sum(axis=-1))
 
 
 def count_of_fraction(fraction: float, clients: int) -> int:
@@ -46,7 +59,7 @@ def count_of_fraction(fraction: float, clients: int) -> int:
     >>> count_of_fraction(0.1, 30), count_of_fraction(0.1, 31), count_of_fraction(0.2, 3)
     (3, 4, 1)
     """
-    return max(1, math.ceil(level_in_unit(fraction, "fraction") * clients - 1e-9))
+    return max(1, math.ceil(check_fraction(fraction, "fraction") * clients - 1e-9))
 
 
 def worst_fraction(values: ArrayLike, fraction: float, *, higher_is_better: bool) -> Reduced:
@@ -60,11 +73,11 @@ def worst_fraction(values: ArrayLike, fraction: float, *, higher_is_better: bool
     >>> worst_fraction([0.5, 1.0, 0.75, 0.75], 0.5, higher_is_better=False)
     0.875
     """
-    array = finite(values)
+    array = check_finite(values)
     count = count_of_fraction(fraction, array.shape[-1])
     ordered = np.sort(array, axis=-1)
     tail = ordered[..., :count] if higher_is_better else ordered[..., -count:]
-    return reduced(tail.mean(axis=-1))
+    return unwrap(tail.mean(axis=-1))
 
 
 def best_fraction(values: ArrayLike, fraction: float, *, higher_is_better: bool) -> Reduced:
@@ -82,7 +95,7 @@ def minimum(values: ArrayLike) -> Reduced:
     >>> minimum([0.5, 0.9])
     0.5
     """
-    return reduced(finite(values).min(axis=-1))
+    return unwrap(check_finite(values).min(axis=-1))
 
 
 def maximum(values: ArrayLike) -> Reduced:
@@ -91,7 +104,7 @@ def maximum(values: ArrayLike) -> Reduced:
     >>> maximum([0.5, 0.9])
     0.9
     """
-    return reduced(finite(values).max(axis=-1))
+    return unwrap(check_finite(values).max(axis=-1))
 
 
 def worst(values: ArrayLike, *, higher_is_better: bool) -> Reduced:
@@ -121,12 +134,12 @@ def spread(values: ArrayLike) -> Reduced:
     >>> spread([0.5, 0.75, 0.625])
     0.25
     """
-    return reduced(np.ptp(finite(values), axis=-1))
+    return unwrap(np.ptp(check_finite(values), axis=-1))
 
 
 def _from_first(values: ArrayLike) -> Values:
     """Return the distances to the first client: equal values then vary by exactly 0."""
-    array = finite(values)
+    array = check_finite(values)
     return array - array[..., :1]
 
 
@@ -139,7 +152,7 @@ def variance(values: ArrayLike) -> Reduced:
     >>> variance([1.0, 2.0, 3.0, 6.0])
     3.5
     """
-    return reduced(_from_first(values).var(axis=-1))
+    return unwrap(_from_first(values).var(axis=-1))
 
 
 def standard_deviation(values: ArrayLike) -> Reduced:
@@ -148,4 +161,85 @@ def standard_deviation(values: ArrayLike) -> Reduced:
     >>> standard_deviation([1.0, 3.0])
     1.0
     """
-    return reduced(_from_first(values).std(axis=-1))
+    return unwrap(_from_first(values).std(axis=-1))
+
+
+def _top_weights(level: float, clients: int) -> Values:
+    """Return the weights of the capped simplex's maximiser, for values in decreasing order."""
+    steps = np.arange(clients + 1) / (level * clients)
+    # Rounding must not leave a crumb of weight beyond an integer level * clients.
+    steps = np.where(np.abs(steps - 1.0) < 1e-12, 1.0, steps)
+    return np.diff(np.minimum(steps, 1.0))
+
+
+def average_top(values: Values, level: float) -> Values:
+    """Return the mean of the largest fraction ``level`` of the values, the last one in part."""
+    descending = -np.sort(-values, axis=-1)
+    out: Values = (descending * _top_weights(level, values.shape[-1])).sum(axis=-1)
+    return out
+
+
+def cvar(losses: ArrayLike, tail: float, *, higher_is_better: bool = False) -> Reduced:
+    r"""Return the conditional value at risk: the mean loss of the worst ``tail`` of clients.
+
+    .. math:: \mathrm{CVaR} = \max_{a\in\Delta_{\rm tail}}\langle a, \ell\rangle
+              = \min_\eta\ \eta + \frac{1}{\mathrm{tail}\cdot n}\sum_i (\ell_i - \eta)_+
+
+    Unlike :func:`~equifed.metrics.worst_fraction` it does not round the number of clients, so it is
+    continuous in ``tail``. With ``higher_is_better`` (accuracies) it is the mean of the lowest
+    fraction.
+
+    References
+    ----------
+    Rockafellar and Uryasev (2000); PD Section 3; RC Section 3.
+
+    >>> cvar([1.0, 2.0, 3.0, 4.0], tail=0.375)
+    3.6666666666666665
+    """
+    array = check_finite(losses)
+    sign = -1.0 if higher_is_better else 1.0
+    return unwrap(sign * average_top(sign * array, check_fraction(tail, "tail")))
+
+
+def hcvar(losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None) -> Reduced:
+    r"""Return the heterogeneous CVaR, where each client has its own level :math:`\alpha_i`.
+
+    .. math:: \max_q \sum_i p_i q_i \ell_i,\quad 0 \le q_i \le 1/\alpha_i,\ \sum_i p_i q_i = 1
+              \qquad = \min_\eta\ \eta + \sum_i \frac{p_i}{\alpha_i} (\ell_i - \eta)_+
+
+    The variational form is the definition here; RC's conditional expectation differs from it when
+    the quantile is an atom (Lemma 1 holds for this one). The maximiser fills the caps in decreasing
+    order of loss. Equal levels give :func:`cvar`, levels of 1 the weighted average.
+
+    Parameters
+    ----------
+    losses
+        Any finite numbers; higher is worse.
+    alphas
+        One level in (0, 1] for each client, or one for all. A level below p_i acts like p_i.
+    weights
+        The p_i, up to a factor (sample counts will do); equal when left out.
+
+    References
+    ----------
+    RC, Definitions 1 and 2, Lemma 1.
+
+    >>> hcvar([1.0, 2.0], alphas=[1.0, 1.0]), hcvar([1.0, 2.0], alphas=[1.0, 0.5])
+    (1.5, 2.0)
+    """
+    array = check_finite(losses)
+    levels = check_finite(np.atleast_1d(np.asarray(alphas)), "alphas")
+    if levels.shape not in ((1,), array.shape[-1:]):
+        raise ValueError(
+            f"alphas must be one level for each of the {array.shape[-1]} clients, or one for all, "
+            f"got shape {levels.shape}."
+        )
+    if not ((levels > 0) & (levels <= 1)).all():
+        raise ValueError(f"alphas must lie in (0, 1], got {np.asarray(alphas).tolist()}.")
+    p = normalise_sizes(np.ones(array.shape[-1]) if weights is None else weights, array, "weights")
+    order = np.argsort(-array, axis=-1, kind="stable")
+    caps = np.take_along_axis(np.broadcast_to(p / levels, array.shape), order, axis=-1)
+    filled = np.minimum(np.cumsum(caps, axis=-1), 1.0)
+    filled[..., -1] = 1.0  # the caps sum to at least 1; rounding must not lose the last crumb
+    used = np.diff(filled, axis=-1, prepend=0.0)
+    return unwrap((used * np.take_along_axis(array, order, axis=-1)).sum(axis=-1))

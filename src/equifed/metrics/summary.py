@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics import inequality, levels, tails
-from equifed.metrics.checks import Reduced, Values, finite, positions
+from equifed.metrics import inequality, levels
+from equifed.metrics.checks import Reduced, Values, check_finite, name_positions
 
 Kernel: TypeAlias = Callable[[Values, bool], Reduced]
 """(values of shape (n,) or (b, n), higher_is_better) -> a number, or one for each row."""
@@ -93,26 +93,15 @@ def percent_name(stem: str, fraction: float) -> str:
 def _of_fraction(fraction: float) -> tuple[Reducer, ...]:
     percent = f"{100 * fraction:.10g} %"
     rows = (
-        (
-            "worst",
-            f"mean over the worst-served {percent} of clients, rounded up",
-            levels.worst_fraction,
-        ),
-        (
-            "best",
-            f"mean over the best-served {percent} of clients, rounded up",
-            levels.best_fraction,
-        ),
-        ("cvar", f"mean over exactly the worst-served {percent} (CVaR)", tails.cvar),
-    )
+        ("worst", f"mean over the worst-served {percent} of clients, rounded up",
+         levels.worst_fraction),
+        ("best", f"mean over the best-served {percent} of clients, rounded up",
+         levels.best_fraction),
+        ("cvar", f"mean over exactly the worst-served {percent} (CVaR)", levels.cvar),
+    )  # fmt: skip
+    level = partial(Reducer, direction=Direction.AS_VALUES, signed=True)
     return tuple(
-        Reducer(
-            percent_name(stem, fraction),
-            meaning,
-            Direction.AS_VALUES,
-            _directed(function, fraction),
-            signed=True,
-        )
+        level(percent_name(stem, fraction), meaning, compute=_directed(function, fraction))
         for stem, meaning, function in rows
     )
 
@@ -148,9 +137,9 @@ def _shares() -> tuple[Reducer, ...]:
     unit, ratio, open_ended = (0.0, 1.0), (1.0, math.inf), (0.0, math.inf)
     return (
         unfair("twenty_twenty", "mean of the largest 20 % over mean of the smallest 20 %",
-               compute=_undirected(tails.twenty_twenty), bounds=ratio),
+               compute=_undirected(inequality.twenty_twenty), bounds=ratio),
         unfair("palma", "mean of the largest 10 % over mean of the smallest 40 %",
-               compute=_undirected(tails.palma), bounds=ratio),
+               compute=_undirected(inequality.palma), bounds=ratio),
         unfair("gini", "Gini coefficient: 0 is equality",
                compute=_undirected(inequality.gini), bounds=unit),
         unfair("theil", "Theil's T: 0 is equality",
@@ -160,7 +149,7 @@ def _shares() -> tuple[Reducer, ...]:
         unfair("atkinson_infinite", "1 - minimum / mean",
                compute=_undirected(partial(inequality.atkinson, aversion=math.inf)), bounds=unit,
                extreme=True),
-        unfair("burden_1", "root mean square over mean, less 1; looks at large values",
+        unfair("burden_1", "root mean square over mean, minus 1; looks at large values",
                compute=_undirected(partial(inequality.burden, aversion=1.0)), bounds=open_ended),
         unfair("burden_infinite", "maximum / mean - 1",
                compute=_undirected(partial(inequality.burden, aversion=math.inf)),
@@ -217,7 +206,7 @@ def describe(name: str) -> Reducer:
     return known[name]
 
 
-def present(
+def find_present(
     values: ArrayLike, missing: Literal["refuse", "drop"]
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which clients have a value; with ``"refuse"``, raise when one has none (NaN)."""
@@ -229,7 +218,7 @@ def present(
     absent = np.isnan(array)
     if absent.any() and missing == "refuse":
         raise ValueError(
-            f"clients at positions {positions(absent)} have no value (NaN); "
+            f"clients at positions {name_positions(absent)} have no value (NaN); "
             "pass missing='drop' to summarise the others only."
         )
     if absent.all():
@@ -272,8 +261,8 @@ def summary(
     >>> row["worst"], round(row["average_by_client"], 6), round(row["spread"], 6)
     (0.5, 0.7, 0.4)
     """
-    kept = present(values, missing)
-    array = finite(np.asarray(values, dtype=np.float64)[kept])
+    kept = find_present(values, missing)
+    array = check_finite(np.asarray(values, dtype=np.float64)[kept])
     negative = bool((array < 0).any())
     result = {"clients": float(array.size)}
     with np.errstate(over="ignore", invalid="ignore"):  # a loss of 1e300 has an infinite variance

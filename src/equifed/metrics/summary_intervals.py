@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equifed.metrics.bootstrap import (
+    Resample,
     check_measured,
     client_quantile,
     common_accuracies,
     corrected_interval,
-    resample_both,
+    resample_accuracies,
     resample_clients,
-    resample_samples,
-    widened,
+    widen,
 )
-from equifed.metrics.checks import Values, finite
+from equifed.metrics.checks import Values, check_finite
 from equifed.metrics.intervals import Interval, check_level, worst_client_interval
 from equifed.metrics.summary import Direction, Reducer, reducers
 
@@ -67,7 +65,7 @@ def summary_intervals(
     >>> "gini" in intervals, "worst" in intervals
     (True, False)
     """
-    array = finite(values)
+    array = check_finite(values)
     negative = bool((array < 0).any())
     chosen = [r for r in reducers(fractions) if not r.extreme and (r.signed or not negative)]
     blocks = (block[0] for block in resample_clients([array], resamples, seed))
@@ -79,7 +77,7 @@ def accuracy_intervals(
     correct: ArrayLike,
     trials: ArrayLike,
     *,
-    resample: Literal["samples", "both"] = "samples",
+    resample: Resample = "samples",
     fractions: Sequence[float] = (0.1, 0.2),
     level: float = 0.95,
     resamples: int = 1000,
@@ -98,18 +96,12 @@ def accuracy_intervals(
     """
     k, m = check_measured(correct, trials)
     chosen = [_for_accuracies(r) for r in reducers(fractions) if not r.extreme]
-    if resample == "samples":
-        quantile = NormalDist().inv_cdf((1 + check_level(level)) / 2)
-        blocks = resample_samples(k, m, resamples, seed)
-    elif resample == "both":
-        quantile, blocks = client_quantile(level, k.size), resample_both(k, m, resamples, seed)
-    else:
-        raise ValueError(f"resample must be 'samples' or 'both', got {resample!r}.")
+    quantile, blocks = resample_accuracies(k, m, resample, level, resamples, seed)
     result = _intervals(chosen, k / m, blocks, True, quantile, level)
     common = common_accuracies(k, m, level)
     if common is not None:
         for r in chosen:
-            result[r.name] = widened(result[r.name], np.asarray(r.compute(common, True)))
+            result[r.name] = widen(result[r.name], np.asarray(r.compute(common, True)))
     if resample == "samples":
         result["worst"] = result["minimum"] = worst_client_interval(k, m, level).interval
     return result

@@ -1,14 +1,18 @@
 """Objectives: what is minimised, as a function of the client losses, and its exact dual step."""
 
 from equifed.objectives.average import Average
-from equifed.objectives.base import CappedSet, Objective, SaddleObjective, SymmetricSet
+from equifed.objectives.base import (
+    CappedSet,
+    Objective,
+    PriorPenalty,
+    SaddleObjective,
+    SymmetricSet,
+)
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.cvar import CVaR
+from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
+from equifed.objectives.distances import L1Distance, L2Distance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
-from equifed.objectives.heterogeneous_cvar import HeterogeneousCVaR
 from equifed.objectives.kl import KL
-from equifed.objectives.l1_distance import L1Distance
-from equifed.objectives.l2_distance import L2Distance
 from equifed.objectives.q_fair import QFair
 from equifed.objectives.relative_fairness import RelativeFairness
 from equifed.objectives.tilted import Tilted
@@ -28,6 +32,7 @@ __all__ = [
     "L1Distance",
     "L2Distance",
     "Objective",
+    "PriorPenalty",
     "QFair",
     "RelativeFairness",
     "SaddleObjective",

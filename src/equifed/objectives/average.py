@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.checks import distribution, finite, frozen_numbers
-from equifed.objectives.permutahedron import Permutahedron
+from equifed.objectives.base import CappedSet, SymmetricSet, check_numbers, check_vector, normalise
+from equifed.objectives.projections import Permutahedron
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(SymmetricSet, CappedSet):
     r"""Mean loss of the clients, uniform or weighted by a prior.
 
     .. math:: \Phi(\ell) = \sum_i p_i \ell_i, \qquad \Lambda = \{p\}, \quad \psi = 0
@@ -38,41 +39,29 @@ class Average:
     prior: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prior", frozen_numbers(self.prior, "Average prior"))
+        object.__setattr__(self, "prior", check_numbers(self.prior, "Average prior"))
 
+    @override
     def value(self, losses: Losses) -> float:
-        """Return the mean loss."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         return float(self.start(losses.size) @ losses)
 
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the prior."""
-        return self.start(finite(losses, "losses").size)
+        return self.start(check_vector(losses, "losses").size)
 
-    def penalty(self, weights: Weights) -> float:
-        """Return 0."""
-        return 0.0
-
+    @override
     def prox(self, point: Weights, step: float) -> Weights:
-        """Return the prior: the set has one point."""
-        return self.start(finite(point, "point").size)
+        return self.start(check_vector(point, "point").size)
 
+    @override
     def start(self, n: int) -> Weights:
-        """Return the prior."""
-        return distribution(self.prior, n, "Average prior")
+        return normalise(self.prior, n, "Average prior")
 
-    def strong_convexity(self, n: int) -> float:
-        """Return 0."""
-        return 0.0
-
-    def l1_norm(self, n: int) -> float:
-        """Return 1."""
-        return 1.0
-
+    @override
     def permutahedron(self, n: int) -> Permutahedron:
-        """Return the set {p}."""
         return Permutahedron(corner=np.zeros(n), offset=self.start(n))
 
-    def caps(self, n: int) -> Weights:
-        """Return the prior: with sum one, no other weights keep below it."""
+    @override
+    def caps(self, n: int) -> Weights:  # with sum one, no other weights keep below the prior
         return self.start(n)

@@ -2,74 +2,194 @@
 
 Objectives are frozen values that hold no data: the number of clients n is the length of the
 losses, of the point, or of the prior that was given. Arrays are NumPy in float64, whatever the
-model's precision.
+model's precision. A new objective derives from one of the classes here and adds what is its own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.objectives.entropic import tilt
+from equifed.objectives.projections import Permutahedron, project_capped_simplex
 
-if TYPE_CHECKING:
-    from equifed.objectives.permutahedron import Permutahedron
 
-
-@runtime_checkable
-class Objective(Protocol):
+class Objective(ABC):
     """A function of the losses that training minimises.
 
     Losses are minimised, weights maximise. ``weights`` is a (sub)gradient of ``value``, so that a
     gradient step of the objective is a gradient step of the weighted sum of client losses.
     """
 
+    @abstractmethod
     def value(self, losses: Losses) -> float:
-        """Phi(l), which the server minimises; nondecreasing in every loss unless signed."""
-        ...
+        """Return Phi(l), which the server minimises; nondecreasing in every loss unless signed."""
 
+    @abstractmethod
     def weights(self, losses: Losses) -> Weights:
         """Return a (sub)gradient of Phi at ``losses``; equal losses are treated alike."""
-        ...
 
 
-@runtime_checkable
-class SaddleObjective(Objective, Protocol):
-    """An objective of the form Phi(l) = max over w in W of <w, l> - psi(w)."""
+class SaddleObjective(Objective):
+    """An objective of the form Phi(l) = max over w in W of <w, l> - psi(w).
 
-    def penalty(self, weights: Weights) -> float:
-        """psi(w), finite for every w in W; membership of W is not checked."""
-        ...
+    ``weights`` is the maximiser. The defaults are those of a set W within the simplex that holds
+    the uniform weights, without a penalty psi and without an entropic step.
+    """
 
+    @abstractmethod
     def prox(self, point: Weights, step: float) -> Weights:
         """Return argmin over w in W of step * psi(w) + |w - point|^2 / 2, exactly."""
-        ...
+
+    @override
+    def value(self, losses: Losses) -> float:
+        losses = check_vector(losses, "losses")
+        weights = self.weights(losses)
+        return float(weights @ losses) - self.penalty(weights)
+
+    def penalty(self, weights: Weights) -> float:
+        """Return psi(w), finite for every w in W; membership of W is not checked."""
+        return 0.0
 
     def start(self, n: int) -> Weights:
         """Return a feasible first dual point for n clients: uniform, or the prior."""
-        ...
+        return np.full(n, 1.0 / n)
 
     def strong_convexity(self, n: int) -> float:
         """Return the modulus mu_lambda of psi in the Euclidean norm; 0 where it has none."""
-        ...
+        return 0.0
 
     def l1_norm(self, n: int) -> float:
-        """|W|_1 = max over w in W of |w|_1; 1 on the simplex, larger for signed weights."""
-        ...
+        """Return |W|_1 = max over w in W of |w|_1; 1 on the simplex, more for signed weights."""
+        return 1.0
+
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        """Return argmax over w in W of step (<w, losses> - psi(w)) - KL(w, weights), or refuse."""
+        raise ValueError(
+            f"{type(self).__name__} has no exact entropic step, which needs weights >= 0 "
+            "under caps and no penalty but KL or chi-square; use the Euclidean step."
+        )
 
 
-@runtime_checkable
-class SymmetricSet(SaddleObjective, Protocol):
+class SymmetricSet(SaddleObjective):
     """A set W that is a translated permutahedron, with psi = 0; can enter relative fairness."""
 
+    @abstractmethod
     def permutahedron(self, n: int) -> Permutahedron:
         """Return W for n clients."""
-        ...
+
+    @override
+    def value(self, losses: Losses) -> float:
+        losses = check_vector(losses, "losses")
+        return self.permutahedron(losses.size).value(losses)
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        return self.permutahedron(losses.size).maximiser(losses)
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        point = check_vector(point, "point")
+        return self.permutahedron(point.size).project(point)
 
 
-@runtime_checkable
-class CappedSet(SaddleObjective, Protocol):
+class CappedSet(SaddleObjective):
     """A set W = {0 <= w_i <= caps_i, sum of w = 1}, with psi = 0; has entropic steps."""
 
+    @abstractmethod
     def caps(self, n: int) -> Weights:
         """Return the largest weight that each client may get."""
-        ...
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        point = check_vector(point, "point")
+        return project_capped_simplex(point, self.caps(point.size))
+
+    @override
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        return tilt(weights, losses, step, self.caps(weights.size))
+
+
+class PriorPenalty(SaddleObjective):
+    """A penalty psi on the simplex that charges ``strength`` for leaving a ``prior``.
+
+    Frozen dataclasses that derive from it have these two among their fields.
+    """
+
+    strength: float
+    prior: tuple[float, ...] | None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_positive(self.strength, f"{name} strength")
+        object.__setattr__(self, "prior", check_numbers(self.prior, f"{name} prior"))
+
+    @override
+    def start(self, n: int) -> Weights:
+        return normalise(self.prior, n, f"{type(self).__name__} prior")
+
+
+_SHOWN = 5
+
+
+def check_vector(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Return ``values`` as a float64 vector, or say at which positions they are not numbers.
+
+    >>> check_vector([1.0, float("nan"), 3.0], "losses")
+    Traceback (most recent call last):
+    ...
+    ValueError: losses must be finite, got nan at position 1; leave those clients out.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be a vector, one number per client, got {array.shape}.")
+    if not np.isfinite(array).all():
+        bad = np.flatnonzero(~np.isfinite(array))
+        seen = ", ".join(f"{array[i]} at position {i}" for i in bad[:_SHOWN])
+        more = f" and {bad.size - _SHOWN} more" if bad.size > _SHOWN else ""
+        raise ValueError(f"{name} must be finite, got {seen}{more}; leave those clients out.")
+    return array
+
+
+def check_step(step: float) -> float:
+    """Return ``step`` if it is a finite number >= 0."""
+    if not 0 <= step < np.inf:
+        raise ValueError(f"step must be a finite number >= 0, got {step}.")
+    return float(step)
+
+
+def check_positive(value: float, name: str) -> None:
+    """Refuse a value that is no finite number > 0."""
+    if not 0 < value < np.inf:
+        raise ValueError(f"{name} must be a finite number > 0, got {value}.")
+
+
+def check_numbers(
+    numbers: Iterable[float] | None, name: str, *, zeros: bool = False
+) -> tuple[float, ...] | None:
+    """Return ``numbers`` as a tuple of finite positive numbers (None stays None)."""
+    if numbers is None:
+        return None
+    array = check_vector(list(numbers), name)
+    if (array < 0).any() or (not zeros and (array == 0).any()) or not array.any():
+        raise ValueError(
+            f"{name} needs {'nonnegative' if zeros else 'positive'} numbers, one per client, "
+            f"got a smallest of {array.min():g} and a largest of {array.max():g}."
+        )
+    return tuple(float(a) for a in array)
+
+
+def normalise(numbers: tuple[float, ...] | None, n: int, name: str) -> Weights:
+    """Return ``numbers`` normalised to sum one; the uniform distribution for None."""
+    if numbers is None:
+        return np.full(n, 1.0 / n)
+    if len(numbers) != n:
+        raise ValueError(f"{name} has {len(numbers)} entries for {n} clients; give one per client.")
+    share = np.asarray(numbers) / max(numbers)  # the division first: sums of 1e308 overflow
+    return np.asarray(share / share.sum())

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import CappedSet, SaddleObjective
-from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size
+from equifed.objectives.base import (
+    CappedSet,
+    SaddleObjective,
+    check_numbers,
+    check_step,
+    check_vector,
+    normalise,
+)
 from equifed.objectives.entropic import entropic_prox, tilt
 from equifed.objectives.worst_case import WorstCase
 
@@ -17,7 +24,7 @@ _FEEBLE = 1e-200  # a penalty this small changes no digit
 
 
 @dataclass(frozen=True)
-class ChiSquare:
+class ChiSquare(SaddleObjective):
     r"""A saddle objective whose weights also pay for leaving a centre.
 
     .. math:: \psi(w) = \psi_0(w) + \frac{\rho n}{2} |w - c|^2, \qquad
@@ -60,60 +67,54 @@ class ChiSquare:
     def __post_init__(self) -> None:
         if not 0 <= self.rho < np.inf:
             raise ValueError(f"ChiSquare rho must be a finite number >= 0, got {self.rho}.")
-        numbers = frozen_numbers(self.centre, "ChiSquare centre", zeros=True)
+        numbers = check_numbers(self.centre, "ChiSquare centre", zeros=True)
         object.__setattr__(self, "centre", numbers)
 
-    def value(self, losses: Losses) -> float:
-        """Return max over the base set of <w, l> - psi(w)."""
-        losses = finite(losses, "losses")
-        weights = self.weights(losses)
-        return float(weights @ losses) - self.penalty(weights)
-
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the maximiser; it is unique for rho > 0."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         modulus = self.rho * losses.size
         if modulus == 0:
             return self.base.weights(losses)
         return self.base.prox(self._target(losses), 1.0 / modulus)
 
+    @override
     def penalty(self, weights: Weights) -> float:
-        """Return psi_0(w) + rho n / 2 |w - c|^2."""
-        weights = finite(weights, "weights")
+        weights = check_vector(weights, "weights")
         away = weights - self._centre(weights.size)
         return self.base.penalty(weights) + self.rho * weights.size / 2 * float(away @ away)
 
+    @override
     def prox(self, point: Weights, step: float) -> Weights:
-        """Return the dual step of the base at the rescaled point."""
-        point = finite(point, "point")
-        shrink = 1.0 + step_size(step) * self.rho * point.size
+        point = check_vector(point, "point")
+        shrink = 1.0 + check_step(step) * self.rho * point.size
         kept = 1.0 / shrink  # 0 where shrink overflows: the centre's projection, as it should be
         target = kept * point + (1.0 - kept) * self._centre(point.size)
         return self.base.prox(target, step * kept)
 
+    @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
-        """Return argmax of step (<w, l> - psi(w)) - KL(w, weights); the base must be capped."""
         if not isinstance(self.base, CappedSet):
             raise ValueError(
                 f"ChiSquare on {type(self.base).__name__} has no exact entropic step; "
                 "use the Euclidean step."
             )
-        strength = step_size(step) * self.rho * losses.size
+        strength = check_step(step) * self.rho * losses.size
         caps = self.base.caps(losses.size)
         if strength < _FEEBLE:
             return tilt(weights, losses, step, caps)
         return entropic_prox(self._target(losses), 1.0 / strength, weights, caps)
 
+    @override
     def start(self, n: int) -> Weights:
-        """Return the start of the base."""
         return self.base.start(n)
 
+    @override
     def strong_convexity(self, n: int) -> float:
-        """Return rho n, plus that of the base."""
         return self.rho * n + self.base.strong_convexity(n)
 
+    @override
     def l1_norm(self, n: int) -> float:
-        """Return that of the base."""
         return self.base.l1_norm(n)
 
     def _target(self, losses: Losses) -> Weights:
@@ -123,4 +124,4 @@ class ChiSquare:
         return np.asarray(pull + self._centre(losses.size))
 
     def _centre(self, n: int) -> Weights:
-        return distribution(self.centre, n, "ChiSquare centre")
+        return normalise(self.centre, n, "ChiSquare centre")

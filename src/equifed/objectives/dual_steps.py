@@ -7,12 +7,10 @@ differ in how they measure the distance from the current weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import CappedSet, SaddleObjective
-from equifed.objectives.checks import finite, step_size
-from equifed.objectives.entropic import tilt
+from equifed.objectives.base import SaddleObjective, check_step, check_vector
 
 
 class DualStep(Protocol):
@@ -22,15 +20,6 @@ class DualStep(Protocol):
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
         """Return the next weights."""
-        ...
-
-
-@runtime_checkable
-class MirrorObjective(SaddleObjective, Protocol):
-    """A saddle objective that knows its own entropic step (a penalty on a capped simplex)."""
-
-    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
-        """Return argmax over w in W of step (<w, losses> - psi(w)) - KL(w, weights)."""
         ...
 
 
@@ -51,7 +40,7 @@ class Euclidean:
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
         """Return prox(weights + step losses, step); every saddle objective has it."""
-        ahead = finite(weights, "weights") + step_size(step) * finite(losses, "losses")
+        ahead = check_vector(weights, "weights") + check_step(step) * check_vector(losses, "losses")
         return objective.prox(ahead, step)
 
 
@@ -77,14 +66,7 @@ class Entropic:
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
         """Return the multiplicative update, cut at the caps."""
-        weights, losses = finite(weights, "weights"), finite(losses, "losses")
+        weights, losses = check_vector(weights, "weights"), check_vector(losses, "losses")
         if (weights < 0).any():
             raise ValueError("an entropic step needs weights >= 0; use Euclidean().")
-        if isinstance(objective, MirrorObjective):
-            return objective.mirror(weights, losses, step_size(step))
-        if isinstance(objective, CappedSet):
-            return tilt(weights, losses, step_size(step), objective.caps(weights.size))
-        raise ValueError(
-            f"{type(objective).__name__} has no exact entropic step, which needs weights >= 0 "
-            "under caps and no penalty but KL or chi-square; use the Euclidean step."
-        )
+        return objective.mirror(weights, losses, check_step(step))

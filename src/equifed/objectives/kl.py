@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size, strength_of
+from equifed.objectives.base import PriorPenalty, check_step, check_vector
 from equifed.objectives.entropic import entropic_prox, tilt
 
 
 @dataclass(frozen=True)
-class KL:
+class KL(PriorPenalty):
     r"""Worst weighted loss, where weights pay relative entropy for leaving a prior p.
 
     .. math:: \Phi(\ell) = \max_{w \in \Delta} \langle w, \ell\rangle
@@ -43,13 +44,9 @@ class KL:
     strength: float
     prior: tuple[float, ...] | None = None
 
-    def __post_init__(self) -> None:
-        strength_of(self.strength, "KL strength")
-        object.__setattr__(self, "prior", frozen_numbers(self.prior, "KL prior"))
-
+    @override
     def value(self, losses: Losses) -> float:
-        """Return the log-sum-exp of the losses."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):  # a far smaller loss may leave no trace
             below = (losses - losses.max()) / self.strength
         # log1p of expm1: exact also where the strength dwarfs the losses.
@@ -58,42 +55,36 @@ class KL:
         exponent = np.log1p(excess) if excess > -0.5 else np.log(prior @ np.exp(below))
         return float(losses.max()) + self.strength * float(exponent)
 
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the softmax of the losses, with the prior as base measure."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         with np.errstate(over="ignore"):
             below = (losses - losses.max()) / self.strength
         odds = self.start(losses.size) * np.exp(below)
         return np.asarray(odds / odds.sum())
 
+    @override
     def penalty(self, weights: Weights) -> float:
-        """Return strength * sum of w log(w / p), with 0 log 0 = 0."""
         from scipy.special import rel_entr
 
-        weights = finite(weights, "weights")
+        weights = check_vector(weights, "weights")
         return self.strength * float(rel_entr(weights, self.start(weights.size)).sum())
 
+    @override
     def prox(self, point: Weights, step: float) -> Weights:
-        """Solve w_i + s tau log(w_i / p_i) = point_i - nu by one monotone root."""
-        point = finite(point, "point")
+        # w_i + s tau log(w_i / p_i) = point_i - nu, by one monotone root
+        point = check_vector(point, "point")
         n = point.size
-        return entropic_prox(point, step_size(step) * self.strength, self.start(n), np.ones(n))
+        return entropic_prox(point, check_step(step) * self.strength, self.start(n), np.ones(n))
 
+    @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
-        """Return argmax of step (<w, l> - psi(w)) - KL(w, weights): a geometric mean, tilted."""
-        pull = 1.0 / (1.0 + step_size(step) * self.strength)
+        # A geometric mean of the weights and the prior, tilted.
+        pull = 1.0 / (1.0 + check_step(step) * self.strength)
         prior = self.start(weights.size)
         reference = weights**pull * prior ** (1.0 - pull)
-        return tilt(reference, finite(losses, "losses"), step * pull, np.ones(weights.size))
+        return tilt(reference, check_vector(losses, "losses"), step * pull, np.ones(weights.size))
 
-    def start(self, n: int) -> Weights:
-        """Return the prior."""
-        return distribution(self.prior, n, "KL prior")
-
+    @override
     def strong_convexity(self, n: int) -> float:
-        """Return tau: the Hessian is diagonal with tau / w_i >= tau."""
-        return self.strength
-
-    def l1_norm(self, n: int) -> float:
-        """Return 1."""
-        return 1.0
+        return self.strength  # the Hessian is diagonal with tau / w_i >= tau

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.checks import distribution, finite, frozen_numbers
+from equifed.objectives.base import Objective, check_numbers, check_vector, normalise
 
 
 @dataclass(frozen=True)
-class QFair:
+class QFair(Objective):
     r"""Sum of powers of the losses: larger losses count more as q grows.
 
     .. math:: \Phi(\ell) = \sum_i \frac{p_i \ell_i^{q+1}}{q + 1}, \qquad
@@ -27,7 +28,7 @@ class QFair:
     q
         >= 0; 0 is the sum of the losses.
     prior
-        Positive numbers, one per client, normalised to sum one as in Li et al. 2019; None is p = 1.
+        Positive numbers, one per client, normalised to sum one as in the paper; None is p = 1.
 
     Examples
     --------
@@ -38,7 +39,7 @@ class QFair:
 
     References
     ----------
-    Li et al. 2019 (q-FFL), equation (2); SCAFF-PD Section 3.
+    Li et al. 2020 (q-FFL), equation (2); SCAFF-PD Section 3.
     """
 
     q: float
@@ -47,24 +48,24 @@ class QFair:
     def __post_init__(self) -> None:
         if not 0 <= self.q < np.inf:
             raise ValueError(f"QFair q must be a finite number >= 0, got {self.q}.")
-        object.__setattr__(self, "prior", frozen_numbers(self.prior, "QFair prior"))
+        object.__setattr__(self, "prior", check_numbers(self.prior, "QFair prior"))
 
+    @override
     def value(self, losses: Losses) -> float:
-        """Return the sum of powers."""
         losses = self._checked(losses)
         powers = _power(losses, self.q + 1.0)
         return float(self._shares(losses.size) @ powers) / (self.q + 1.0)
 
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the gradient p_i l_i^q."""
         losses = self._checked(losses)
         return np.asarray(self._shares(losses.size) * _power(losses, self.q))
 
     def _shares(self, n: int) -> Weights:
-        return np.ones(n) if self.prior is None else distribution(self.prior, n, "QFair prior")
+        return np.ones(n) if self.prior is None else normalise(self.prior, n, "QFair prior")
 
     def _checked(self, losses: Losses) -> Losses:
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         if (losses < 0).any():
             where = int(np.argmin(losses))
             raise ValueError(

@@ -5,26 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.average import Average
-from equifed.objectives.checks import finite
+from equifed.objectives.base import SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR
-from equifed.objectives.permutahedron import Permutahedron
+from equifed.objectives.projections import Permutahedron
 from equifed.objectives.worst_case import WorstCase
 
 Side = Average | CVaR | WorstCase
 
 
 @dataclass(frozen=True)
-class IntegratedSet:
+class IntegratedSet(SymmetricSet):
     """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty."""
 
     phi: float
     upper: Side
     lower: Side
 
+    @override
     def permutahedron(self, n: int) -> Permutahedron:
         """Return the set: a Minkowski sum of permutahedra adds their sorted corners."""
         a, b = self.upper.permutahedron(n), self.lower.permutahedron(n)
@@ -32,37 +34,17 @@ class IntegratedSet:
         corner = scale * (a.corner - self.phi * b.corner[::-1])  # -B has the reversed corner
         return Permutahedron(corner, offset=scale * (a.offset - self.phi * b.offset))
 
-    def value(self, losses: Losses) -> float:
-        """Return (max over upper - phi min over lower) / (1 - phi) of the weighted loss."""
-        return self.permutahedron(losses.size).value(losses)
-
-    def weights(self, losses: Losses) -> Weights:
-        """Return the maximiser that treats equal losses alike."""
-        return self.permutahedron(losses.size).maximiser(losses)
-
-    def penalty(self, weights: Weights) -> float:
-        """Return 0."""
-        return 0.0
-
-    def prox(self, point: Weights, step: float) -> Weights:
-        """Project onto the set, exactly and without an inner loop over (a, b)."""
-        return self.permutahedron(point.size).project(point)
-
+    @override
     def start(self, n: int) -> Weights:
-        """Return the projection of the uniform weights."""
         return self.prox(np.full(n, 1.0 / n), 0.0)
 
-    def strong_convexity(self, n: int) -> float:
-        """Return 0."""
-        return 0.0
-
+    @override
     def l1_norm(self, n: int) -> float:
-        """Return the largest |w|_1."""
         return self.permutahedron(n).l1_norm()
 
 
 @dataclass(frozen=True)
-class RelativeFairness:
+class RelativeFairness(SaddleObjective):
     r"""High losses against low ones: the objective of SCAFF-PD-IA.
 
     .. math:: \Phi(\ell) = \frac{\max_{a \in A} \langle a, \ell\rangle
@@ -98,7 +80,7 @@ class RelativeFairness:
     References
     ----------
     SCAFF-PD-IA Definition 2, (4), (5), (6). Its projection by an inner solver over (a, b) is
-    replaced by an exact one: the set is a permutahedron (``permutahedron.py``).
+    replaced by an exact one: the set is a permutahedron (``projections.py``).
     """
 
     phi: float
@@ -120,37 +102,33 @@ class RelativeFairness:
     def _penalised(self) -> ChiSquare:
         return ChiSquare(self.rho, base=IntegratedSet(self.phi, self.upper, self.lower))
 
-    def value(self, losses: Losses) -> float:
-        """Return the discrepancy of high and low losses, less the penalty."""
-        return self._penalised.value(losses)
-
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the maximising weights; some may be negative."""
         return self._penalised.weights(losses)
 
+    @override
     def penalty(self, weights: Weights) -> float:
-        """Return the chi-square penalty, 0 for rho = 0."""
         return self._penalised.penalty(weights)
 
+    @override
     def prox(self, point: Weights, step: float) -> Weights:
-        """Project the (rescaled) point onto the integrated set."""
         return self._penalised.prox(point, step)
 
+    @override
     def start(self, n: int) -> Weights:
-        """Return the projection of the uniform weights."""
         return self._penalised.start(n)
 
+    @override
     def strong_convexity(self, n: int) -> float:
-        """Return rho n."""
         return self._penalised.strong_convexity(n)
 
+    @override
     def l1_norm(self, n: int) -> float:
-        """Return the largest |w|_1, which SCAFF-PD-IA wants below 1 + m / (2 M)."""
         return self._penalised.l1_norm(n)
 
     def extremes(self, losses: Losses) -> tuple[Weights, Weights]:
         """Return the a in A of the largest and the b in B of the smallest weighted loss."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         upper, lower = (side.permutahedron(losses.size) for side in (self.upper, self.lower))
         return upper.maximiser(losses), lower.minimiser(losses)
 
@@ -161,7 +139,7 @@ class RelativeFairness:
         between two entries lead from the corner to them (Hardy, Littlewood, Polya). The same
         transfers, done to the corners of A and B, give a and b. O(n log n).
         """
-        weights = finite(weights, "weights")
+        weights = check_vector(weights, "weights")
         whole = IntegratedSet(self.phi, self.upper, self.lower).permutahedron(weights.size)
         upper, lower = (side.permutahedron(weights.size) for side in (self.upper, self.lower))
         order = np.argsort(-(weights - whole.offset), kind="stable")

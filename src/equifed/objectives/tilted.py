@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.average import Average
-from equifed.objectives.checks import frozen_numbers
+from equifed.objectives.base import Objective, check_numbers
 from equifed.objectives.kl import KL
 
 
 @dataclass(frozen=True)
-class Tilted:
+class Tilted(Objective):
     r"""Log-average of exponentials of the losses (TERM).
 
     .. math:: \Phi(\ell) = \frac1t \log \sum_i p_i e^{t \ell_i}, \qquad
@@ -38,7 +39,7 @@ class Tilted:
 
     References
     ----------
-    Li et al. 2020a, equation (2) of Tilted Empirical Risk Minimization, cited by SCAFF-PD.
+    Li et al. 2021 (Tilted Empirical Risk Minimization), equation (2); cited by SCAFF-PD.
     """
 
     tilt: float
@@ -47,16 +48,16 @@ class Tilted:
     def __post_init__(self) -> None:
         if not np.isfinite(self.tilt):
             raise ValueError(f"Tilted tilt must be a finite number, got {self.tilt}.")
-        object.__setattr__(self, "prior", frozen_numbers(self.prior, "Tilted prior"))
+        object.__setattr__(self, "prior", check_numbers(self.prior, "Tilted prior"))
 
+    @override
     def value(self, losses: Losses) -> float:
-        """Return the tilted average."""
         if self._is_average():
             return Average(self.prior).value(losses)
         return self._sign() * self._entropic().value(self._sign() * np.asarray(losses))
 
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the softmax of t times the losses."""
         if self._is_average():
             return Average(self.prior).weights(losses)
         return self._entropic().weights(self._sign() * np.asarray(losses))

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.checks import distribution, finite, frozen_numbers, step_size, strength_of
+from equifed.objectives.base import PriorPenalty, check_step, check_vector
 from equifed.objectives.forests import transport_prox
 
 Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Transport:
+class Transport(PriorPenalty):
     r"""Worst weighted loss, where weights pay for carrying mass from a prior p.
 
     .. math:: \psi(w) = \tau \min_{T \ge 0} \Big\{ \sum_{ij} C_{ij} T_{ij} :
@@ -27,8 +28,8 @@ class Transport:
 
     ``value`` and ``weights`` are closed forms in O(n^2). ``penalty`` is the transport linear
     programme, solved by the simplex method of HiGHS in n^2 variables. ``prox`` is a quadratic
-    programme solved by an active-set method on forests of routes (``forests.py``): finite, O(n^2) a
-    pivot, and in practice a small multiple of n pivots. Meant for up to a few hundred clients.
+    programme solved by an active-set method on forests of routes (``forests.py``): finite, O(n^2)
+    per pivot, and in practice a small multiple of n pivots. Meant for up to a few hundred clients.
 
     Parameters
     ----------
@@ -57,8 +58,7 @@ class Transport:
     prior: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        strength_of(self.strength, "Transport strength")
-        object.__setattr__(self, "prior", frozen_numbers(self.prior, "Transport prior"))
+        super().__post_init__()
         cost = np.asarray(self.cost, dtype=np.float64)
         if cost.ndim != 2 or cost.shape[0] != cost.shape[1] or cost.size == 0:
             raise ValueError(f"Transport cost must be a square matrix, got shape {cost.shape}.")
@@ -66,25 +66,25 @@ class Transport:
             raise ValueError("Transport cost must be finite, >= 0 and zero on the diagonal.")
         object.__setattr__(self, "cost", tuple(tuple(map(float, row)) for row in cost))
 
+    @override
     def value(self, losses: Losses) -> float:
-        """Return the loss when each client's mass sits where it hurts most, less the cost."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         reach = losses - self.strength * self._cost(losses.size)
         return float(self.start(losses.size) @ reach.max(axis=1))
 
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Send each client's mass where it hurts most; equals share it evenly."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         reach = losses - self.strength * self._cost(losses.size)
         best = reach == reach.max(axis=1, keepdims=True)
         return np.asarray((self.start(losses.size) / best.sum(axis=1)) @ best)
 
+    @override
     def penalty(self, weights: Weights) -> float:
-        """Return the cost of the cheapest plan from the prior to ``weights``."""
         from scipy.optimize import linprog
         from scipy.sparse import eye_array, kron, vstack
 
-        weights = finite(weights, "weights")
+        weights = check_vector(weights, "weights")
         n = weights.size
         rows, columns = kron(eye_array(n), np.ones((1, n))), kron(np.ones((1, n)), eye_array(n))
         marginals = np.concatenate([self.start(n), weights / weights.sum()])
@@ -95,23 +95,11 @@ class Transport:
             raise ValueError(f"weights cannot be reached from the prior: {plan.message}")
         return self.strength * float(plan.fun)
 
+    @override
     def prox(self, point: Weights, step: float) -> Weights:
-        """Solve the quadratic programme exactly by pivots on a forest of routes."""
-        point = finite(point, "point")
-        cost = step_size(step) * self.strength * self._cost(point.size)
+        point = check_vector(point, "point")
+        cost = check_step(step) * self.strength * self._cost(point.size)
         return transport_prox(point, cost, self.start(point.size))
-
-    def start(self, n: int) -> Weights:
-        """Return the prior."""
-        return distribution(self.prior, n, "Transport prior")
-
-    def strong_convexity(self, n: int) -> float:
-        """Return 0."""
-        return 0.0
-
-    def l1_norm(self, n: int) -> float:
-        """Return 1."""
-        return 1.0
 
     def _cost(self, n: int) -> Matrix:
         if len(self.cost) != n:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.checks import finite
-from equifed.objectives.permutahedron import Permutahedron
+from equifed.objectives.base import CappedSet, SymmetricSet, check_vector
+from equifed.objectives.projections import Permutahedron
 
 
 @dataclass(frozen=True)
-class WorstCase:
+class WorstCase(SymmetricSet, CappedSet):
     r"""Loss of the client that is served worst (agnostic federated learning).
 
     .. math:: \Phi(\ell) = \max_i \ell_i, \qquad
@@ -32,41 +33,20 @@ class WorstCase:
     Mohri et al. 2019 (AFL); SCAFF-PD (3.3) with rho = 0.
     """
 
+    @override
     def value(self, losses: Losses) -> float:
-        """Return the largest loss."""
-        return float(finite(losses, "losses").max())
+        return float(check_vector(losses, "losses").max())
 
+    @override
     def weights(self, losses: Losses) -> Weights:
-        """Return the uniform weights on the clients with the largest loss."""
-        losses = finite(losses, "losses")
+        losses = check_vector(losses, "losses")
         worst = losses == losses.max()
         return np.asarray(worst / worst.sum())
 
-    def penalty(self, weights: Weights) -> float:
-        """Return 0."""
-        return 0.0
-
-    def prox(self, point: Weights, step: float) -> Weights:
-        """Project onto the simplex."""
-        point = finite(point, "point")
-        return self.permutahedron(point.size).project(point)
-
-    def start(self, n: int) -> Weights:
-        """Return uniform weights."""
-        return np.full(n, 1.0 / n)
-
-    def strong_convexity(self, n: int) -> float:
-        """Return 0."""
-        return 0.0
-
-    def l1_norm(self, n: int) -> float:
-        """Return 1."""
-        return 1.0
-
+    @override
     def permutahedron(self, n: int) -> Permutahedron:
-        """Return the simplex."""
         return Permutahedron(corner=np.eye(1, n)[0], offset=np.zeros(n))
 
+    @override
     def caps(self, n: int) -> Weights:
-        """Return 1 for every client."""
         return np.ones(n)

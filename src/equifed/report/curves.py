@@ -12,8 +12,8 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses
 from equifed.metrics import best_fraction, worst_fraction
 from equifed.report import svg
-from equifed.report.figures import Figure, colour, csv_text
-from equifed.report.measures import bytes_until, over_clients
+from equifed.report.figures import Figure, colour
+from equifed.report.measures import count_bytes, reduce_clients
 from equifed.report.methods import Method
 from equifed.report.scales import Scale, bytes_text
 
@@ -35,7 +35,7 @@ class Series:
         return self.rounds.astype(np.float64) if against == "rounds" else self.bytes
 
 
-def series(method: Method, scale: Scale) -> Series:
+def collect_series(method: Method, scale: Scale) -> Series:
     """Return the evaluations that all runs have, thinned to what can be drawn."""
     found = [run.history.series(scale.metric, scale.split) for run in method.runs]
     common = found[0][0]
@@ -43,11 +43,11 @@ def series(method: Method, scale: Scale) -> Series:
         common = np.intersect1d(common, rounds)
     common = common[svg.thinned(len(common))]
     values = [v[np.searchsorted(rounds, common)] for rounds, v in found]
-    sent = [bytes_until(run.history, common) for run in method.runs]
+    sent = [count_bytes(run.history, common) for run in method.runs]
     return Series(common, np.mean(sent, axis=0), np.array(values))
 
 
-def convergence(
+def draw_convergence(
     methods: Sequence[Method],
     found: Sequence[Series],
     scale: Scale,
@@ -56,7 +56,7 @@ def convergence(
 ) -> Figure:
     """One line per method: the worst client or the average, mean over seeds with their range."""
     lines = [
-        np.array([over_clients(run, scale, of) for run in s.values]) * scale.factor for s in found
+        np.array([reduce_clients(run, scale, of) for run in s.values]) * scale.factor for s in found
     ]
     plot = _time_frame([s.x(against) for s in found], lines, scale, against)
     words, rows = [], []
@@ -67,9 +67,8 @@ def convergence(
         if not len(mean):
             continue
         final = scale.text(float(mean[-1]) / scale.factor)
-        plot.line(
-            x, mean, class_=f"line {colour(m)}", data_tip=f"{method.name}: {final} at the end"
-        )
+        tip = f"{method.name}: {final} at the end"
+        plot.line(x, mean, class_=f"line {colour(m)}", data_tip=tip)
         words.append(f"{method.name} ends at {final}.")
         numbers = np.array([mean, line.min(axis=0), line.max(axis=0)]).T / scale.factor
         rows += [
@@ -83,10 +82,8 @@ def convergence(
         "; mean over seeds, shaded from the lowest to the highest seed." if several else "."
     )
     columns = ["method", "round", "bytes", "mean", "lowest_seed", "highest_seed"]
-    title, legend = f"{what} against {against}", tuple(range(len(methods)))
-    return Figure(
-        f"{of}-{against}", title, caption, alt, plot.svg(alt), csv_text(columns, rows), legend
-    )
+    key, title, legend = f"{of}-{against}", f"{what} against {against}", range(len(methods))
+    return Figure(key, title, caption, alt, plot, columns, rows, legend)
 
 
 def _time_frame(
@@ -100,11 +97,9 @@ def _time_frame(
     write = bytes_text if against == "bytes" else "{:,.0f}".format
     label = "rounds" if against == "rounds" else "bytes sent and received by all clients"
     y = svg.limits(*(_settled(line) for line in lines))
-    top = 100.0 if scale.metric == "accuracy" else math.inf
-    plot = svg.frame(
-        (0, end or 1.0), (max(y[0], 0.0), min(y[1], top)), x_label=label, write_x=write,
-        right=right,
-    )  # fmt: skip
+    top = 100.0 if scale.kind.is_fraction else math.inf
+    up = max(y[0], 0.0), min(y[1], top)
+    plot = svg.frame((0, end or 1.0), up, x_label=label, write_x=write, right=right)
     plot.clip = True
     return plot
 
@@ -118,16 +113,20 @@ def _settled(line: Losses) -> Losses:
     return line[..., math.ceil(count / 10) :] if count > 3 else line
 
 
-def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Figure:
+def draw_method(method: Method, s: Series, scale: Scale, against: Against) -> Figure:
     """Average and worst client of one method, with the tails, or with every client if few."""
     values = s.values.mean(axis=0) * scale.factor
     known = values[:, ~np.isnan(values).any(axis=0)]
-    worst = over_clients(values, scale, "worst")
-    average = over_clients(values, scale, "average")
+    worst = reduce_clients(values, scale, "worst")
+    average = reduce_clients(values, scale, "average")
     x = s.x(against)
     plot = _time_frame([x], [known.T], scale, against, right=64.0)
-    if known.shape[1] > FEW_CLIENTS:
-        low, high = _tails(known, scale)
+    many = known.shape[1] > FEW_CLIENTS
+    if many:
+        low, high = (
+            f(known, 0.2, higher_is_better=scale.higher_is_better)
+            for f in (worst_fraction, best_fraction)
+        )
         plot.band(x, low, high, class_="band grey")
     elif len(x):
         for i in range(values.shape[1]):
@@ -139,7 +138,6 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
         f" It ends at an average of {scale.text(float(average[-1]) / scale.factor)} and a worst "
         f"client of {scale.text(float(worst[-1]) / scale.factor)}."
     )  # fmt: skip
-    many = known.shape[1] > FEW_CLIENTS
     rest = "Shaded: from the worst-served to the best-served 20 %" if many else "Thin: every client"
     caption = f"{scale.axis.capitalize()}. {rest}."
     alt = f"{method.name}: average and worst {scale.label} against {against}.{ends}"
@@ -147,19 +145,30 @@ def one_method(method: Method, s: Series, scale: Scale, against: Against) -> Fig
         [int(r), float(b), float(a) / scale.factor, float(w) / scale.factor]
         for r, b, a, w in zip(s.rounds, s.bytes, average, worst, strict=True)
     ]
-    table = csv_text(["round", "bytes", "average", "worst"], rows)
     key, title = f"convergence-{against}", f"Convergence against {against}"
-    return Figure(key, title, caption, alt, plot.svg(alt), table)
+    return Figure(key, title, caption, alt, plot, ["round", "bytes", "average", "worst"], rows)
 
 
-def _tails(values: Losses, scale: Scale) -> tuple[Losses, Losses]:
-    options = {"higher_is_better": scale.higher_is_better}
-    low = worst_fraction(values, 0.2, **options)
-    high = best_fraction(values, 0.2, **options)
-    return np.asarray(low), np.asarray(high)
+def draw_course(client: str, found: Series, i: int, scale: Scale) -> Figure:
+    """Return the client's own line beside the average over clients."""
+    values = found.values.mean(axis=0) * scale.factor
+    own, average = values[:, i], reduce_clients(values, scale, "average")
+    x = found.rounds.astype(np.float64)
+    across, up = (0, float(x[-1]) or 1.0), svg.limits(own, average)
+    plot = svg.frame(across, up, x_label="rounds", write_x="{:,.0f}".format)
+    plot.line(x, average, class_="line grey", data_tip="average over clients")
+    plot.line(x, own, class_="line accent", data_tip=client)
+    alt = f"{scale.label.capitalize()} of {client} and the average over clients against rounds."
+    rows = [
+        [int(r), float(o) / scale.factor, float(a) / scale.factor]
+        for r, o, a in zip(found.rounds, own, average, strict=True)
+    ]
+    caption = f"{scale.axis.capitalize()}. Coloured: you. Grey: average over clients."
+    columns = ["round", "you", "average_over_clients"]
+    return Figure("course", "On the way there", caption, alt, plot, columns, rows)
 
 
-def certificate(methods: Sequence[Method]) -> Figure | None:
+def draw_certificate(methods: Sequence[Method]) -> Figure | None:
     """Return the optimality gap over rounds of the methods that have one, or None."""
     gaps = {}
     for m, method in enumerate(methods):
@@ -189,11 +198,11 @@ def certificate(methods: Sequence[Method]) -> Figure | None:
         "How far the objective can still be from its optimum, at most; computed from the run "
         "itself (first seed)."
     )
-    table = csv_text(["method", "round", "gap"], rows)
-    return Figure("certificate", "Certificate", caption, alt, plot.svg(alt), table, tuple(gaps))
+    columns = ["method", "round", "gap"]
+    return Figure("certificate", "Certificate", caption, alt, plot, columns, rows, tuple(gaps))
 
 
-def weights(method: Method, m: int) -> Figure | None:
+def draw_weights(method: Method, m: int) -> Figure | None:
     """Client weights over the rounds of the first run; None where they never change."""
     recorded = method.runs[0].history.weights
     rounds = np.array(sorted(recorded), dtype=np.int64)
@@ -228,6 +237,5 @@ def weights(method: Method, m: int) -> Figure | None:
     rows = [
         [int(r), method.clients[i], float(table[k, i])] for k, r in enumerate(rounds) for i in shown
     ]
-    title = f"Weights, {method.name}"
-    numbers = csv_text(["round", "client", "weight"], rows)
-    return Figure(f"weights-{m}", title, caption, alt, plot.svg(alt), numbers)
+    columns, title = ["round", "client", "weight"], f"Weights, {method.name}"
+    return Figure(f"weights-{m}", title, caption, alt, plot, columns, rows)

@@ -1,28 +1,23 @@
-"""All that a report says, before it becomes a page or JSON."""
+"""All that a report is made of, before it becomes a page or JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from equifed.metrics import Interval
-from equifed.report import curves, figures, frontier, words
-from equifed.report.clients import ClientRows, client_rows
+from equifed.report import curves, figures
 from equifed.report.figures import Figure
 from equifed.report.measures import (
     Estimate,
     Measure,
     Target,
-    default_target,
-    estimates,
-    measures,
-    shown_scale,
+    choose_scale,
+    choose_target,
+    estimate_measures,
+    list_measures,
 )
-from equifed.report.methods import Method, ReportError
+from equifed.report.methods import ClientRows, Method, ReportError, collect_client_rows
 from equifed.report.scales import Scale
 
 WEIGHT_FIGURES = 8
@@ -52,7 +47,7 @@ class Report:
         """The method of the headline: the one whose worst client is served best."""
         if self.scale is None:
             return 0
-        sign = 1 if self.scale.higher_is_better else -1
+        sign = self.scale.kind.sign
         worst = [
             sign * found["worst"].interval.estimate if "worst" in found else -math.inf
             for found in self.estimates
@@ -74,23 +69,22 @@ def build(
     if baseline is not None and baseline not in names:
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
-    scale = shown_scale(methods)
-    title = title or default_title(methods)
+    scale = choose_scale(methods)
+    title = title or choose_title(methods)
     if scale is None:
         return Report(title, methods, base, None, None, (), [], [], tuple(problems))
     if target is None and len(methods) > 1:
-        target = default_target(methods[base], scale)
+        target = choose_target(methods[base], scale)
     found = [
-        estimates(method, None if m == base else methods[base], scale, target)
+        estimate_measures(method, None if m == base else methods[base], scale, target)
         for m, method in enumerate(methods)
     ]
-    rows = [client_rows(method, scale) for method in methods]
-    return Report(
-        title, methods, base, scale, target, measures(scale, target), found, rows, tuple(problems)
-    )
+    rows = [collect_client_rows(method, scale) for method in methods]
+    shown = list_measures(scale, target)
+    return Report(title, methods, base, scale, target, shown, found, rows, tuple(problems))
 
 
-def default_title(methods: Sequence[Method]) -> str:
+def choose_title(methods: Sequence[Method]) -> str:
     """Return the name of the data, or of the only method."""
     for method in methods:
         name = method.runs[0].provenance.get("data", {}).get("name")
@@ -99,139 +93,35 @@ def default_title(methods: Sequence[Method]) -> str:
     return methods[0].name if len(methods) == 1 else "Comparison"
 
 
-def all_figures(report: Report) -> dict[str, list[Figure]]:
+def draw_figures(report: Report) -> dict[str, list[Figure]]:
     """Return the figures by section."""
-    scale, methods = report.scale, report.methods
-    if scale is None:
-        gap = curves.certificate(methods)
-        return {"clients": [], "time": [gap] if gap else [], "weights": _weights(methods)}
-    losses = [row.loss for row in report.rows]
-    clients = [
-        figures.distribution(methods, report.rows, scale),
-        *([_scatter(report, scale)] if report.several else []),
-        figures.lorenz(methods, [r.value for r in report.rows], scale.metric, "lorenz"),
-        figures.lorenz(methods, losses, "loss", "lorenz-loss") if scale.metric != "loss" else None,
-    ]
-    time = [*_convergence(methods, scale), curves.certificate(methods)]
-    return {
-        "clients": [f for f in clients if f is not None],
-        "time": [f for f in time if f is not None],
-        "weights": _weights(methods),
-    }
+    scale, methods, rows = report.scale, report.methods, report.rows
+    clients: list[Figure | None] = []
+    time: list[Figure | None] = []
+    if scale is not None:
+        values, losses = [r.value for r in rows], [r.loss for r in rows]
+        clients.append(figures.draw_distribution(methods, rows, scale))
+        if report.several:
+            names = [method.name for method in methods]
+            clients.append(figures.draw_frontier(names, report.estimates, scale))
+        clients.append(figures.draw_lorenz(methods, values, scale.metric, "lorenz"))
+        if scale.metric != "loss":
+            clients.append(figures.draw_lorenz(methods, losses, "loss", "lorenz-loss"))
+        time += _draw_convergence(methods, scale)
+    time.append(curves.draw_certificate(methods))
+    weights = [curves.draw_weights(method, m) for m, method in enumerate(methods)]
+    sections = {"clients": clients, "time": time, "weights": weights}
+    found = {name: [f for f in drawn if f is not None] for name, drawn in sections.items()}
+    return found | {"weights": found["weights"][:WEIGHT_FIGURES]}
 
 
-def _scatter(report: Report, scale: Scale) -> Figure:
-    return frontier.scatter([m.name for m in report.methods], report.estimates, scale)
-
-
-def _weights(methods: Sequence[Method]) -> list[Figure]:
-    found = [curves.weights(method, m) for m, method in enumerate(methods)]
-    return [f for f in found if f is not None][:WEIGHT_FIGURES]
-
-
-def _convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
-    found = [curves.series(method, scale) for method in methods]
+def _draw_convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
+    found = [curves.collect_series(method, scale) for method in methods]
     axes: tuple[curves.Against, ...] = ("rounds", "bytes")
     if len(methods) == 1:
-        return [curves.one_method(methods[0], found[0], scale, axis) for axis in axes]
+        return [curves.draw_method(methods[0], found[0], scale, axis) for axis in axes]
     return [
-        curves.convergence(methods, found, scale, of, axis)
+        curves.draw_convergence(methods, found, scale, of, axis)
         for axis in axes
         for of in ("worst", "average")
     ]
-
-
-def headline(report: Report) -> dict[str, Any]:
-    """Return the first words of the report."""
-    if report.scale is None:
-        return {
-            "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
-            "chance": "",
-            "warnings": words.quarantine_sentences(report.methods),
-        }
-    lead, base = report.lead, report.baseline
-    method, rows = report.methods[lead], report.rows[lead]
-    sentences = []
-    if report.several:
-        cost = words.cost_sentence(
-            method, report.methods[base], report.estimates[lead], report.scale
-        )
-        sentences.append(cost)
-    who = f"Under {method.name}, " if report.several else ""
-    sentences.append(who + words.worst_sentence(method, rows, report.scale))
-    return {
-        "sentences": sentences,
-        "chance": words.chance_note(method, rows),
-        "warnings": [*words.quarantine_sentences(report.methods), *report.problems],
-    }
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    """Return the report's numbers; null stands for what is not known, not defined or infinite."""
-    scale = report.scale
-    return {
-        "title": report.title,
-        "metric": None if scale is None else scale.metric,
-        "split": None if scale is None else scale.split,
-        "baseline": report.methods[report.baseline].name,
-        "target": None if report.target is None else vars(report.target),
-        "headline": headline(report),
-        "methods": [_method_json(report, m) for m in range(len(report.methods))],
-    }
-
-
-def _method_json(report: Report, m: int) -> dict[str, Any]:
-    method = report.methods[m]
-    out: dict[str, Any] = {
-        "name": method.name,
-        "seeds": list(method.seeds),
-        "runs": [
-            {"folder": r.folder, "config": r.config, "provenance": r.provenance}
-            for r in method.runs
-        ],
-        "events": method.events(),
-        "measures": {},
-        "clients": [],
-    }
-    if report.scale is None:
-        return out
-    for key, found in report.estimates[m].items():
-        out["measures"][key] = estimate_json(found)
-    rows = report.rows[m]
-    columns = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
-    out["clients"] = [
-        {"client": name, **{c: number(getattr(rows, c)[i]) for c in columns}}
-        for i, name in enumerate(method.clients)
-    ]
-    return out
-
-
-def estimate_json(found: Estimate) -> dict[str, Any]:
-    """Return an estimate for JSON."""
-    return {
-        "values": [number(v) for v in found.values],
-        **interval_json(found.interval),
-        "limits_about": found.source,
-        "difference": None if found.difference is None else interval_json(found.difference),
-        "pairs": found.pairs,
-    }
-
-
-def interval_json(interval: Interval) -> dict[str, float | None]:
-    """Return an interval for JSON."""
-    return {
-        "estimate": number(interval.estimate),
-        "lower": number(interval.lower),
-        "upper": number(interval.upper),
-    }
-
-
-def number(value: Any) -> float | int | None:
-    """Return a number that JSON has, or None.
-
-    >>> number(np.float64(0.5)), number(float("inf")), number(np.int64(3))
-    (0.5, None, 3)
-    """
-    if isinstance(value, int | np.integer):
-        return int(value)
-    return float(value) if math.isfinite(value) else None

@@ -13,14 +13,13 @@ from equifed.contract.arrays import Index, Losses
 from equifed.metrics import (
     Interval,
     accuracy_intervals,
-    correct_counts,
     describe,
     mean_interval,
     paired_difference,
     summary,
 )
-from equifed.report.methods import Method
-from equifed.report.scales import Scale
+from equifed.report.methods import Method, count_correct
+from equifed.report.scales import DASH, Scale, bytes_text
 from equifed.training.history import History
 
 Form = Literal["value", "gap", "index", "count", "bytes"]
@@ -78,7 +77,7 @@ class Target:
     of: Literal["worst", "average"] = "worst"
 
 
-def shown_scale(methods: Sequence[Method]) -> Scale | None:
+def choose_scale(methods: Sequence[Method]) -> Scale | None:
     """Return the metric and split to report: accuracy before loss, test before the others."""
     for method in methods:
         for run in method.runs:
@@ -100,7 +99,7 @@ LABELS = {
 }
 
 
-def measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
+def list_measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
     """Return the rows of a comparison."""
     rows = []
     for key, label in LABELS.items():
@@ -121,7 +120,7 @@ def measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
     return tuple(rows)
 
 
-def over_clients(values: Losses, scale: Scale, of: str) -> Losses:
+def reduce_clients(values: Losses, scale: Scale, of: str) -> Losses:
     """Reduce clients (k, N) to the worst or the average of those that have a value (k,)."""
     some = values[:, ~np.isnan(values).all(axis=0)]
     if some.size == 0:
@@ -132,7 +131,7 @@ def over_clients(values: Losses, scale: Scale, of: str) -> Losses:
     return np.asarray(worst(some, axis=1))
 
 
-def bytes_until(history: History, rounds: Index) -> Index:
+def count_bytes(history: History, rounds: Index) -> Index:
     """Return the bytes that all clients had sent and received when each of the rounds ended."""
     ends = np.array([record.round for record in history.rounds], dtype=np.int64)
     sent = np.array([record.bytes_up + record.bytes_down for record in history.rounds])
@@ -140,19 +139,15 @@ def bytes_until(history: History, rounds: Index) -> Index:
     return np.asarray(total[np.searchsorted(ends, rounds, side="right")], dtype=np.int64)
 
 
-def run_measures(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
+def measure_run(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
     """Return every reducer of the run's last evaluation, and what the run cost."""
     record = history.last(scale.metric, scale.split)
     known = np.empty(0) if record is None else record.values[~np.isnan(record.values)]
     out = {"rounds": float(len(history.rounds))}
     out["bytes"] = float(sum(r.bytes_up + r.bytes_down for r in history.rounds))
     if record is not None and known.size and np.isfinite(known).all():
-        out |= summary(
-            record.values,
-            record.sizes,
-            higher_is_better=scale.higher_is_better,
-            missing="drop",
-        )
+        higher = scale.higher_is_better
+        out |= summary(record.values, record.sizes, higher_is_better=higher, missing="drop")
     if target is not None:
         out |= _to_target(history, scale, target)
     return out
@@ -160,32 +155,32 @@ def run_measures(history: History, scale: Scale, target: Target | None) -> dict[
 
 def _to_target(history: History, scale: Scale, target: Target) -> dict[str, float]:
     rounds, values = history.series(scale.metric, scale.split)
-    reached = over_clients(values, scale, target.of) if len(rounds) else np.empty(0)
+    reached = reduce_clients(values, scale, target.of) if len(rounds) else np.empty(0)
     good = reached >= target.value if scale.higher_is_better else reached <= target.value
     if not good.any():
         return {"rounds_to_target": math.nan, "bytes_to_target": math.nan}
     first = rounds[good.argmax()]
-    sent = bytes_until(history, np.array([first]))[0]
+    sent = count_bytes(history, np.array([first]))[0]
     return {"rounds_to_target": float(first), "bytes_to_target": float(sent)}
 
 
-def default_target(baseline: Method, scale: Scale) -> Target | None:
+def choose_target(baseline: Method, scale: Scale) -> Target | None:
     """Return the worst client's final value under the baseline, in its least good run.
 
     Every run of the baseline gets there, and the question to the others is how soon they do.
     """
-    final = over_clients(baseline.final(scale.metric, scale.split), scale, "worst")
+    final = reduce_clients(baseline.final(scale), scale, "worst")
     known = final[np.isfinite(final)]
     if not known.size:
         return None
     return Target(float(known.min() if scale.higher_is_better else known.max()))
 
 
-def estimates(
+def estimate_measures(
     method: Method, baseline: Method | None, scale: Scale, target: Target | None
 ) -> dict[str, Estimate]:
     """Return every measure of a method, with the paired difference to the baseline if given."""
-    ours = [run_measures(run.history, scale, target) for run in method.runs]
+    ours = [measure_run(run.history, scale, target) for run in method.runs]
     theirs = {} if baseline is None else _by_seed(baseline, scale, target)
     keys = dict.fromkeys(key for row in ours for key in row)
     sampled = _sample_intervals(method, scale) if len(ours) == 1 else {}
@@ -211,7 +206,7 @@ def _positions(method: Method) -> list[object]:
 
 
 def _by_seed(method: Method, scale: Scale, target: Target | None) -> dict[object, dict[str, float]]:
-    rows = [run_measures(run.history, scale, target) for run in method.runs]
+    rows = [measure_run(run.history, scale, target) for run in method.runs]
     return dict(zip(_positions(method), rows, strict=True))
 
 
@@ -230,27 +225,19 @@ def _interval(values: Sequence[float], sampled: Interval | None) -> tuple[Interv
 
 def _sample_intervals(method: Method, scale: Scale) -> dict[str, Interval]:
     """Return intervals over test samples, for one run of a classifier."""
-    record = method.runs[0].history.last(scale.metric, scale.split)
-    if scale.metric != "accuracy" or record is None:
+    known = count_correct(method, scale)
+    if known is None:
         return {}
-    some = (record.sizes > 0) & np.isfinite(record.values)
-    if not some.any():
-        return {}
-    try:
-        counts = correct_counts(record.values[some], record.sizes[some])
-    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
-        return {}
-    return accuracy_intervals(counts, record.sizes[some], resamples=RESAMPLES)
+    _, counts, sizes = known
+    return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
 
 
-def written(measure: Measure, scale: Scale) -> Callable[[float], str]:
+def choose_format(measure: Measure, scale: Scale) -> Callable[[float], str]:
     """Return how to write values of a measure."""
-    from equifed.report.scales import bytes_text
-
     forms: dict[Form, Callable[[float], str]] = {
         "value": scale.text,
         "gap": scale.gap,
-        "index": lambda v: f"{v:.3f}" if math.isfinite(v) else "∞" if v > 0 else "–",
+        "index": lambda v: f"{v:.3f}" if math.isfinite(v) else "∞" if v > 0 else DASH,
         "count": lambda v: f"{v:,.0f}" if float(v).is_integer() else f"{v:,.1f}",
         "bytes": bytes_text,
     }

@@ -1,4 +1,4 @@
-"""What a report is about: methods, each with the runs of one seed or several."""
+"""What a report is about: methods with their runs, and how each of them serves every client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
+from equifed.report.scales import Scale
 from equifed.training.history import History
 
 PLAN = "comparison.json"
@@ -51,19 +53,16 @@ class Method:
         """Seeds of the runs."""
         return tuple(run.seed for run in self.runs)
 
-    def final(self, metric: str, split: str) -> Losses:
+    def final(self, scale: Scale) -> Losses:
         """Return the last evaluation of every run, shape (runs, clients); NaN: not evaluated."""
-        rows = []
-        for run in self.runs:
-            record = run.history.last(metric, split)
-            empty = np.full(len(self.clients), np.nan)
-            rows.append(empty if record is None else record.values)
-        return np.array(rows)
+        last = [run.history.last(scale.metric, scale.split) for run in self.runs]
+        empty = np.full(len(self.clients), np.nan)
+        return np.array([empty if record is None else record.values for record in last])
 
-    def sizes(self, metric: str, split: str) -> Index:
+    def sizes(self, scale: Scale) -> Index:
         """Return the clients' sample counts in a split."""
         for run in self.runs:
-            record = run.history.last(metric, split)
+            record = run.history.last(scale.metric, scale.split)
             if record is not None:
                 return record.sizes
         return np.zeros(len(self.clients), dtype=np.int64)
@@ -111,7 +110,7 @@ def as_methods(
     if isinstance(runs, History):
         runs = {name: runs}
     listed = {k: [h] if isinstance(h, History) else list(h) for k, h in runs.items()}
-    return checked([Method(k, tuple(RunData(h) for h in hs)) for k, hs in listed.items()])
+    return check_methods([Method(k, tuple(RunData(h) for h in hs)) for k, hs in listed.items()])
 
 
 def read_methods(folders: Iterable[str | Path]) -> list[Method]:
@@ -131,7 +130,7 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
                     "folders below it."
                 )
             loose += [read_run(path) for path in inside]
-    return checked([*methods, *_grouped(loose)])
+    return check_methods([*methods, *_group(loose)])
 
 
 def read_run(folder: Path) -> RunData:
@@ -161,7 +160,7 @@ def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> l
     return methods
 
 
-def _grouped(runs: Sequence[RunData]) -> list[Method]:
+def _group(runs: Sequence[RunData]) -> list[Method]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         rest = {key: value for key, value in run.config.items() if key != "seed"}
@@ -180,7 +179,7 @@ def _name(group: Sequence[RunData]) -> str:
     return stem or path.parent.name
 
 
-def checked(methods: list[Method]) -> list[Method]:
+def check_methods(methods: list[Method]) -> list[Method]:
     """Refuse what cannot stand side by side."""
     if not methods:
         raise ReportError("There are no runs to report.")
@@ -197,3 +196,87 @@ def checked(methods: list[Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise ReportError(f"Every method needs its own name, got {', '.join(names)}.")
     return methods
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRows:
+    """Per-client numbers of one method, each of shape (N,); NaN where a number is not known.
+
+    Parameters
+    ----------
+    value
+        Mean over runs of the shown metric.
+    lower, upper
+        Mean over runs of Wilson's 95 % limits, for accuracies. The runs share their test samples,
+        so several runs do not narrow the limits.
+    loss
+        Mean over runs of the loss on the same split.
+    sizes
+        Samples in the split.
+    weight
+        Weight in the last recorded round, mean over runs.
+    participation
+        Fraction of the rounds the client took part in.
+    quarantines
+        Rounds in which its answer was refused, over all runs.
+    worst
+        What the first run's samples say about the worst client, for accuracies.
+    """
+
+    value: Losses
+    lower: Losses
+    upper: Losses
+    loss: Losses
+    sizes: Index
+    weight: Weights
+    participation: Weights
+    quarantines: Index
+    worst: WorstClient | None
+
+    def worst_position(self, scale: Scale) -> int | None:
+        """Return the client with the worst mean, if any was measured."""
+        if np.isnan(self.value).all():
+            return None
+        pick = np.nanargmin if scale.higher_is_better else np.nanargmax
+        return int(pick(self.value))
+
+
+def collect_client_rows(method: Method, scale: Scale) -> ClientRows:
+    """Return the per-client numbers of a method; NaN where some run has no number."""
+    lower, upper, worst = _limit_accuracies(method, scale)
+    return ClientRows(
+        value=np.asarray(method.final(scale).mean(axis=0)),
+        lower=lower,
+        upper=upper,
+        loss=np.asarray(method.final(Scale("loss", scale.split)).mean(axis=0)),
+        sizes=method.sizes(scale),
+        weight=method.last_weights(),
+        participation=method.participation(),
+        quarantines=method.quarantines(),
+        worst=worst,
+    )
+
+
+def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses], Index] | None:
+    """Return whose correct answers are known, their numbers in every run, and of how many."""
+    final, sizes = method.final(scale), method.sizes(scale)
+    some = np.flatnonzero((sizes > 0) & np.isfinite(final).all(axis=0))
+    if not scale.kind.is_fraction or not some.size:
+        return None
+    try:
+        return some, [correct_counts(row[some], sizes[some]) for row in final], sizes[some]
+    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
+        return None
+
+
+def _limit_accuracies(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
+    lower, upper = np.full((2, len(method.clients)), np.nan)
+    known = count_correct(method, scale)
+    if known is None:
+        return lower, upper, None
+    some, counts, sizes = known
+    limits = np.array([wilson_interval(count, sizes) for count in counts])
+    lower[some], upper[some] = limits.mean(axis=0)
+    worst = worst_client_interval(counts[0], sizes)
+    candidates = tuple(int(some[i]) for i in worst.candidates)
+    return lower, upper, WorstClient(worst.interval, int(some[worst.observed]), candidates)

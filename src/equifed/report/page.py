@@ -7,32 +7,52 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
-from equifed.report.document import Report, all_figures, as_json, build, headline
-from equifed.report.figures import colour
-from equifed.report.measures import written
-from equifed.report.methods import Method, as_methods
-from equifed.report.scales import TIMES, bytes_text, plural
+from equifed.report import svg
+from equifed.report.curves import Series, collect_series, draw_course
+from equifed.report.document import Report, build, draw_figures
+from equifed.report.figures import colour, draw_frontier, find_frontier
+from equifed.report.measures import LABELS, choose_format
+from equifed.report.methods import ReportError, as_methods
+from equifed.report.scales import TIMES, plural
 from equifed.report.tables import (
-    clients_csv,
-    comparison_rows,
-    event_row,
-    measure_rows,
-    run_facts,
-    table_data,
+    as_json,
+    collect_facts,
+    format_cell,
+    format_event,
+    list_all_measures,
+    list_comparison,
+    pack_clients,
+    write_clients_csv,
 )
-from equifed.report.words import certificate_notes
+from equifed.report.words import (
+    collect_certificate_notes,
+    describe_frontier,
+    describe_participant,
+    list_cards,
+    list_participant_cards,
+    write_headline,
+    write_subtitle,
+)
 from equifed.training.history import History
 
+TEMPLATES = Path(__file__).parent / "templates"
 SLUG = 40
 """Characters of a name in a path."""
+SUMMARY = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread")
+"""What a participant hears of the others."""
+POINT = (*SUMMARY, "gini")
+"""What the page of a sweep shows of every setting."""
 
 
 def write_report(
@@ -59,36 +79,32 @@ def write_report(
     numbers = json.dumps(as_json(report), indent=1, allow_nan=False, default=str)
     path.with_suffix(".json").write_text(numbers + "\n", encoding="utf-8")
     if per_client:
-        from equifed.report.participant import write_participants
-
         write_participants(report, path.with_name(path.stem + "-clients"))
     return path
 
 
 @functools.cache
-def environment() -> jinja2.Environment:
+def load_templates() -> jinja2.Environment:
     """Return the templates; whatever is put into them is escaped."""
     env = jinja2.Environment(
-        loader=jinja2.PackageLoader("equifed.report"),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters["data_link"] = data_link
-    env.filters["bound"] = bound
-    env.globals.update(style=_source("style.css"), colour=colour, plural=plural)
+    env.filters.update(data_link=make_data_link, bound=bind_units)
+    env.globals.update(style=_read_template("style.css"), colour=colour, plural=plural)
     return env
 
 
-def _source(name: str) -> Markup:
-    text = (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
-    return Markup(text)  # our own file
+def _read_template(name: str) -> Markup:
+    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))  # our own file
 
 
-def script(name: str = "report.js") -> dict[str, Markup]:
+def load_script(name: str = "report.js") -> dict[str, Markup]:
     """Return a script, and the policy that lets the page run this script and nothing else."""
-    source = _source(name)
+    source = _read_template(name)
     digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -97,16 +113,16 @@ def script(name: str = "report.js") -> dict[str, Markup]:
     return {"script": source, "policy": Markup(policy)}
 
 
-def data_link(text: str) -> str:
+def make_data_link(text: str) -> str:
     r"""Return a link that holds a CSV file.
 
-    >>> data_link("a,b\n1,2\n")
+    >>> make_data_link("a,b\n1,2\n")
     'data:text/csv;charset=utf-8,a,b%0A1,2%0A'
     """
     return "data:text/csv;charset=utf-8," + quote(text, safe=",.-_~:;/()=")
 
 
-def bound(sentence: str) -> str:
+def bind_units(sentence: str) -> str:
     """Keep numbers and their units on one line."""
     for unit in ("%", TIMES, "points"):
         sentence = sentence.replace(" " + unit, "\N{NO-BREAK SPACE}" + unit)
@@ -115,77 +131,34 @@ def bound(sentence: str) -> str:
 
 def render(report: Report) -> str:
     """Return the page."""
-    page = environment().get_template("report.html")
+    page = load_templates().get_template("report.html")
     return page.render(
         report=report,
-        subtitle=subtitle(report),
-        palette=palette(len(report.methods), report.baseline, report.lead),
-        headline=headline(report),
-        cards=cards(report),
-        comparison=comparison_rows(report),
-        all_measures=measure_rows(report),
-        figures=all_figures(report),
-        certificate_notes=certificate_notes(report.methods),
-        table=table_data(report),
-        clients_csv=clients_csv(report),
-        runs=run_facts(report.methods),
-        events=[event_row(e) for method in report.methods for e in method.events()],
-        **script(),
+        subtitle=write_subtitle(report),
+        palette=choose_palette(len(report.methods), report.baseline, report.lead),
+        headline=write_headline(report),
+        cards=list_cards(report),
+        comparison=list_comparison(report),
+        all_measures=list_all_measures(report),
+        figures=draw_figures(report),
+        certificate_notes=collect_certificate_notes(report.methods),
+        table=pack_clients(report),
+        clients_csv=write_clients_csv(report),
+        runs=collect_facts(report.methods),
+        events=[format_event(e) for method in report.methods for e in method.events()],
+        **load_script(),
     )
 
 
-def palette(count: int, baseline: int, lead: int) -> list[int]:
+def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
     """Return a colour for each method: 0 (grey) for the baseline, 1 (accent) for the headline's.
 
-    >>> palette(4, baseline=0, lead=2)
+    >>> choose_palette(4, baseline=0, lead=2)
     [0, 2, 1, 3]
     """
     first = {baseline: 0, lead: 1}
     rest = iter(range(2, 8))
     return [first[m] if m in first else next(rest, 7) for m in range(min(count, 8))]
-
-
-def subtitle(report: Report) -> str:
-    """Say in one line what was run."""
-    method = report.methods[0]
-    seeds = max(len(m.runs) for m in report.methods)
-    rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
-    names = ", ".join(m.name for m in report.methods)
-    counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
-    return " · ".join([names, *counts])
-
-
-def cards(report: Report) -> list[dict[str, str]]:
-    """Return the few numbers at the top, of the headline's method."""
-    if report.scale is None:
-        return []
-    scale, found, rows = report.scale, report.estimates[report.lead], report.rows[report.lead]
-    method, worst = report.methods[report.lead], rows.worst_position(report.scale)
-    if worst is None or "worst" not in found:
-        return []
-    base = report.methods[report.baseline].name
-    shown = []
-    for key, label in (("worst", "Worst client"), ("average_by_client", "Average over clients"),
-                       ("spread", "Best to worst")):  # fmt: skip
-        measure = next(m for m in report.measures if m.key == key)
-        estimate = found[key]
-        note = _whose(method, worst) if key == "worst" else ""
-        difference = estimate.difference
-        change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
-        value = written(measure, scale)(estimate.interval.estimate)
-        shown.append({"label": label, "value": value, "note": note, "change": change})
-    sent = found["bytes"].interval.estimate
-    rounds = plural(int(found["rounds"].interval.estimate), "round")
-    shown.append(
-        {"label": "Sent and received", "value": bytes_text(sent), "note": rounds, "change": ""}
-    )
-    return shown
-
-
-def _whose(method: Method, worst: int) -> str:
-    """Say whose the worst value is: with several seeds not always the same client's."""
-    several = f"worst in each seed, mean of {len(method.runs)}"
-    return method.clients[worst] if len(method.runs) == 1 else several
 
 
 def slug(name: str) -> str:
@@ -200,3 +173,100 @@ def slug(name: str) -> str:
     if len(short) <= SLUG:
         return short
     return f"{short[: SLUG - 9]}-{zlib.crc32(name.encode()):08x}"
+
+
+def write_participants(report: Report, folder: Path) -> list[Path]:
+    """Write one page for every client of the headline's method, replacing the pages there.
+
+    The names of the files begin with the client's number, so that no two are the same.
+    """
+    if report.scale is None:
+        raise ReportError("No evaluation was recorded: there is nothing to tell participants.")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    found = collect_series(report.methods[report.lead], report.scale)
+    digits = len(str(len(report.methods[0].clients)))
+    paths = []
+    for i, name in enumerate(report.methods[0].clients):
+        path = folder / f"{i + 1:0{digits}d}-{slug(name)}.html"
+        path.write_text(render_participant(report, i, found), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+def render_participant(report: Report, i: int, found: Series) -> str:
+    """Return the page of one client."""
+    assert report.scale is not None
+    scale, m = report.scale, report.lead
+    method, rows = report.methods[m], report.rows[m]
+    figures = [] if not len(found.rounds) else [draw_course(method.clients[i], found, i, scale)]
+    return load_templates().get_template("participant.html").render(
+        title=report.title,
+        client=method.clients[i],
+        method=method.name,
+        sentence=describe_participant(report, i),
+        cards=list_participant_cards(report, i),
+        summary=_summarise(report),
+        clients=plural(int(np.isfinite(rows.value).sum()), "client"),
+        scale=scale,
+        seeds=plural(len(method.runs), "seed"),
+        figures=figures,
+        events=[format_event(e) for e in method.events() if e.get("client") == method.clients[i]],
+        data={"clients": [], "methods": []},
+        palette=[0, 1],
+        **load_script(),
+    )  # fmt: skip
+
+
+def _summarise(report: Report) -> list[dict[str, str]]:
+    assert report.scale is not None
+    found = report.estimates[report.lead]
+    by_key = {measure.key: measure for measure in report.measures}
+    return [
+        {
+            "label": LABELS[key],
+            "value": choose_format(by_key[key], report.scale)(found[key].interval.estimate),
+        }
+        for key in SUMMARY
+        if key in found
+    ]
+
+
+def frontier_svg(report: Report, colours: Sequence[int]) -> str:
+    """Return the frontier of a sweep as an SVG file that needs no page around it."""
+    assert report.scale is not None
+    names = [method.name for method in report.methods]
+    return svg.standalone(draw_frontier(names, report.estimates, report.scale, colours).drawing)
+
+
+def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
+    """Return the page of a sweep: the frontier, the points, and what was run."""
+    assert report.scale is not None
+    names = [method.name for method in report.methods]
+    marks = find_frontier(report.estimates, report.scale)
+    return load_templates().get_template("frontier.html").render(
+        report=report,
+        sentence=describe_frontier(names, marks, max(len(m.runs) for m in report.methods)),
+        figure=draw_frontier(names, report.estimates, report.scale, colours),
+        measures=[m for m in report.measures if m.key in POINT],
+        points=_list_points(report, marks),
+        table=table,
+        runs=collect_facts(report.methods[:1]),
+        palette=range(8),
+        data={"clients": [], "methods": []},
+        **load_script(),
+    )  # fmt: skip
+
+
+def _list_points(report: Report, marks: Sequence[bool]) -> list[dict[str, Any]]:
+    assert report.scale is not None
+    shown = [m for m in report.measures if m.key in POINT]
+    return [
+        {
+            "name": method.name,
+            "mark": mark,
+            "cells": [format_cell(found.get(m.key), m, report.scale, baseline=True) for m in shown],
+        }
+        for method, found, mark in zip(report.methods, report.estimates, marks, strict=True)
+    ]

@@ -1,11 +1,11 @@
-"""How the numbers of a metric are written: accuracies in percent, their differences in points."""
+"""How numbers are written: metrics on a split, signs, bytes, counts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from equifed.metrics import Interval
+from equifed.metrics import Interval, Metric, find_metric
 
 MINUS, DASH, TIMES = "−", "–", "×"
 
@@ -23,19 +23,19 @@ class Scale:
     split: str
 
     @property
+    def kind(self) -> Metric:
+        """What is known about the metric."""
+        return find_metric(self.metric)
+
+    @property
     def higher_is_better(self) -> bool:
         """Whether more is better service."""
-        return self.metric == "accuracy"
+        return self.kind.higher_is_better
 
     @property
     def factor(self) -> float:
         """What a value is multiplied by before it is shown."""
-        return 100.0 if self.metric == "accuracy" else 1.0
-
-    @property
-    def unit(self) -> str:
-        """Unit after the number."""
-        return " %" if self.metric == "accuracy" else ""
+        return self.kind.factor
 
     @property
     def label(self) -> str:
@@ -53,19 +53,15 @@ class Scale:
         >>> Scale("accuracy", "test").axis, Scale("loss", "train").axis
         ('test accuracy, %', 'train loss')
         """
-        return self.label + ("," + self.unit if self.unit else "")
+        return self.label + ("," + self.kind.unit if self.kind.unit else "")
 
     def number(self, value: float) -> str:
         """Write a value without its unit."""
-        if not math.isfinite(value):
-            return "–"
-        if self.metric == "accuracy":
-            return f"{100 * value:.1f}"
-        return f"{value:.4g}"
+        return self.kind.write_number(value) if math.isfinite(value) else DASH
 
     def text(self, value: float) -> str:
         """Write a value with its unit."""
-        return self.number(value) + (self.unit if math.isfinite(value) else "")
+        return self.kind.write(value) if math.isfinite(value) else DASH
 
     def span(self, lower: float, upper: float) -> str:
         """Write an interval.
@@ -73,16 +69,15 @@ class Scale:
         >>> Scale("accuracy", "test").span(0.5, 0.613)
         '50.0 to 61.3 %'
         """
-        return f"{self.number(lower)} to {self.number(upper)}{self.unit}"
+        return f"{self.number(lower)} to {self.number(upper)}{self.kind.unit}"
 
     def signed(self, value: float) -> str:
         """Write a difference without its unit."""
-        return with_sign(value, self.number(abs(value)))
+        return add_sign(value, self.number(abs(value)))
 
     def change(self, value: float) -> str:
         """Write a difference with its unit."""
-        points = " points" if self.metric == "accuracy" else ""
-        return self.signed(value) + (points if math.isfinite(value) else "")
+        return self.signed(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
 
     def gap(self, value: float) -> str:
         """Write a distance between two values.
@@ -90,18 +85,17 @@ class Scale:
         >>> Scale("accuracy", "test").gap(0.125)
         '12.5 points'
         """
-        points = " points" if self.metric == "accuracy" else ""
-        return self.number(value) + (points if math.isfinite(value) else "")
+        return self.number(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
 
 
-def with_sign(value: float, magnitude: str) -> str:
+def add_sign(value: float, magnitude: str) -> str:
     """Put a sign before a magnitude; ± where all of its digits are zero.
 
-    >>> with_sign(-0.2, "0.2"), with_sign(-0.01, "0.0")
+    >>> add_sign(-0.2, "0.2"), add_sign(-0.01, "0.0")
     ('−0.2', '±0.0')
     """
     if not math.isfinite(value):
-        return "–"
+        return DASH
     if not any(digit in magnitude for digit in "123456789"):
         return "±" + magnitude
     return (MINUS if value < 0 else "+") + magnitude
@@ -114,7 +108,7 @@ def bytes_text(count: float) -> str:
     ('1.23 MB', '12 B', '−2 GB')
     """
     if not math.isfinite(count):
-        return "–"
+        return DASH
     size, sign = abs(count), MINUS if count < 0 else ""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
@@ -131,6 +125,6 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def finite(interval: Interval) -> bool:
+def is_finite(interval: Interval) -> bool:
     """Return whether an interval says anything."""
     return math.isfinite(interval.lower) and math.isfinite(interval.upper)

@@ -14,6 +14,13 @@ WIDTH, HEIGHT = 440.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 14.0, 40.0
 SHOWN_POINTS = 300
 """A line has at most this many points: more cannot be seen."""
+COLOURS = ("#8a929d", "#0f5fae", "#c45a12", "#1e8a5a", "#8a4fb0", "#b8860b", "#c2336f", "#23808c")
+STYLE = """
+text{font:12px sans-serif;fill:#1b1f24}.tick,.label{fill:#5b6470;font-size:11.5px}
+.name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}
+.line{fill:none}.diagonal{stroke:#5b6470;stroke-dasharray:2 4}
+.dot{fill:var(--c)}.faint{opacity:.35}.big{stroke:var(--c);stroke-width:2}.hollow{fill:#fff}
+"""
 
 
 def num(value: float) -> str:
@@ -266,3 +273,13 @@ def swarm(places: Sequence[float], gap: float, most: int) -> list[tuple[float, i
         level = k % most
         out.append((place, (level + 1) // 2 * (1 if level % 2 else -1)))
     return out
+
+
+def standalone(drawing: Markup) -> str:
+    """Return a drawing as an SVG file that needs no page around it."""
+    classes = "".join(f".m{i}{{--c:{value}}}" for i, value in enumerate(COLOURS))
+    style = tag("style", Markup(STYLE + classes))  # our own text
+    paper = tag("rect", width="100%", height="100%", fill="#fff")
+    size = {"width": 2 * WIDTH, "height": 2 * HEIGHT}
+    inside = style + paper + drawing
+    return str(tag("svg", inside, xmlns="http://www.w3.org/2000/svg", **size)) + "\n"

@@ -1,4 +1,4 @@
-"""The tables of a report: the comparison, all measures, the clients, what was run, the events."""
+"""The tables of a report: comparison, measures, clients, what was run, events; and its JSON."""
 
 from __future__ import annotations
 
@@ -9,53 +9,56 @@ from typing import Any
 
 import numpy as np
 
-from equifed.report.document import Report, number
+from equifed.metrics import Interval
+from equifed.metrics.summary import BY_SAMPLE, reducers
+from equifed.report.document import Report
 from equifed.report.figures import csv_text
-from equifed.report.measures import Estimate, Measure, written
+from equifed.report.measures import Estimate, Measure, choose_format
 from equifed.report.methods import Method
-from equifed.report.scales import Scale, finite, with_sign
+from equifed.report.scales import DASH, Scale, add_sign, is_finite
+from equifed.report.words import write_headline
 
 Facts = list[tuple[str, str]]
+COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
+"""Per-client numbers in CSV and JSON."""
 
 
-def comparison_rows(report: Report) -> list[dict[str, Any]]:
+def list_comparison(report: Report) -> list[dict[str, Any]]:
     """Return the comparison: one row per measure, one cell per method."""
     if report.scale is None:
         return []
     rows = []
     for measure in report.measures:
         cells = [
-            cell(found.get(measure.key), measure, report.scale, m == report.baseline)
+            format_cell(found.get(measure.key), measure, report.scale, m == report.baseline)
             for m, found in enumerate(report.estimates)
         ]
         rows.append({"label": measure.label, "meaning": measure.meaning, "cells": cells})
     return rows
 
 
-def cell(
+def format_cell(
     found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
 ) -> dict[str, str]:
     """Return a cell: the mean, half the interval's width or its ends, the difference."""
+    out = {"value": "", "note": "", "change": "", "tone": ""}
     if found is not None and any(math.isinf(value) for value in found.values):
-        return {"value": "∞", "note": "", "change": "", "tone": ""}
+        return out | {"value": "∞"}
     if found is None or found.reached == 0:
-        return {"value": "not reached" if "target" in measure.key else "–", "note": "",
-                "change": "", "tone": ""}  # fmt: skip
-    write = written(measure, scale)
+        return out | {"value": "not reached" if "target" in measure.key else DASH}
     if found.reached < len(found.values):
-        return {"value": f"reached by {found.reached} of {len(found.values)}", "note": "",
-                "change": "", "tone": ""}  # fmt: skip
-    note = _limits(found, write)
-    change, tone = "", ""
+        return out | {"value": f"reached by {found.reached} of {len(found.values)}"}
+    write = choose_format(measure, scale)
+    out |= {"value": write(found.interval.estimate), "note": _format_limits(found, write)}
     if found.difference is not None and not baseline:
-        change, tone = _change(found, measure, scale)
-    return {"value": write(found.interval.estimate), "note": note, "change": change, "tone": tone}
+        out["change"], out["tone"] = _format_change(found.difference, measure, write)
+    return out
 
 
-def _limits(found: Estimate, write: Callable[[float], str]) -> str:
+def _format_limits(found: Estimate, write: Callable[[float], str]) -> str:
     """Return the interval over seeds as ±, which is symmetric; that over samples by its ends."""
     interval = found.interval
-    if not finite(interval) or interval.lower == interval.upper:
+    if not is_finite(interval) or interval.lower == interval.upper:
         return ""
     if found.source == "seeds":
         return "± " + _bare(write(interval.upper - interval.estimate))
@@ -66,26 +69,24 @@ def _bare(text: str) -> str:
     return text.removesuffix(" points").removesuffix(" %")
 
 
-def _change(found: Estimate, measure: Measure, scale: Scale) -> tuple[str, str]:
+def _format_change(
+    difference: Interval, measure: Measure, write: Callable[[float], str]
+) -> tuple[str, str]:
     """Return the paired difference, and whether it is for better or worse beyond doubt."""
-    difference = found.difference
-    assert difference is not None
-    write = written(measure, scale)
-
-    text = with_sign(difference.estimate, _bare(write(abs(difference.estimate))))
-    if not finite(difference) or difference.lower == difference.upper == 0:
+    text = add_sign(difference.estimate, _bare(write(abs(difference.estimate))))
+    if not is_finite(difference) or difference.lower == difference.upper == 0:
         return text, ""
     if difference.lower < difference.upper:
-        text = with_margin(text, _bare(write(difference.upper - difference.estimate)))
+        text = add_margin(text, _bare(write(difference.upper - difference.estimate)))
     if difference.lower <= 0 <= difference.upper:
         return text, ""
     return text, "better" if (difference.estimate < 0) == measure.lower_is_better else "worse"
 
 
-def with_margin(text: str, margin: str) -> str:
+def add_margin(text: str, margin: str) -> str:
     """Put a margin after a number, and their unit once if they share it.
 
-    >>> with_margin("−1.98 MB", "1.02 MB"), with_margin("−875 kB", "1 MB"), with_margin("+2", "1")
+    >>> add_margin("−1.98 MB", "1.02 MB"), add_margin("−875 kB", "1 MB"), add_margin("+2", "1")
     ('−1.98 ± 1.02 MB', '−875 kB ± 1 MB', '+2 ± 1')
     """
     value, _, unit = text.partition(" ")
@@ -94,10 +95,8 @@ def with_margin(text: str, margin: str) -> str:
     return f"{text} ± {margin}"
 
 
-def measure_rows(report: Report) -> list[dict[str, Any]]:
+def list_all_measures(report: Report) -> list[dict[str, Any]]:
     """Return every reducer with its meaning, for the table of all measures."""
-    from equifed.metrics.summary import BY_SAMPLE, reducers
-
     if report.scale is None:
         return []
     rows = []
@@ -106,19 +105,19 @@ def measure_rows(report: Report) -> list[dict[str, Any]]:
             found[reducer.name].interval.estimate if reducer.name in found else float("nan")
             for found in report.estimates
         ]
-        shown = [f"{v:.4f}" if np.isfinite(v) else "∞" if v > 0 else "–" for v in values]
+        shown = [f"{v:.4f}" if np.isfinite(v) else "∞" if v > 0 else DASH for v in values]
         rows.append({"name": reducer.name, "meaning": reducer.meaning, "values": shown})
     return rows
 
 
-def table_data(report: Report) -> dict[str, Any]:
+def pack_clients(report: Report) -> dict[str, Any]:
     """Return what the page's script needs for the table of clients and for the names on hover."""
     data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
     data["lead"], data["baseline"] = report.lead, report.baseline
     if report.scale is None:
         return data
     scale = report.scale
-    data |= {"percent": scale.metric == "accuracy", "higher": scale.higher_is_better}
+    data |= {"percent": scale.kind.is_fraction, "higher": scale.higher_is_better}
     data["label"] = scale.label
     data["n"] = [int(n) for n in report.rows[0].sizes]
     for method, rows in zip(report.methods, report.rows, strict=True):
@@ -126,25 +125,24 @@ def table_data(report: Report) -> dict[str, Any]:
             "value": rows.value, "lower": rows.lower, "upper": rows.upper, "loss": rows.loss,
             "weight": rows.weight, "participation": rows.participation,
         }  # fmt: skip
-        packed: dict[str, Any] = {k: [_short(v) for v in column] for k, column in columns.items()}
+        packed: dict[str, Any] = {k: [_shorten(v) for v in column] for k, column in columns.items()}
         packed["quarantines"] = [int(q) for q in rows.quarantines]
         data["methods"].append({"name": method.name, **packed})
     return data
 
 
-def _short(value: float) -> float | None:
+def _shorten(value: float) -> float | None:
     """Return a number with the digits that a page shows."""
-    known = number(value)
+    known = to_json_number(value)
     return None if known is None else float(f"{known:.5g}")
 
 
-def clients_csv(report: Report) -> str:
+def write_clients_csv(report: Report) -> str:
     """Return the table of clients as CSV."""
-    names = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
     shown = "value" if report.scale is None else report.scale.metric
-    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *names[5:]]
+    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *COLUMNS[5:]]
     rows = (
-        [method.name, client, *(_plain(getattr(found, name)[i]) for name in names)]
+        [method.name, client, *(_plain(getattr(found, name)[i]) for name in COLUMNS)]
         for method, found in zip(report.methods, report.rows, strict=False)
         for i, client in enumerate(method.clients)
     )
@@ -155,11 +153,11 @@ def _plain(value: Any) -> object:
     return int(value) if isinstance(value, np.integer) else float(value)
 
 
-def run_facts(methods: Sequence[Method]) -> dict[str, Any]:
+def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
     """Return what was run: what all methods share once, then the rest by method."""
     import tomli_w
 
-    facts = [_facts(method) for method in methods]
+    facts = [_list_facts(method) for method in methods]
     shared = [fact for fact in facts[0] if all(fact in other for other in facts)]
     rows = []
     for method, found in zip(methods, facts, strict=True):
@@ -171,7 +169,7 @@ def run_facts(methods: Sequence[Method]) -> dict[str, Any]:
     return {"shared": shared if len(methods) > 1 else [], "methods": rows}
 
 
-def _facts(method: Method) -> Facts:
+def _list_facts(method: Method) -> Facts:
     first = method.runs[0]
     data, versions = first.provenance.get("data", {}), first.provenance.get("versions", {})
     source = data.get("source") or ""
@@ -192,7 +190,7 @@ def _facts(method: Method) -> Facts:
     return [(label, value) for label, value in facts.items() if value]
 
 
-def event_row(event: dict[str, Any]) -> dict[str, str]:
+def format_event(event: dict[str, Any]) -> dict[str, str]:
     """Return an event as the table shows it."""
     known = ("event", "round", "client", "reason", "time", "seed", "method")
     rest = {k: v for k, v in event.items() if k not in known}
@@ -200,3 +198,66 @@ def event_row(event: dict[str, Any]) -> dict[str, str]:
     if rest:
         row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))
     return row
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Return the report's numbers; null stands for what is not known, not defined or infinite."""
+    scale = report.scale
+    return {
+        "title": report.title,
+        "metric": None if scale is None else scale.metric,
+        "split": None if scale is None else scale.split,
+        "baseline": report.methods[report.baseline].name,
+        "target": None if report.target is None else vars(report.target),
+        "headline": write_headline(report),
+        "methods": [_method_json(report, m) for m in range(len(report.methods))],
+    }
+
+
+def _method_json(report: Report, m: int) -> dict[str, Any]:
+    method = report.methods[m]
+    out: dict[str, Any] = {
+        "name": method.name,
+        "seeds": list(method.seeds),
+        "runs": [
+            {"folder": r.folder, "config": r.config, "provenance": r.provenance}
+            for r in method.runs
+        ],
+        "events": method.events(),
+        "measures": {},
+        "clients": [],
+    }
+    if report.scale is None:
+        return out
+    out["measures"] = {k: _estimate_json(found) for k, found in report.estimates[m].items()}
+    rows = report.rows[m]
+    out["clients"] = [
+        {"client": name, **{c: to_json_number(getattr(rows, c)[i]) for c in COLUMNS}}
+        for i, name in enumerate(method.clients)
+    ]
+    return out
+
+
+def _estimate_json(found: Estimate) -> dict[str, Any]:
+    return {
+        "values": [to_json_number(v) for v in found.values],
+        **_interval_json(found.interval),
+        "limits_about": found.source,
+        "difference": None if found.difference is None else _interval_json(found.difference),
+        "pairs": found.pairs,
+    }
+
+
+def _interval_json(interval: Interval) -> dict[str, float | None]:
+    return {key: to_json_number(getattr(interval, key)) for key in ("estimate", "lower", "upper")}
+
+
+def to_json_number(value: Any) -> float | int | None:
+    """Return a number that JSON has, or None.
+
+    >>> to_json_number(np.float64(0.5)), to_json_number(float("inf")), to_json_number(np.int64(3))
+    (0.5, None, 3)
+    """
+    if isinstance(value, int | np.integer):
+        return int(value)
+    return float(value) if math.isfinite(value) else None

@@ -1,23 +1,92 @@
-"""The sentences of a report: what was measured, never that a model is fair."""
+"""The words at the top of a page: what was measured, never that a model is fair."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from equifed.metrics import Interval
-from equifed.report.clients import ClientRows
-from equifed.report.measures import Estimate
-from equifed.report.methods import Method
-from equifed.report.scales import TIMES, Scale, finite, plural
+from equifed.report.document import Report
+from equifed.report.measures import Estimate, choose_format
+from equifed.report.methods import ClientRows, Method
+from equifed.report.scales import DASH, TIMES, Scale, bytes_text, is_finite, plural
 
 NAMED = 5
 """At most this many clients are named in a sentence."""
 
 
-def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
+def write_headline(report: Report) -> dict[str, Any]:
+    """Return the first words of the report."""
+    if report.scale is None:
+        return {
+            "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
+            "chance": "",
+            "warnings": describe_quarantines(report.methods),
+        }
+    lead, base = report.lead, report.baseline
+    method, rows = report.methods[lead], report.rows[lead]
+    sentences = []
+    if report.several:
+        found = report.estimates[lead]
+        sentences.append(describe_cost(method, report.methods[base], found, report.scale))
+    who = f"Under {method.name}, " if report.several else ""
+    sentences.append(who + describe_worst(method, rows, report.scale))
+    return {
+        "sentences": sentences,
+        "chance": describe_chance(method, rows),
+        "warnings": [*describe_quarantines(report.methods), *report.problems],
+    }
+
+
+def write_subtitle(report: Report) -> str:
+    """Say in one line what was run."""
+    method = report.methods[0]
+    seeds = max(len(m.runs) for m in report.methods)
+    rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
+    names = ", ".join(m.name for m in report.methods)
+    counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
+    return " · ".join([names, *counts])
+
+
+def list_cards(report: Report) -> list[dict[str, str]]:
+    """Return the few numbers at the top, of the headline's method."""
+    if report.scale is None:
+        return []
+    scale, found, rows = report.scale, report.estimates[report.lead], report.rows[report.lead]
+    method, worst = report.methods[report.lead], rows.worst_position(report.scale)
+    if worst is None or "worst" not in found:
+        return []
+    base = report.methods[report.baseline].name
+    shown = []
+    for key, label in (("worst", "Worst client"), ("average_by_client", "Average over clients"),
+                       ("spread", "Best to worst")):  # fmt: skip
+        measure = next(m for m in report.measures if m.key == key)
+        estimate = found[key]
+        note = _name_worst(method, worst) if key == "worst" else ""
+        difference = estimate.difference
+        change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
+        value = choose_format(measure, scale)(estimate.interval.estimate)
+        shown.append(make_card(label, value, note, change))
+    sent = found["bytes"].interval.estimate
+    rounds = plural(int(found["rounds"].interval.estimate), "round")
+    return [*shown, make_card("Sent and received", bytes_text(sent), rounds)]
+
+
+def make_card(label: str, value: str, note: str = "", change: str = "") -> dict[str, str]:
+    """Return a number with its name."""
+    return {"label": label, "value": value, "note": note, "change": change}
+
+
+def _name_worst(method: Method, worst: int) -> str:
+    """Say whose the worst value is: with several seeds not always the same client's."""
+    several = f"worst in each seed, mean of {len(method.runs)}"
+    return method.clients[worst] if len(method.runs) == 1 else several
+
+
+def describe_worst(method: Method, rows: ClientRows, scale: Scale) -> str:
     """Say who is served worst, how badly, and how sure that is."""
     i = rows.worst_position(scale)
     if i is None:
@@ -25,16 +94,13 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
     value = float(rows.value[i])
     if math.isinf(value):
         return f"{method.clients[i]} is served worst: its {scale.label} is infinite."
-    limits = ""
-    if math.isfinite(rows.lower[i]):
-        limits = f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
     samples = plural(int(rows.sizes[i]), "sample")
     clients = plural(int(np.isfinite(rows.value).sum()), "client")
     seeds = f" in the mean over {plural(len(method.runs), 'seed')}" if len(method.runs) > 1 else ""
     average = scale.text(float(np.nanmean(rows.value)))
     out = (
-        f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}{limits} on "
-        f"{samples}. The average over {clients} is {average}"
+        f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}"
+        f"{_write_interval(rows, i, scale)} on {samples}. The average over {clients} is {average}"
     )
     if seeds:  # the spread of means is narrower than the mean spread, which the table has
         return out + "."
@@ -42,7 +108,13 @@ def worst_sentence(method: Method, rows: ClientRows, scale: Scale) -> str:
     return f"{out}; from best to worst it is {spread}."
 
 
-def chance_note(method: Method, rows: ClientRows) -> str:
+def _write_interval(rows: ClientRows, i: int, scale: Scale) -> str:
+    if not math.isfinite(rows.lower[i]):
+        return ""
+    return f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
+
+
+def describe_chance(method: Method, rows: ClientRows) -> str:
     """Say how much of the worst client may be chance, and who else may be the worst."""
     worst = rows.worst
     if worst is None:
@@ -68,7 +140,7 @@ def chance_note(method: Method, rows: ClientRows) -> str:
     )
 
 
-def cost_sentence(
+def describe_cost(
     method: Method, baseline: Method, found: dict[str, Estimate], scale: Scale
 ) -> str:
     """Say what the worst client gained, what the average paid and what was sent."""
@@ -77,28 +149,28 @@ def cost_sentence(
         return f"{method.name} and {baseline.name} have no seeds in common to compare."
     assert average.difference is not None and spread.difference is not None
     of = f"the worst client's {scale.label}"
-    worse, mean = effect(worst.difference, scale), effect(average.difference, scale)
+    worse, mean = (describe_effect(d, scale) for d in (worst.difference, average.difference))
     sentences = [
         f"Against {baseline.name}, {method.name} {worse.format(of)} and "
         f"{mean.format('the average over clients')}.",
-        _gap_sentence(spread, scale),
-        _bytes_sentence(found),
-        f"Measured on {plural(len(method.clients), 'client')} {seeds_words(worst.pairs)}.",
+        _describe_gap(spread, scale),
+        _describe_bytes(found),
+        f"Measured on {plural(len(method.clients), 'client')} {describe_seeds(worst.pairs)}.",
     ]
     return " ".join(filter(None, sentences))
 
 
-def effect(difference: Interval, scale: Scale) -> str:
+def describe_effect(difference: Interval, scale: Scale) -> str:
     """Say what happened to a level of service, with {} in the place of its name.
 
-    >>> effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
+    >>> describe_effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
     'lowered {} by 2.0 points (95 % interval −3.0 to −1.0)'
     """
     change = difference.estimate
     if change == 0:
         return "did not change {}"
     verb, shown = ("raised" if change > 0 else "lowered"), scale.gap(abs(change))
-    if not finite(difference):
+    if not is_finite(difference):
         return f"{verb} {{}} by {shown}"
     span = f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
     if difference.lower <= 0 <= difference.upper:
@@ -106,7 +178,7 @@ def effect(difference: Interval, scale: Scale) -> str:
     return f"{verb} {{}} by {shown} ({span})"
 
 
-def _gap_sentence(spread: Estimate, scale: Scale) -> str:
+def _describe_gap(spread: Estimate, scale: Scale) -> str:
     assert spread.difference is not None
     after, change = spread.interval.estimate, spread.difference.estimate
     word = "shrank" if change < 0 else "grew"
@@ -116,7 +188,7 @@ def _gap_sentence(spread: Estimate, scale: Scale) -> str:
     return f"The gap from best to worst client {word} {span}."
 
 
-def _bytes_sentence(found: dict[str, Estimate]) -> str:
+def _describe_bytes(found: dict[str, Estimate]) -> str:
     sent = found["bytes"]
     if sent.difference is None:
         return ""
@@ -129,17 +201,17 @@ def _bytes_sentence(found: dict[str, Estimate]) -> str:
     return f"It sent {ours / theirs:.3g} {TIMES} the bytes."
 
 
-def seeds_words(count: int) -> str:
+def describe_seeds(count: int) -> str:
     """Say how many seeds there were, and what one seed does not tell.
 
-    >>> seeds_words(5)
+    >>> describe_seeds(5)
     'over 5 seeds'
     """
     alone = "with one seed, which does not show how much it varies between seeds"
     return alone if count == 1 else f"over {count} seeds"
 
 
-def certificate_notes(methods: Sequence[Method]) -> list[str]:
+def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
     """Return why methods have no certificate, where their runs say so."""
     found = []
     for method in methods:
@@ -150,7 +222,7 @@ def certificate_notes(methods: Sequence[Method]) -> list[str]:
     return found
 
 
-def quarantine_sentences(methods: Sequence[Method]) -> list[str]:
+def describe_quarantines(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused."""
     out = []
     for method in methods:
@@ -164,3 +236,46 @@ def quarantine_sentences(methods: Sequence[Method]) -> list[str]:
                 f"(rounds in brackets): {names}{more}."
             )
     return out
+
+
+def describe_participant(report: Report, i: int) -> str:
+    """Tell a client how the model serves it, beside the average."""
+    assert report.scale is not None
+    scale, rows = report.scale, report.rows[report.lead]
+    value, average = float(rows.value[i]), float(np.nanmean(rows.value))
+    if not np.isfinite(value):
+        return f"There is no {scale.label} of yours: you have no samples in that split."
+    better = (value > average) == scale.higher_is_better
+    side = "better" if better else "worse"
+    distance = f"{scale.gap(abs(value - average))} {side} than" if value != average else "equal to"
+    return (
+        f"The model has a {scale.label} of {scale.text(value)} on your "
+        f"{plural(int(rows.sizes[i]), 'sample')}{_write_interval(rows, i, scale)}. "
+        f"That is {distance} the average over clients, {scale.text(average)}."
+    )
+
+
+def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
+    """Return the client's own numbers."""
+    assert report.scale is not None
+    rows, scale = report.rows[report.lead], report.scale
+    return [
+        make_card(scale.label.capitalize(), scale.text(float(rows.value[i]))),
+        make_card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
+        make_card("Your samples", f"{int(rows.sizes[i]):,}"),
+        make_card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
+        make_card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
+        make_card("Rounds your answer was refused", f"{int(rows.quarantines[i])}"),
+    ]
+
+
+def describe_frontier(names: Sequence[str], marks: Sequence[bool], seeds: int) -> str:
+    """Say which settings of a sweep are not dominated."""
+    kept = [name for name, mark in zip(names, marks, strict=True) if mark]
+    words = "; ".join(kept[:6]) + ("; …" if len(kept) > 6 else "")
+    return (
+        f"Of {plural(len(names), 'setting')}, {len(kept)} {'is' if len(kept) == 1 else 'are'} not "
+        f"dominated, which means that no other serves both the average and the worst client "
+        f"better: {words}. Measured with {plural(seeds, 'seed')}; settings whose points lie within "
+        f"chance of each other are not told apart."
+    )

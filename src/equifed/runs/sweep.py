@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equifed.report import Report
-from equifed.report.figures import csv_text
-from equifed.report.frontier import on_frontier
-from equifed.report.sweep_page import frontier_page, frontier_svg
+from equifed.report.figures import csv_text, find_frontier
+from equifed.report.page import frontier_page, frontier_svg
 from equifed.runs.compare import compare, configure, read_table
 from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError, Table
@@ -130,7 +129,7 @@ def colour_points(report: Report, over: Sequence[Over]) -> list[int]:
 def list_points(report: Report, over: Sequence[Over]) -> list[Table]:
     """Return the points: settings as given, measures with intervals, whether any is better."""
     assert report.scale is not None
-    by_name, marks = _name_points(over), on_frontier(report.estimates, report.scale)
+    by_name, marks = _name_points(over), find_frontier(report.estimates, report.scale)
     points = []
     for method, found, mark in zip(report.methods, report.estimates, marks, strict=True):
         keys = (one.key for one in over)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.metrics.metric import METRICS, find_metric
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +130,7 @@ class History:
 
     def main_metric(self) -> tuple[str, str] | None:
         """Return the metric and split to show: accuracy before loss, test before others."""
-        for metric in ("accuracy", "loss"):
+        for metric in METRICS:
             for split in ("test", "validation", "train"):
                 if self.last(metric, split) is not None:
                     return metric, split
@@ -170,7 +171,7 @@ class History:
         clients = self.per_client(metric, split)
         if not clients:
             return {"average": None, "worst": None, "worst_client": None, "round": record.round}
-        worst = (min if metric == "accuracy" else max)(clients, key=lambda name: clients[name])
+        worst = min(clients, key=lambda name: find_metric(metric).sign * clients[name])
         return {
             "average": float(np.mean(list(clients.values()))),
             "worst": clients[worst],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
 
@@ -79,7 +80,7 @@ class ProgressBar(Callback):
         found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
         if found.metric not in best or np.isnan(found.values).all():
             return
-        accuracy = found.metric == "accuracy"
+        accuracy = find_metric(found.metric).higher_is_better
         worst = int(np.nanargmin(found.values) if accuracy else np.nanargmax(found.values))
         value = float(found.values[worst])
         text = f"{value:.1%}" if accuracy else f"{found.metric} {value:.4g}"
@@ -149,7 +150,7 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     chosen = first.main_metric()
     assert chosen is not None
     metric, split = chosen
-    higher = metric == "accuracy"
+    higher = find_metric(metric).higher_is_better
     table = Table(title=title or f"{split} {metric} per client")
     table.add_column("client")
     for name in histories:
@@ -158,7 +159,7 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     worst = [(min if higher else max)(c, key=c.__getitem__, default="") for c in columns]
     rows = list(first.names)
     if len(rows) > SHOWN_CLIENTS:
-        sign, last = (1.0 if higher else -1.0), columns[-1]
+        sign, last = find_metric(metric).sign, columns[-1]
         rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [
@@ -184,7 +185,7 @@ def format_metric(value: float | None, metric: str) -> str:
     """
     if value is None:
         return "-"
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return find_metric(metric).write(value)
 
 
 def describe_events(history: History) -> list[str]:

@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 
 from equifed.contract.arrays import Losses
+from equifed.metrics.metric import find_metric
 from equifed.training.history import History
 from equifed.training.loop import StopRule
 
-Metric = Literal["accuracy", "loss"]
+MetricName = Literal["accuracy", "loss"]
 SplitName = Literal["train", "validation", "test"]
 Of = Literal["worst", "average"]
 
@@ -61,7 +62,7 @@ class Reached:
     """Stop when the worst client, or the average over clients, is as good as wanted."""
 
     value: float
-    metric: Metric
+    metric: MetricName
     split: SplitName
     of: Of
 
@@ -79,7 +80,7 @@ class NoImprovement:
     """Stop when this many evaluations in a row brought nothing better."""
 
     evaluations: int
-    metric: Metric
+    metric: MetricName
     split: SplitName
     of: Of
 
@@ -117,7 +118,7 @@ class StopWhen:
     seconds: float | None = None
     target: float | None = None
     patience: int | None = None
-    metric: Metric = "accuracy"
+    metric: MetricName = "accuracy"
     split: SplitName = "validation"
     of: Of = "worst"
     at_gap: float | None = None
@@ -150,12 +151,12 @@ class StopWhen:
         return tuple(rules)
 
 
-def _gain(metric: Metric) -> float:
+def _gain(metric: MetricName) -> float:
     """Return the sign that makes larger better."""
-    return 1.0 if metric == "accuracy" else -1.0
+    return find_metric(metric).sign
 
 
-def _scores(history: History, metric: Metric, split: SplitName, of: Of) -> Losses:
+def _scores(history: History, metric: MetricName, split: SplitName, of: Of) -> Losses:
     """Return one number an evaluation, larger is better; clients without samples are left out."""
     _, values = history.series(metric, split)
     gains = _gain(metric) * values[:, ~np.isnan(values).all(axis=0)]

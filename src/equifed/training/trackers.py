@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.metrics.metric import find_metric
 from equifed.runs.catalogue import SECTIONS
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
@@ -63,7 +64,7 @@ class Tracker(Callback):
             if not known.size:
                 continue
             stem = f"{record.split}_{record.metric}"
-            worst = known.min() if record.metric == "accuracy" else known.max()
+            worst = known.min() if find_metric(record.metric).higher_is_better else known.max()
             numbers |= {
                 f"{stem}/average": float(known.mean()),
                 f"{stem}/worst": float(worst),
