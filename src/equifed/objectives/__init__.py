@@ -10,7 +10,7 @@ from equifed.objectives.kl import KL
 from equifed.objectives.l1_distance import L1Distance
 from equifed.objectives.l2_distance import L2Distance
 from equifed.objectives.q_fair import QFair
-from equifed.objectives.relative_fairness import RelativeFairness
+from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 from equifed.objectives.tilted import Tilted
 from equifed.objectives.transport import Transport
 from equifed.objectives.worst_case import WorstCase
@@ -25,6 +25,7 @@ __all__ = [
     "Entropic",
     "Euclidean",
     "HeterogeneousCVaR",
+    "IntegratedSet",
     "L1Distance",
     "L2Distance",
     "Objective",

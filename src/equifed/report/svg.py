@@ -159,6 +159,16 @@ class Plot:
                 where = {"x": self.x.end + 6, "y": place}
                 self.outside.append(tag("text", short, **where))
 
+    def legend(self, lines: Mapping[str, Mapping[str, object]]) -> None:
+        """Write names in the right margin, each beside a piece of its line."""
+        left = self.x.end + 8
+        for i, (name, attributes) in enumerate(lines.items()):
+            y = self.y.end + 10.0 + 18 * i
+            piece = {"x1": left, "x2": left + 14, "y1": y - 4, "y2": y - 4, "class_": "line"}
+            small = {"style": "font-size:10px"} if len(name) > 18 else {}  # the margin is narrow
+            self.outside.append(tag("line", **{**piece, **attributes}))
+            self.outside.append(tag("text", name, x=left + 19, y=y, **small))
+
     def text(self, x: float, y: float, words: str, **attributes: object) -> None:
         """Write at a place in pixels."""
         self.add(tag("text", words, x=x, y=y, **attributes))

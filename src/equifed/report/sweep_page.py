@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from equifed.report import svg
 from equifed.report.document import Report
+from equifed.report.figures import standalone
 from equifed.report.frontier import on_frontier, scatter
 from equifed.report.page import environment, script, subtitle
 from equifed.report.scales import plural
 from equifed.report.tables import cell, run_facts
 
-COLOURS = ("#8a929d", "#0f5fae", "#c45a12", "#1e8a5a", "#8a4fb0", "#b8860b", "#c2336f", "#23808c")
-STYLE = """
-text{font:12px sans-serif;fill:#1b1f24}.tick,.label{fill:#5b6470;font-size:11.5px}
-.name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}
-.line{fill:none}.diagonal{stroke:#5b6470;stroke-dasharray:2 4}
-.dot{fill:var(--c)}.faint{opacity:.35}.big{stroke:var(--c);stroke-width:2}.hollow{fill:#fff}
-"""
 SHOWN = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread", "gini")
 
 
@@ -28,13 +19,7 @@ def frontier_svg(report: Report, colours: Sequence[int]) -> str:
     """Return the figure as an SVG file that needs no page around it."""
     assert report.scale is not None
     names = [method.name for method in report.methods]
-    figure = scatter(names, report.estimates, report.scale, colours)
-    classes = "".join(f".m{i}{{--c:{value}}}" for i, value in enumerate(COLOURS))
-    style = svg.tag("style", Markup(STYLE + classes))  # our own text
-    paper = svg.tag("rect", width="100%", height="100%", fill="#fff")
-    size = {"width": 2 * svg.WIDTH, "height": 2 * svg.HEIGHT}
-    inside = style + paper + figure.drawing
-    return str(svg.tag("svg", inside, xmlns="http://www.w3.org/2000/svg", **size)) + "\n"
+    return standalone(scatter(names, report.estimates, report.scale, colours).drawing)
 
 
 def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:

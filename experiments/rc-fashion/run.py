@@ -9,19 +9,25 @@ images of each class; the package's 1,500 are used here.
 from __future__ import annotations
 
 import numpy as np
-
-from equifed.metrics import paired_difference
-from experiments.harness.choice import accuracy_table, choose, percentages, validation_score
+from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome
+from experiments.harness.measures import (
+    accuracy_table,
+    percentages,
+    validation_score,
+    with_limits,
+)
 from experiments.harness.running import Histories, run_variants
+
+from equifed.metrics import paired_difference
 
 SOURCE = "RC-FL, Section 6 and Fig. 1 (no numbers in the text)"
 
 
 def run(context: Context) -> Outcome:
     """Choose every method's settings on validation samples, then compare test accuracies."""
-    variants, searched = choose(context, validation_score)
+    variants, searched = choose(context, lambda history: validation_score(history, tail=0))
     found, problems = run_variants(context, variants, context.settings["seeds"])
     measures = {
         "average": lambda values: values.mean(1),
@@ -35,8 +41,7 @@ def run(context: Context) -> Outcome:
 def _drawn(found: Histories) -> str:
     lines = {}
     for method in found:
-        values = percentages(found[method])
-        lines[method] = Line([0, 1, 2], values.mean(0), values.min(0), values.max(0), dots=True)
+        lines[method] = Line.of_seeds([0, 1, 2], percentages(found[method]), dots=True)
     return figure(
         lines, title="Test accuracy of the three clients",
         x_label="0 T-shirt, 1 pullover, 2 shirt (band: all seeds)", y_label="test accuracy, %",
@@ -59,12 +64,11 @@ def checks(found: Histories) -> list[Check]:
         )
     ]
     change = paired_difference(ours.mean(1), plain.mean(1))
-    limits = f" ({change.lower:+.1f} to {change.upper:+.1f})" if len(ours) > 1 else ""
     out.append(
         Check(
             "RC-FL maintains roughly the same average accuracy",
             SOURCE,
-            f"RC-FL less FedAvg within seeds: {change.estimate:+.1f} points{limits}",
+            f"RC-FL less FedAvg within seeds: {with_limits(change, ' points')}",
             change.estimate > -2.0,
         )
     )

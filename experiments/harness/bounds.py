@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equifed.contract.arrays import Weights
-from equifed.objectives.base import SymmetricSet
-from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
+from equifed.contract import Weights
+from equifed.objectives import IntegratedSet, RelativeFairness, SymmetricSet
 
 Numbers = Sequence[float] | Weights
 

@@ -12,16 +12,17 @@ import itertools
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from equifed.data.columns import read_columns
-from equifed.data.federation import Federation
-from equifed.data.preprocess import standardise
-from equifed.datasets.small import EMBEDDED
-from equifed.objectives import RelativeFairness
+import torch
 from experiments.harness.drawing import Line, figure
 from experiments.harness.exact import Quadratics, solve, solve_in_box
 from experiments.harness.experiment import Check, Context, Outcome, Table
+from numpy.typing import NDArray
+
+from equifed import Federation, ScaffPD, simulate, train
+from equifed.data import read_columns, standardise
+from equifed.datasets import EMBEDDED
+from equifed.models import build
+from equifed.objectives import RelativeFairness
 
 Array = NDArray[np.float64]
 SOURCE = "IA, Section 4.3, Fig. 3 and Appendix J.1"
@@ -102,13 +103,6 @@ def _both(data: Federation, objective: RelativeFairness, rounds: int) -> tuple[A
 
 def _federated(data: Federation, objective: RelativeFairness, rounds: int) -> Array:
     """Return the model of SCAFF-PD-IA with automatic steps."""
-    import torch
-
-    from equifed.algorithms.scaff_pd import ScaffPD
-    from equifed.engines.simulate import simulate
-    from equifed.models.architectures import build
-    from equifed.training.loop import train
-
     module = build("linear", (2,), 1)
     clients = simulate(data, module, "squared", dtype=torch.float64)
     history = train(ScaffPD(objective), clients, rounds=rounds)

@@ -13,20 +13,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-
-from equifed.algorithms.drfa import DRFA, State
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
-from equifed.contract.streams import Stream
-from equifed.metrics import mean_interval
-from equifed.runs.run import Run
-from equifed.training.history import History
-from experiments.harness.curves import drawn, rounds_to, series
+from experiments.harness.drawing import draw_rounds
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
+from experiments.harness.measures import rounds_to, series
 from experiments.harness.running import Histories, run_variants
+
+from equifed import DRFA, History
+from equifed.contract import Clients, Info, Stream, Vector
+from equifed.metrics import mean_interval
+from equifed.runs import Run
 
 SOURCE = "DRFA, Section 6"
 
@@ -43,16 +41,16 @@ class Decaying:
         assert isinstance(built.algorithm, DRFA)
         return replace(built, algorithm=replace(self, inner=built.algorithm))
 
-    def init(self, clients: Clients, x: Vector) -> State:
+    def init(self, clients: Clients, x: Vector) -> Any:
         """Return the state before the first round."""
         return self.inner.init(clients, x)
 
-    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+    def round(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
         """Return the state after one round of DRFA with this round's gamma."""
         gamma = self.inner.dual_step * self.factor ** (state.rounds + 1)
         return replace(self.inner, dual_step=gamma).round(state, clients, stream)
 
-    def model(self, state: State) -> Vector:
+    def model(self, state: Any) -> Vector:
         """Return DRFA's model."""
         return self.inner.model(state)
 
@@ -70,10 +68,12 @@ def run(context: Context) -> Outcome:
     tables = {"methods": _table(found, settings)}
     main, gaps = settings["figure_2"], settings["figure_1"]
     figures = {
-        "figure-1-worst-accuracy": drawn(found, gaps, "worst", "Fig. 1 b: synchronisation gap"),
-        "figure-2-worst-accuracy": drawn(found, main, "worst", "Fig. 2 a: worst client"),
-        "figure-2-standard-deviation": drawn(found, main, "deviation", "Fig. 2 c: spread"),
-        "figure-3-average-accuracy": drawn(found, main, "average", "Fig. 3: average"),
+        "figure-1-worst-accuracy": draw_rounds(
+            found, gaps, "worst", "Fig. 1 b: synchronisation gap"
+        ),
+        "figure-2-worst-accuracy": draw_rounds(found, main, "worst", "Fig. 2 a: worst client"),
+        "figure-2-standard-deviation": draw_rounds(found, main, "deviation", "Fig. 2 c: spread"),
+        "figure-3-average-accuracy": draw_rounds(found, main, "average", "Fig. 3: average"),
     }
     return Outcome(checks(found, settings), tables, figures, problems)
 
