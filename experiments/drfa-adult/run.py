@@ -1,4 +1,4 @@
-"""DRFA on Adult with two clients, doctorate or not; what it does to the losses that it trains on."""
+"""DRFA on Adult with two clients, doctorate or not, and the losses that it trains on."""
 
 from __future__ import annotations
 

@@ -67,14 +67,13 @@ def run(context: Context) -> Outcome:
     found = {name: runs for name, runs in found.items() if runs}
     tables = {"methods": _table(found, settings)}
     main, gaps = settings["figure_2"], settings["figure_1"]
-    figures = {
-        "figure-1-worst-accuracy": draw_rounds(
-            found, gaps, "worst", "Fig. 1 b: synchronisation gap"
-        ),
-        "figure-2-worst-accuracy": draw_rounds(found, main, "worst", "Fig. 2 a: worst client"),
-        "figure-2-standard-deviation": draw_rounds(found, main, "deviation", "Fig. 2 c: spread"),
-        "figure-3-average-accuracy": draw_rounds(found, main, "average", "Fig. 3: average"),
+    shown = {
+        "figure-1-worst-accuracy": (gaps, "worst", "Fig. 1 b: synchronisation gap"),
+        "figure-2-worst-accuracy": (main, "worst", "Fig. 2 a: worst client"),
+        "figure-2-standard-deviation": (main, "deviation", "Fig. 2 c: spread"),
+        "figure-3-average-accuracy": (main, "average", "Fig. 3: average"),
     }
+    figures = {key: draw_rounds(found, *one) for key, one in shown.items()}
     return Outcome(checks(found, settings), tables, figures, problems)
 
 

@@ -1,11 +1,11 @@
 """Networks of the experiments: frozen features of images, and an LSTM of the last tokens.
 
-Features are computed once and kept as arrays that runs read. A table of the definition says which: ``pixels`` as they are, the last layer of a pretrained
-``efficientnet``, or ``tangent`` features of a network that FedAvg trained first
-(Train-Convexify-Train; SCAFF-PD, Appendix F.1). They are projected onto their first principal
-components and kept in the folder ``features`` of the cache (``EQUIFED_CACHE``); a file put into
-``features`` of ``EQUIFED_DATA`` under the same name is used as well. The name depends on the table,
-so other settings never read old features.
+Features are computed once and kept as arrays that runs read. A table of the definition says which:
+``pixels`` as they are, the last layer of a pretrained ``efficientnet``, or ``tangent`` features of
+a network that FedAvg trained first (Train-Convexify-Train; SCAFF-PD, Appendix F.1). They are
+projected onto their first principal components and kept in the folder ``features`` of the cache
+(``EQUIFED_CACHE``); a file put into ``features`` of ``EQUIFED_DATA`` under the same name is used as
+well. The name depends on the table, so other settings never read old features.
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ def by_seed(found: Histories, name: str) -> tuple[dict[str, float], dict[str, st
 
 
 def listed(shown: Mapping[str, str]) -> str:
+    """Return what is shown of each method, in one line."""
     return ", ".join(f"{method} {text}" for method, text in shown.items())
 
 
