@@ -41,6 +41,7 @@ UNFAIR = ("FedAvg", "FedProx", "SCAFFOLD")
 """Methods for the average alone."""
 
 TAIL = 0.2
+DIGITS = (".4g", ".3g")
 FEW = 12
 """Clients up to which a table shows each of them."""
 
@@ -89,7 +90,11 @@ def _column(values: Values, method: str, column: int) -> Array:
 
 def _table(values: Values) -> Table:
     rows: list[list[Any]] = [
-        [m, len(runs), *(with_interval(_column(values, m, k), ".4g") for k in range(len(MEASURES)))]
+        [
+            m,
+            len(runs),
+            *(with_interval(_column(values, m, k), *DIGITS) for k in range(len(MEASURES))),
+        ]
         for m, runs in values.items()
     ]
     title = "Test samples: mean over seeds ± 95 %"
@@ -106,7 +111,9 @@ def _differences(values: Values) -> Table:
     shown, rows = (AVERAGE, WORST_FIFTH, WORST, UNFAIRNESS), []
     for method in (m for m in values if m != BASELINE and BASELINE in values):
         changes = [paired(values, method, BASELINE, k) for k in shown]
-        rows.append([method, *(with_interval(one, ".4g") if len(one) else None for one in changes)])
+        rows.append(
+            [method, *(with_interval(one, *DIGITS) if len(one) else None for one in changes)]
+        )
     title = f"Less {BASELINE} within seeds: mean ± 95 %"
     return Table(title, ("method", *(MEASURES[k] for k in shown)), rows)
 
@@ -117,7 +124,7 @@ def _clients(found: Histories) -> Table:
     for method, runs in found.items():
         accuracies = [h.per_client("accuracy", "test") for h in runs.values()]
         each = [np.array([100 * one[name] for one in accuracies]) for name in names]
-        rows.append([method, *(with_interval(one, ".4g") for one in each)])
+        rows.append([method, *(with_interval(one, *DIGITS) for one in each)])
     return Table("Test accuracy of each client in %, mean ± 95 %", ("method", *names), rows)
 
 

@@ -49,7 +49,7 @@ def figure(
     plot = frame(
         limits(*[line.x for line in lines.values()], pad=0.05 if single else 0.0),
         y_limits or (_decades(ys) if log else limits(*ys)),
-        x_label=x_label, y_label=f"{title}: {y_label}", log_y=log, left=60.0, right=150.0,
+        x_label=x_label, y_label=f"{title} ({y_label})", log_y=log, left=60.0, right=150.0,
         write_y="{:.0e}".format if log else "{:g}".format,
     )  # fmt: skip
     plot.clip = True

@@ -70,7 +70,9 @@ def percentages(runs: Mapping[int, History], split: str = "test") -> Array:
     return 100 * np.array([record.values for record in records if record is not None])
 
 
-def with_interval(values: Sequence[float] | Array | Interval, form: str = ".1f") -> str:
+def with_interval(
+    values: Sequence[float] | Array | Interval, form: str = ".1f", half_form: str = ""
+) -> str:
     """Return the mean over seeds and half the width of its 95 % interval, if that is known.
 
     >>> with_interval([1.0, 2.0, 3.0]), with_interval([2.0])
@@ -78,7 +80,8 @@ def with_interval(values: Sequence[float] | Array | Interval, form: str = ".1f")
     """
     limits = values if isinstance(values, Interval) else mean_interval(values)
     half = (limits.upper - limits.lower) / 2
-    return f"{limits.estimate:{form}}" + (f" ± {half:{form}}" if np.isfinite(half) else "")
+    shown = f" ± {half:{half_form or form}}" if np.isfinite(half) else ""
+    return f"{limits.estimate:{form}}{shown}"
 
 
 def with_limits(difference: Interval, unit: str = "", form: str = "+.1f") -> str:

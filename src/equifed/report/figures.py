@@ -24,10 +24,9 @@ MOST_DOTS = 8000
 COLOURS = ("#8a929d", "#0f5fae", "#c45a12", "#1e8a5a", "#8a4fb0", "#b8860b", "#c2336f", "#23808c")
 STYLE = """
 text{font:12px sans-serif;fill:#1b1f24}.tick,.label{fill:#5b6470;font-size:11.5px}
-.name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}
-.line{fill:none;stroke:var(--c);stroke-width:2}.band{fill:var(--c);opacity:.14}
+.name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}.faint{opacity:.35}
+.line{fill:none;stroke-width:2}.big{stroke-width:2}.band{opacity:.14}
 .diagonal{stroke:#5b6470;stroke-width:1;stroke-dasharray:2 4}
-.dot{fill:var(--c)}.faint{opacity:.35}.big{stroke:var(--c);stroke-width:2}.hollow{fill:#fff}
 """
 """The page's style in light, for drawings without a page."""
 
@@ -73,8 +72,11 @@ def colour(i: int) -> str:
 
 def standalone(drawing: Markup) -> str:
     """Return a drawing as an SVG file that needs no page around it."""
-    classes = "".join(f".m{i}{{--c:{value}}}" for i, value in enumerate(COLOURS))
-    style = svg.tag("style", Markup(STYLE + classes))  # our own text
+    classes = "".join(  # no variables: not every viewer knows them
+        f".line.m{i},.big.m{i}{{stroke:{value}}}.dot.m{i},.band.m{i}{{fill:{value}}}"
+        for i, value in enumerate(COLOURS)
+    )
+    style = svg.tag("style", Markup(STYLE + classes + ".dot.hollow{fill:#fff}"))  # our own text
     paper = svg.tag("rect", width="100%", height="100%", fill="#fff")
     size = {"width": 2 * svg.WIDTH, "height": 2 * svg.HEIGHT}
     inside = style + paper + drawing
