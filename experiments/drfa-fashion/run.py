@@ -142,26 +142,27 @@ def checks(found: Histories, settings: Settings) -> list[Check]:
             not np.isfinite(at["FedAvg"]),
         )
     )
+    return [*out, _gaps(at, said, settings), _average(found)]
+
+
+def _gaps(at: Mapping[str, float], said: Mapping[str, str], settings: Settings) -> Check:
     gaps = [name for name in settings["figure_1"] if name in at]
-    times = [at[name] for name in gaps]
-    out.append(
-        Check(
-            "a larger synchronisation gap needs fewer rounds",
-            f"{SOURCE}, Fig. 1 b",
-            "; ".join(f"{name}: {said[name]}" for name in gaps),
-            all(b < a for a, b in itertools.pairwise(times)),
-        )
+    return Check(
+        "a larger synchronisation gap needs fewer rounds",
+        f"{SOURCE}, Fig. 1 b",
+        "; ".join(f"{name}: {said[name]}" for name in gaps),
+        all(at[b] < at[a] for a, b in itertools.pairwise(gaps)),
     )
-    ends = {
-        name: float(np.mean([series(h, "average")[1][-1] for h in runs.values()]))
-        for name, runs in found.items()
-    }
-    out.append(
-        Check(
-            "DRFA keeps the average accuracy of FedAvg",
-            f"{SOURCE}, Fig. 3 (training accuracy there, test accuracy here)",
-            f"DRFA {ends['DRFA']:.1f} %, FedAvg {ends['FedAvg']:.1f} % at the end",
-            ends["DRFA"] > ends["FedAvg"] - 1.0,
-        )
+
+
+def _average(found: Histories) -> Check:
+    ours, theirs = (
+        float(np.mean([series(h, "average")[1][-1] for h in found[name].values()]))
+        for name in ("DRFA", "FedAvg")
     )
-    return out
+    return Check(
+        "DRFA keeps the average accuracy of FedAvg",
+        f"{SOURCE}, Fig. 3 (training accuracy there, test accuracy here)",
+        f"DRFA {ours:.1f} %, FedAvg {theirs:.1f} % at the end",
+        ours > theirs - 1.0,
+    )

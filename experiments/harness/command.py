@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         given.do(given)
-    except (ValueError, OSError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

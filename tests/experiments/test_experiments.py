@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.harness.choice import alternatives, grid
-from experiments.harness.command import main, page
+from experiments.harness.command import page
 from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
 from experiments.harness.running import configured, reproduce
@@ -280,27 +280,3 @@ def test_every_experiment_has_a_readme_and_its_figures_are_svg() -> None:
         assert f"python -m experiments run {name}" in text and "equifed reproduce" not in text
         for figure in (ROOT / name / "figures").glob("*.svg"):
             assert re.match(r'<svg xmlns="http://www.w3.org/2000/svg"', figure.read_text("utf-8"))
-
-
-# -- the command ----------------------------------------------------------------------------------
-
-
-def test_the_command_lists_every_folder_with_results(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert set(listed) == {path.parent.name for path in ROOT.glob("*/results")}
-    assert main(["list"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown and one["title"] in shown for name, one in listed.items())
-
-
-def test_the_command_runs_with_other_settings_and_refuses_what_it_does_not_know(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ["run", "ia-points", "--quick", "--out", str(tmp_path / "points")]
-    assert main(run) == 0
-    assert "agree: NO" not in capsys.readouterr().out
-    assert main([*run, "--set", "published.absolute=7.09"]) == 0
-    assert "agree: NO" in capsys.readouterr().out
-    assert main(["run", "ia-point", "--out", str(tmp_path / "x")]) == 2
-    assert "did you mean 'ia-points'" in capsys.readouterr().err
