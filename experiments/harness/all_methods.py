@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed import History
 from equifed.metrics import (
     average_by_client,
     best_fraction,
@@ -23,11 +24,10 @@ from equifed.metrics import (
     twenty_twenty,
     worst_fraction,
 )
-from equifed.training.history import History
 from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Table
-from experiments.harness.ia_networks import per_client
+from experiments.harness.measures import per_client, validation_score, with_interval, with_limits
 from experiments.harness.running import Histories, run_variants
 
 Array = NDArray[np.float64]
@@ -40,15 +40,10 @@ BASELINE = "FedAvg"
 UNFAIR = ("FedAvg", "FedProx", "SCAFFOLD")
 """Methods for the average alone."""
 
+TAIL = 0.2
+DIGITS = (".4g", ".3g")
 FEW = 12
 """Clients up to which a table shows each of them."""
-
-
-def validation_score(history: History) -> float:
-    """Return the mean of average and worst-20 % accuracy on validation samples."""
-    values = per_client(history, "accuracy", "validation")
-    worst = worst_fraction(values, 0.2, higher_is_better=True)
-    return float(average_by_client(values) + worst) / 2
 
 
 def measured(history: History) -> Array:
@@ -70,7 +65,7 @@ def measured(history: History) -> Array:
 def run(context: Context) -> Outcome:
     """Choose every method's settings on validation samples, run all seeds, and compare."""
     title = "average and worst-20 % validation accuracy, mean"
-    variants, choice = choose(context, validation_score, title)
+    variants, choice = choose(context, lambda h: validation_score(h, TAIL), title)
     found, problems = run_variants(context, variants, context.settings["seeds"])
     found = {name: runs for name, runs in found.items() if runs}
     values = columns(found)
@@ -93,15 +88,13 @@ def _column(values: Values, method: str, column: int) -> Array:
     return np.array([one[column] for one in values[method].values()])
 
 
-def _interval(values: Array) -> str:
-    limits = mean_interval(values)
-    half = f" ± {(limits.upper - limits.lower) / 2:.3g}" if len(values) > 1 else ""
-    return f"{limits.estimate:.4g}{half}"
-
-
 def _table(values: Values) -> Table:
     rows: list[list[Any]] = [
-        [m, len(runs), *(_interval(_column(values, m, k)) for k in range(len(MEASURES)))]
+        [
+            m,
+            len(runs),
+            *(with_interval(_column(values, m, k), *DIGITS) for k in range(len(MEASURES))),
+        ]
         for m, runs in values.items()
     ]
     title = "Test samples: mean over seeds ± 95 %"
@@ -118,7 +111,9 @@ def _differences(values: Values) -> Table:
     shown, rows = (AVERAGE, WORST_FIFTH, WORST, UNFAIRNESS), []
     for method in (m for m in values if m != BASELINE and BASELINE in values):
         changes = [paired(values, method, BASELINE, k) for k in shown]
-        rows.append([method, *(_interval(change) if len(change) else None for change in changes)])
+        rows.append(
+            [method, *(with_interval(one, *DIGITS) if len(one) else None for one in changes)]
+        )
     title = f"Less {BASELINE} within seeds: mean ± 95 %"
     return Table(title, ("method", *(MEASURES[k] for k in shown)), rows)
 
@@ -129,7 +124,7 @@ def _clients(found: Histories) -> Table:
     for method, runs in found.items():
         accuracies = [h.per_client("accuracy", "test") for h in runs.values()]
         each = [np.array([100 * one[name] for one in accuracies]) for name in names]
-        rows.append([method, *map(_interval, each)])
+        rows.append([method, *(with_interval(one, *DIGITS) for one in each)])
     return Table("Test accuracy of each client in %, mean ± 95 %", ("method", *names), rows)
 
 
@@ -171,14 +166,14 @@ def _first(
     means = {m: float(_column(values, m, column).mean()) for m in values}
     rival = max((m for m in means if m != method), key=lambda m: sign * means[m])
     change = paired(values, method, rival, column)
-    limits = mean_interval(change) if len(change) > 1 else None
-    told = f" ({limits.lower:+.2f} to {limits.upper:+.2f})" if limits else ""
+    limits = mean_interval(change) if len(change) else None
+    told = with_limits(limits, form="+.2f") if limits else "unknown"
     sure = limits is not None and 0 not in limits
     return Check(
         f"{method} has {words}",
         source,
         f"{method} {means[method]:.4g}, best other {rival} {means[rival]:.4g}; difference within "
-        f"seeds {change.mean() if len(change) else float('nan'):+.2f}{told}",
+        f"seeds {told}",
         sign * means[method] > sign * means[rival],  # a tie is not a lead
         "" if sure else "the seeds do not tell the two apart",
     )

@@ -1,4 +1,4 @@
-"""Settings chosen on validation samples, and tables of what the chosen ones reach on test samples.
+"""Settings chosen on validation samples.
 
 A definition names its methods and what is tried for each: a ``[grid.METHOD]``, all combinations of
 whose values are tried, or ``[tried.METHOD]`` and ``places``, where values at the same place belong
@@ -10,46 +10,38 @@ choice: validation samples of one trial may be test samples of another.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equifed.metrics import mean_interval, worst_fraction
-from equifed.runs.compare import merged
-from equifed.training.history import History
+from equifed import History
+from equifed.runs import apply_override, merge_tables
 from experiments.harness.experiment import Cell, Context, Settings, Table
-from experiments.harness.running import Histories, combinations, grid, run_variants
+from experiments.harness.running import Histories, Prepare, run_variants
 
-Array = NDArray[np.float64]
 Score = Callable[[History], float]
 """Maps a run to a number that says how good it is on validation samples: high is good."""
-
-Measure = Callable[[Array], Array]
-"""Maps accuracies (seeds, clients) to one number for each seed."""
 
 Adapt = Callable[[Settings, Mapping[str, History]], Settings]
 """Changes a variant in the light of what other methods of the same trial gave."""
 
 
-def validation_score(history: History) -> float:
-    """Return the mean of worst and average accuracy on the validation samples."""
-    record = history.last("accuracy", "validation")
-    assert record is not None
-    return float(record.values.min() + record.values.mean()) / 2
+def grid(axes: Mapping[str, Sequence[Any]]) -> list[Settings]:
+    """Return a variant for every combination of values; keys are paths as ``--set`` has them.
 
-
-def tail_score(history: History) -> float:
-    """Return the mean of worst-quarter and average accuracy on the validation samples.
-
-    For clients with few validation samples, where the accuracy of a single one is nearly a coin.
+    >>> grid({"rounds": [5], "algorithm.local.lr": [0.1, 1.0]})
+    [{'rounds': 5, 'algorithm': {'local': {'lr': 0.1}}}, {'rounds': 5, ...: {'lr': 1.0}}}]
     """
-    record = history.last("accuracy", "validation")
-    assert record is not None
-    worst = worst_fraction(record.values, 0.25, higher_is_better=True)
-    return float(worst + record.values.mean()) / 2
+    out = []
+    for values in itertools.product(*axes.values()):
+        table: Settings = {}
+        for path, value in zip(axes, values, strict=True):
+            apply_override(table, f"{path}={json.dumps(value)}")
+        out.append(table)
+    return out
 
 
 def alternatives(settings: Settings, method: str) -> dict[str, tuple[str, Settings]]:
@@ -63,22 +55,26 @@ def alternatives(settings: Settings, method: str) -> dict[str, tuple[str, Settin
     >>> alternatives(settings, "A")["A, lr = 0.3"]
     ('lr = 0.3', {'algorithm': {'name': 'fedavg', 'local': {'lr': 0.3}}})
     """
-    variant = settings["methods"][method]
+    variant, out = settings["methods"][method], {}
     if "grid" in settings:
         axes = settings["grid"][method]
-        shown = [in_words(axes, values) for values in itertools.product(*axes.values())]
-        named = combinations(method, variant, axes).items()
-        return {name: (words, one) for words, (name, one) in zip(shown, named, strict=True)}
-    axes, out = settings["tried"][method], {}
+        tries = zip(itertools.product(*axes.values()), grid(axes), strict=True)
+        for i, (values, one) in enumerate(tries):
+            out[f"{method} grid {i:03d}"] = (in_words(axes, values), merge_tables(variant, one))
+        return out
+    axes = settings["tried"][method]
     for place in settings["places"]:
-        values = {path: [column[place]] for path, column in axes.items()}
-        words = in_words(values, [one[0] for one in values.values()])
-        out[f"{method}, {words}"] = (words, merged(variant, grid(values)[0]))
+        alone = {path: [column[place]] for path, column in axes.items()}
+        words = in_words(alone, [one[0] for one in alone.values()])
+        out[f"{method}, {words}"] = (words, merge_tables(variant, grid(alone)[0]))
     return out
 
 
 def choose(
-    context: Context, score: Score, title: str = "validation score (high is good)"
+    context: Context,
+    score: Score,
+    title: str = "validation score (high is good)",
+    prepare: Prepare | None = None,
 ) -> tuple[dict[str, Settings], Table]:
     """Return every method's best variant by a score on validation samples, and all that was tried.
 
@@ -94,7 +90,7 @@ def choose(
         rows: list[list[Cell]] = [[m, words, None, "given"] for m, (words, _) in only.items()]
         return {m: one for m, (_, one) in only.items()}, Table("Nothing was chosen", columns, rows)
     everything = {name: one for tries in tried.values() for name, (_, one) in tries.items()}
-    found, _ = run_variants(context, everything, seeds)
+    found, _ = run_variants(context, everything, seeds, prepare)
     variants, rows = {}, []
     for method, tries in tried.items():
         scores = {name: _mean(found[name], score, len(seeds)) for name in tries}
@@ -163,34 +159,3 @@ def in_words(axes: Mapping[str, Any], values: Sequence[Any]) -> str:
     shown = [f"{value:g}" if isinstance(value, float) else value for value in values]
     names = [path.rpartition(".")[2] for path in axes]
     return ", ".join(f"{name} = {value}" for name, value in zip(names, shown, strict=True))
-
-
-def percentages(runs: Mapping[int, History], split: str = "test") -> Array:
-    """Return the accuracies at the end in %, shape (seeds, clients)."""
-    records = [history.last("accuracy", split) for history in runs.values()]
-    return 100 * np.array([record.values for record in records if record is not None])
-
-
-def with_interval(values: Sequence[float] | Array) -> str:
-    """Return the mean over seeds and half the width of its 95 % interval.
-
-    >>> with_interval([1.0, 2.0, 3.0]), with_interval([2.0])
-    ('2.0 ± 2.5', '2.0')
-    """
-    limits = mean_interval(values)
-    half = (limits.upper - limits.lower) / 2
-    return f"{limits.estimate:.1f}" + (f" ± {half:.1f}" if len(values) > 1 else "")
-
-
-def accuracy_table(
-    found: Histories, measures: Mapping[str, Measure], by_client: bool = False
-) -> Table:
-    """Return measures of the test accuracies of every method, with intervals over seeds."""
-    names = next(h.names for runs in found.values() for h in runs.values()) if by_client else ()
-    rows: list[list[Cell]] = []
-    for method, runs in found.items():
-        values = percentages(runs)
-        per_seed = [*(values.T if by_client else ()), *(f(values) for f in measures.values())]
-        rows.append([method, len(values), *map(with_interval, per_seed)])
-    columns = ("method", "seeds", *names, *measures)
-    return Table("Test accuracy in %, mean over seeds ± 95 %", columns, rows)

@@ -1,4 +1,4 @@
-"""Figures of experiments: lines, bands and dots as SVG files that stand alone."""
+"""Figures of experiments in the style of the reports, as SVG files that stand alone."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from markupsafe import Markup
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from equifed.report import svg
+from equifed.report import colour, frame, limits, standalone
+from experiments.harness.measures import series
+from experiments.harness.running import Histories
 
-COLOURS = (
-    "#0b6bcb", "#d1495b", "#2e8b57", "#8a5cc4", "#c77d0a", "#4f6d7a", "#a3155f", "#555555",
-    "#00a5b5", "#7a5230", "#8db600", "#e377c2",
-)  # fmt: skip
-STYLE = """text{font:12px sans-serif;fill:#333}.grid{stroke:#e3e3e3}.axis{stroke:#888}
-.line{fill:none;stroke-width:1.8}.band{opacity:.18}.tick{font-size:11px}.title{font-weight:bold}"""
+Array = NDArray[np.float64]
+LABELS = {"worst": "worst", "average": "average", "deviation": "standard deviation of"}
+COLOURS = 8
+"""Lines beyond so many have the same colours again, and are dashed."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,11 @@ class Line:
     high: ArrayLike | None = None
     dots: bool = False
 
+    @classmethod
+    def of_seeds(cls, x: ArrayLike, values: Array, dots: bool = False) -> Line:
+        """Return the mean over seeds, in a band from the least to the largest seed."""
+        return cls(x, values.mean(0), values.min(0), values.max(0), dots)
+
 
 def figure(
     lines: Mapping[str, Line],
@@ -40,67 +44,44 @@ def figure(
     y_limits: tuple[float, float] | None = None,
 ) -> str:
     """Return a figure with a legend as the text of an SVG file."""
-    shown = {name: _positive(line) if log else line for name, line in lines.items()}
-    ys = [v for line in shown.values() for v in (line.y, line.low, line.high) if v is not None]
-    single = all(np.size(line.x) == 1 for line in shown.values())  # dots want room, lines do not
-    across = svg.limits(*[line.x for line in shown.values()], pad=0.05 if single else 0.0)
-    up = y_limits or (_decades(ys) if log else svg.limits(*ys))
-    plot = svg.frame(
-        across, up, x_label=x_label, y_label=y_label, log_y=log, left=60.0, right=150.0,
+    ys = [v for line in lines.values() for v in (line.y, line.low, line.high) if v is not None]
+    single = all(np.size(line.x) == 1 for line in lines.values())  # dots want room, lines do not
+    plot = frame(
+        limits(*[line.x for line in lines.values()], pad=0.05 if single else 0.0),
+        y_limits or (_decades(ys) if log else limits(*ys)),
+        x_label=x_label, y_label=f"{title} ({y_label})", log_y=log, left=60.0, right=150.0,
         write_y="{:.0e}".format if log else "{:g}".format,
     )  # fmt: skip
     plot.clip = True
-    for i, (_name, line) in enumerate(shown.items()):
-        colour = COLOURS[i % len(COLOURS)]
+    legend = {}
+    for i, (name, line) in enumerate(lines.items()):
+        style = {"class_": f"line {colour(i)}"}
+        style |= {"stroke_dasharray": "5 3"} if i >= COLOURS else {}
+        legend[name] = style
         if line.low is not None and line.high is not None:
-            plot.band(line.x, line.low, line.high, fill=colour)
-        plot.line(line.x, line.y, stroke=colour)
+            plot.band(line.x, line.low, line.high, class_=f"band {colour(i)}")
+        plot.line(line.x, line.y, **style)
         if line.dots:
             for a, b in zip(np.ravel(line.x), np.ravel(line.y), strict=True):
-                plot.dot(float(a), float(b), fill=colour)
-    drawing = plot.svg(title)
-    extra = [_legend(i, name) for i, name in enumerate(shown)]
-    extra.append(svg.tag("text", title, x=svg.WIDTH - 8, y=12.0, text_anchor="end",
-                         class_="title"))  # fmt: skip
-    return standalone(drawing, extra)
-
-
-def standalone(drawing: Markup, extra: Sequence[Markup] = ()) -> str:
-    """Return a drawing as a file of its own: with a name space, a style and a white ground."""
-    style = Markup(f"<style>{STYLE}</style>")
-    ground = svg.tag("rect", width="100%", height="100%", fill="#fff")
-    head, _, rest = str(drawing).partition(">")
-    head = head.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="660" ', 1)
-    inside = rest.removesuffix("</svg>")
-    return f"{head}>{style}{ground}{inside}{''.join(map(str, extra))}</svg>\n"
-
-
-def _legend(i: int, name: str) -> Markup:
-    left, y = svg.WIDTH - 142, 40.0 + 18 * i
-    dash = svg.tag("line", x1=left, x2=left + 14, y1=y - 4, y2=y - 4,
-                   stroke=COLOURS[i % len(COLOURS)], stroke_width="2.5")  # fmt: skip
-    small = {"style": "font-size:10px"} if len(name) > 18 else {}  # the margin is narrow
-    return Markup(dash + svg.tag("text", name, x=left + 19, y=y, **small))
-
-
-def _positive(line: Line) -> Line:
-    """Leave out what a logarithmic axis cannot show."""
-
-    def kept(values: ArrayLike | None) -> ArrayLike | None:
-        if values is None:
-            return None
-        array = np.asarray(values, dtype=np.float64)
-        return np.where(array > 0, array, np.nan)
-
-    y = kept(line.y)
-    assert y is not None
-    return Line(line.x, y, kept(line.low), kept(line.high), line.dots)
+                kind = "big hollow" if i >= COLOURS else ""
+                plot.dot(float(a), float(b), class_=f"dot {kind} {colour(i)}")
+    plot.legend(legend)
+    return standalone(plot.svg(title))
 
 
 def _decades(ys: Sequence[ArrayLike]) -> tuple[float, float]:
-    flat = np.concatenate([np.ravel(np.asarray(y, dtype=np.float64)) for y in ys])
-    known = flat[np.isfinite(flat) & (flat > 0)]
-    if known.size == 0:
-        return 0.1, 1.0
+    known = np.concatenate([np.ravel(np.asarray(y, dtype=np.float64)) for y in ys])
     low, high = np.log10([known.min(), known.max()])
     return float(10 ** np.floor(low)), float(10 ** np.ceil(high + 1e-9))
+
+
+def draw_rounds(found: Histories, names: Sequence[str], what: str, title: str) -> str:
+    """Draw worst, average or deviation of the test accuracies round by round."""
+    lines = {}
+    for name in (one for one in names if one in found):
+        runs = [series(history, what) for history in found[name].values()]
+        lines[name] = Line.of_seeds(runs[0][0], np.array([v for _, v in runs]))
+    return figure(
+        lines, title=title, x_label="round (line: mean, band: all seeds)",
+        y_label=f"{LABELS[what]} test accuracy, %",
+    )  # fmt: skip

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.contract.arrays import Losses, Weights
-from equifed.data.federation import Federation
-from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
+from equifed.contract import Losses, Weights
+from equifed.data import Federation
+from equifed.objectives import IntegratedSet, RelativeFairness
 
 Array = NDArray[np.float64]
 OUTER, INNER = 60, 60

@@ -1,18 +1,23 @@
-"""What an experiment is: a definition, a function, and an outcome that can disagree."""
+"""What an experiment is: a folder with a definition and a run, whose outcome can disagree."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from equifed.report import csv_text
+from equifed.runs import merge_tables, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+ROOT = Path(__file__).parents[1]
 Settings = dict[str, Any]
 Cell = str | float | int | bool | None
 
@@ -33,8 +38,6 @@ class Table:
 
     def csv(self) -> str:
         """Return the table as CSV."""
-        from equifed.report.figures import csv_text
-
         return csv_text(self.columns, [list(row) for row in self.rows])
 
     def markdown(self) -> str:
@@ -98,104 +101,54 @@ class Context:
         Folder of the results; run folders are below ``runs``.
     console : Console
         Where progress is shown.
-    processes : int
+    jobs : int
         Runs at a time.
     """
 
     settings: Settings
     out: Path
     console: Console
-    processes: int = 1
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published experiment, by the address of the function that runs it."""
+    """A folder with ``definition.toml`` and ``run.py``."""
 
-    address: str
+    name: str
     title: str
     paper: str
 
-    def load(self) -> Callable[[Context], Outcome]:
-        """Import the function."""
-        module, _, name = self.address.partition(":")
-        function: Callable[[Context], Outcome] = getattr(importlib.import_module(module), name)
-        return function
+    @property
+    def module(self) -> ModuleType:
+        """What is special about the experiment: its ``run.py``, loaded by path.
+
+        The name of a folder may have a hyphen, so it is no name of a package.
+        """
+        name = f"experiments.run_{self.name.replace('-', '_')}"
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, ROOT / self.name / "run.py")
+            assert spec is not None and spec.loader is not None
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(sys.modules[name])
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name]
 
 
-PD = "SCAFF-PD (Yu et al. 2023)"
-DRFA = "DRFA (Deng et al. 2020)"
-RC = "RC-FL"
-IA = "SCAFF-PD-IA"
+def _read(name: str) -> Settings:
+    return tomllib.loads((ROOT / name / "definition.toml").read_text(encoding="utf-8"))
 
-EXPERIMENTS = {
-    "scaff-pd-synthetic": Experiment(
-        "experiments.harness.synthetic:run",
-        "Linear convergence of SCAFF-PD on robust regression, against DRFA",
-        f"{PD}, Fig. 2 and 5",
-    ),
-    "scaff-pd-cifar10": Experiment(
-        "experiments.harness.scaff_pd_cifar:run",
-        "Worst-20 % accuracy of nine methods on CIFAR-10, a linear model on frozen features",
-        f"{PD}, Table 3, Fig. 3 and 4",
-    ),
-    "ia-points": Experiment(
-        "experiments.harness.points:run",
-        "Absolute against relative fairness on eight points of the plane",
-        f"{IA}, Fig. 1",
-    ),
-    "ia-penguins": Experiment(
-        "experiments.harness.penguins:run",
-        "Relative unfairness falls in phi on three species of penguins",
-        f"{IA}, Fig. 3",
-    ),
-    "drfa-fashion": Experiment(
-        "experiments.harness.drfa_fashion:run",
-        "Rounds to 50 % worst accuracy on ten clients with one class each",
-        f"{DRFA}, Fig. 1 to 3",
-    ),
-    "rc-fashion": Experiment(
-        "experiments.harness.rc_fashion:run",
-        "Accuracy of three clients (T-shirt, pullover, shirt) under four objectives",
-        f"{RC}, Fig. 1",
-    ),
-    "drfa-adult": Experiment(
-        "experiments.harness.drfa_natural:run",
-        "Worst accuracy on Adult with two clients, doctorate or not",
-        f"{DRFA}, Adult",
-    ),
-    "drfa-shakespeare": Experiment(
-        "experiments.harness.drfa_natural:run",
-        "Worst accuracy of an LSTM on 20 roles of Shakespeare",
-        f"{DRFA}, Shakespeare",
-    ),
-    "rc-vehicle": Experiment(
-        "experiments.harness.rc_natural:vehicle",
-        "Spread of test accuracies of a linear SVM over 23 vehicle sensors",
-        f"{RC}, Table 1",
-    ),
-    "rc-shakespeare": Experiment(
-        "experiments.harness.rc_natural:shakespeare",
-        "Spread of test accuracies of an LSTM over roles, ten of which train in a round",
-        f"{RC}, Table 1, Shakespeare in the place of Sent140",
-    ),
-    "ia-mnist": Experiment(
-        "experiments.harness.ia_networks:run",
-        "Relative unfairness of six methods on MNIST with 100 clients",
-        f"{IA}, Table 1 and Fig. 4",
-    ),
-    "ia-cifar10": Experiment(
-        "experiments.harness.ia_networks:run",
-        "Relative unfairness of six methods on CIFAR-10 with 100 clients",
-        f"{IA}, Table 1 and Fig. 4",
-    ),
-    "heart-disease": Experiment(
-        "experiments.harness.all_methods:run", "All methods on four hospitals", "ours"
-    ),
-    "femnist": Experiment(
-        "experiments.harness.all_methods:run", "All methods on 105 writers", "ours"
-    ),
-}
+
+def _experiments() -> dict[str, Experiment]:
+    names = sorted(path.parent.name for path in ROOT.glob("*/definition.toml"))
+    return {n: Experiment(n, t["title"], t["paper"]) for n in names for t in [_read(n)]}
+
+
+EXPERIMENTS = _experiments()
+"""All experiments, by name: the folders that have a definition."""
 
 
 def definition(name: str, quick: bool = False) -> Settings:
@@ -204,12 +157,10 @@ def definition(name: str, quick: bool = False) -> Settings:
     >>> definition("ia-penguins")["phi"]
     [0.0, 0.01, 0.02, 0.03, 0.04, 0.05]
     """
-    from equifed.runs.catalogue import unknown
-    from equifed.runs.compare import merged
-
     if name not in EXPERIMENTS:
         raise ValueError(unknown("experiment", name, EXPERIMENTS))
-    file = resources.files("experiments.harness") / "definitions" / f"{name}.toml"
-    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    table = _read(name)
+    for key in ("title", "paper"):
+        del table[key]
     changes = table.pop("quick", {})
-    return merged(table, changes) if quick else table
+    return merge_tables(table, changes) if quick else table

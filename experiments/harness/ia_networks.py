@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed import History
 from equifed.metrics import (
     average_by_client,
     best_fraction,
@@ -27,10 +28,10 @@ from equifed.metrics import (
     twenty_twenty,
     worst_fraction,
 )
-from equifed.training.history import History
 from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
+from experiments.harness.measures import per_client, validation_score, with_interval, with_limits
 from experiments.harness.running import Histories, run_variants
 
 Array = NDArray[np.float64]
@@ -38,14 +39,6 @@ SOURCE = "IA, Table 1"
 OURS = "SCAFF-PD-IA"
 MEASURES = ("average", "worst 20 %", "best 20 %", "R_A,B", "Gini")
 AVERAGE, WORST, UNFAIRNESS, GINI = 0, 1, 3, 4
-
-
-def per_client(history: History, metric: str, split: str) -> Array:
-    """Return the newest values of the clients that have samples in the split."""
-    record = history.last(metric, split)
-    assert record is not None
-    known: Array = record.values[~np.isnan(record.values)]
-    return known
 
 
 def measured(history: History, split: str = "test") -> Array:
@@ -60,11 +53,6 @@ def measured(history: History, split: str = "test") -> Array:
             gini(loss),
         ]
     )
-
-
-def validation_score(history: History) -> float:
-    """Return the average accuracy on validation samples."""
-    return float(measured(history, "validation")[AVERAGE])
 
 
 def run(context: Context) -> Outcome:
@@ -98,7 +86,7 @@ def _table(found: Histories, settings: Settings, split: str) -> Table:
     for name, values in columns(found, split).items():
         row: list[Any] = [name, len(values)]
         for published, ours in zip(_published(settings, name), values.T, strict=True):
-            row += [published, _shown(ours)]
+            row += [published, with_interval(ours, ".3f")]
         rows.append(row)
     titles = [title for one in MEASURES for title in (f"{one}, published", f"{one}, here")]
     return Table(
@@ -111,12 +99,6 @@ def _table(found: Histories, settings: Settings, split: str) -> Table:
 def _published(settings: Settings, method: str) -> Sequence[float]:
     numbers: Sequence[float] = settings["published"][method.partition(",")[0]]
     return numbers
-
-
-def _shown(values: Array) -> str:
-    limits = mean_interval(values)
-    half = f" ± {(limits.upper - limits.lower) / 2:.3f}" if len(values) > 1 else ""
-    return f"{limits.estimate:.3f}{half}"
 
 
 def _lorenz(found: Histories, group: Sequence[str], title: str) -> str:
@@ -138,9 +120,7 @@ def _curves(found: Histories) -> str:
     for name, runs in found.items():
         series = [history.series("accuracy", "test") for history in runs.values()]
         values = 100 * np.array([np.nanmean(v, axis=1) for _, v in series])
-        lines[name.replace(", by epochs", " (J)")] = Line(
-            series[0][0], values.mean(0), values.min(0), values.max(0)
-        )
+        lines[name.replace(", by epochs", " (J)")] = Line.of_seeds(series[0][0], values)
     return figure(lines, title="Average over clients", x_label="round",
                   y_label="average test accuracy, %")  # fmt: skip
 
@@ -186,8 +166,8 @@ def _paired(ours: Array, theirs: Array, rival: str) -> str:
     if len(ours) != len(theirs):
         return f"not paired with {rival}: runs failed"
     change = paired_difference(ours, theirs)
-    limits = f" ({change.lower:+.3f} to {change.upper:+.3f})" if len(ours) > 1 else ""
-    return f"less {rival.partition(',')[0]} within seeds: {change.estimate:+.3f}{limits}"
+    shown = with_limits(change, form="+.3f")
+    return f"less {rival.partition(',')[0]} within seeds: {shown}"
 
 
 def outside(values: Array, published: Sequence[float]) -> list[str]:
@@ -212,7 +192,7 @@ def _number_check(method: str, values: Array, settings: Settings) -> Check:
     return Check(
         f"{method}: " + ", ".join(f"{m} {v}" for m, v in zip(MEASURES, published, strict=True)),
         SOURCE,
-        ", ".join(f"{m} {_shown(ours)}" for m, _, ours in pairs),
+        ", ".join(f"{m} {with_interval(ours, '.3f')}" for m, _, ours in pairs),
         not wrong and len(values) > 1,
         _why(wrong, len(values)),
     )

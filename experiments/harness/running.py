@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
-import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +12,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equifed.report.page import slug
-from equifed.runs.compare import merged
-from equifed.runs.config import RunConfig, apply_override
-from equifed.runs.jobs import Job, Overall, check, job, only_one, run_jobs
-from equifed.training.history import History
+from equifed import History
+from equifed.report import slug
+from equifed.runs import (
+    Job,
+    Run,
+    RunConfig,
+    apply_override,
+    build,
+    check_folders,
+    lock_folder,
+    make_job,
+    merge_tables,
+    run_jobs,
+    start,
+)
+from equifed.training import TrainingError
 from experiments.harness.experiment import (
     EXPERIMENTS,
     Context,
@@ -31,12 +40,10 @@ from experiments.harness.experiment import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from equifed.runs.run import Run
-
 Histories = dict[str, dict[int, History]]
 """Complete runs by variant and seed."""
 
-Prepare = Callable[["Run"], "Run"]
+Prepare = Callable[[Run], Run]
 """Changes a run in a way that no configuration can say: another measure, another algorithm."""
 
 
@@ -45,7 +52,7 @@ def reproduce(
     out: str | Path,
     *,
     quick: bool = False,
-    processes: int = 1,
+    jobs: int = 1,
     console: Console | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Outcome:
@@ -54,23 +61,25 @@ def reproduce(
     Parameters
     ----------
     name : str
-        Which experiment; see ``equifed reproduce --list``.
+        Which experiment; see ``python -m experiments list``.
     out : path
         Folder for ``results/`` (JSON, CSV, summary), ``figures/`` and ``runs/``.
     quick : bool
         The short form: fewer seeds, rounds and values in the grids.
+    jobs : int
+        Runs at a time; the results do not depend on it.
     changes : mapping, optional
         Settings to put in the place of the definition's.
     """
     from rich.console import Console
 
     out = Path(out)
-    settings = merged(definition(name, quick), changes or {})
-    context = Context(settings, out, console or Console(quiet=True), processes)
-    with only_one(out):
+    settings = merge_tables(definition(name, quick), changes or {})
+    context = Context(settings, out, console or Console(quiet=True), jobs)
+    with lock_folder(out):
         started = time.perf_counter()
-        outcome = EXPERIMENTS[name].load()(context)
-        command = f"equifed reproduce {name}" + (" --quick" if quick else "")
+        outcome: Outcome = EXPERIMENTS[name].module.run(context)
+        command = f"python -m experiments run {name}" + (" --quick" if quick else "")
         if changes:
             command += f" with the settings {json.dumps(dict(changes))}"
         write(name, outcome, context, command, time.perf_counter() - started)
@@ -82,7 +91,7 @@ def reproduce(
 
 def configured(settings: Settings, variant: Mapping[str, Any], seed: int) -> RunConfig:
     """Return the configuration of a variant with a seed, which also draws or splits the data."""
-    table = copy.deepcopy(merged(settings["run"], variant))
+    table = copy.deepcopy(merge_tables(settings["run"], variant))
     for path in settings.get("seeded", []):
         apply_override(table, f"{path}={seed}")
     return RunConfig.from_dict(table)
@@ -96,14 +105,14 @@ def run_variants(
 ) -> tuple[Histories, list[str]]:
     """Run what is missing of variants over seeds; return the complete runs, and what failed."""
     jobs = [
-        job(name, configured(context.settings, variant, seed), seed,
+        make_job(name, configured(context.settings, variant, seed), seed,
             context.out / "runs" / slug(name) / f"seed-{seed}")
         for seed in seeds
         for name, variant in variants.items()
     ]  # fmt: skip
-    check(jobs)
+    check_folders(jobs)
     if prepare is None:
-        failed = run_jobs(jobs, processes=context.processes, console=context.console)
+        failed = run_jobs(jobs, at_once=context.jobs, console=context.console)
     else:
         failed = _prepared(jobs, prepare, context.console)
     found: Histories = {name: {} for name in variants}
@@ -115,75 +124,16 @@ def run_variants(
 
 def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[str]:
     """Run jobs in turn, each prepared."""
-    from equifed.runs.run import build, start
-    from equifed.training.loop import TrainingError
-
     failed = []
-    with Overall(console, jobs) as overall:
-        for one in jobs:
-            if one.complete:
-                continue
-            overall.running = [one]
-            try:
-                start(prepare(build(one.config)), one.folder)
-            except TrainingError as error:
-                failed.append(f"{one.title}: {error}")
-            overall.finish(one)
+    for one in jobs:
+        if one.complete:
+            continue
+        try:
+            start(prepare(build(one.config)), one.folder)
+            console.print(f"{one.title}: done", highlight=False)
+        except TrainingError as error:
+            failed.append(f"{one.title}: {error}")
     return failed
-
-
-def grid(axes: Mapping[str, Sequence[Any]]) -> list[Settings]:
-    """Return a variant for every combination of values; keys are paths as ``--set`` has them.
-
-    >>> grid({"rounds": [5], "algorithm.local.lr": [0.1, 1.0]})
-    [{'rounds': 5, 'algorithm': {'local': {'lr': 0.1}}}, {'rounds': 5, ...: {'lr': 1.0}}}]
-    """
-    out = []
-    for values in itertools.product(*axes.values()):
-        table: Settings = {}
-        for path, value in zip(axes, values, strict=True):
-            apply_override(table, f"{path}={json.dumps(value)}")
-        out.append(table)
-    return out
-
-
-def combinations(
-    name: str, variant: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]
-) -> dict[str, Settings]:
-    """Return a variant with every combination of a grid's values, under numbered names."""
-    return {f"{name} grid {i:03d}": merged(variant, one) for i, one in enumerate(grid(axes))}
-
-
-def chosen(
-    context: Context,
-    name: str,
-    variant: Mapping[str, Any],
-    axes: Mapping[str, Sequence[Any]],
-    score: Callable[[History], float],
-    seeds: Sequence[int],
-    prepare: Prepare | None = None,
-) -> tuple[Settings, list[list[Any]]]:
-    """Return the variant with the best values of a grid, and every value's score (low is good).
-
-    The score is the mean over the seeds of validation; a run that fails has the score infinity.
-    Seeds or samples of validation are never those that results are reported on: the caller sees
-    to that.
-    """
-    tried = combinations(name, variant, axes)
-    found, _ = run_variants(context, tried, seeds, prepare)
-    scores = {}
-    for title in tried:
-        values = [score(h) for h in found[title].values()]
-        complete = len(values) == len(seeds) and all(map(math.isfinite, values))
-        scores[title] = sum(values) / len(values) if complete else math.inf
-    best = min(scores, key=lambda title: scores[title])
-    if not math.isfinite(scores[best]):
-        raise ValueError(f"{name}: every value of the grid failed; widen it.")
-    rows = [
-        [name, *values, scores[title], "chosen" if title == best else ""]
-        for title, values in zip(tried, itertools.product(*axes.values()), strict=True)
-    ]
-    return tried[best], rows
 
 
 # -- results ----------------------------------------------------------------------------------

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.harness import reproduce
 from experiments.harness.all_methods import (
     MEASURES,
+    TAIL,
     WORST_FIFTH,
     checks,
     measured,
     paired,
-    validation_score,
 )
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import definition
-from experiments.harness.running import configured
+from experiments.harness.measures import validation_score
+from experiments.harness.running import configured, reproduce
 
 from equifed.runs.catalogue import ALGORITHMS
 from equifed.training.history import History, MetricRecord
@@ -42,7 +42,7 @@ def test_the_measures_agree_with_numbers_by_hand() -> None:
 
 def test_the_score_is_half_average_half_worst_on_validation_samples() -> None:
     one = history([0.9, 0.5, 0.7, 0.8, 0.6], [1.0] * 5, "validation")
-    assert validation_score(one) == pytest.approx((0.7 + 0.5) / 2)
+    assert validation_score(one, TAIL) == pytest.approx((0.7 + 0.5) / 2)
 
 
 # -- checks ---------------------------------------------------------------------------------------

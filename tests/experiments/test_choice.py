@@ -11,7 +11,7 @@ from experiments.harness.experiment import Context
 from experiments.harness.running import configured, run_variants
 from rich.console import Console
 
-from equifed.runs.jobs import check, job
+from equifed.runs.jobs import check_folders, make_job
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
 
@@ -95,6 +95,6 @@ def test_names_that_differ_late_have_runs_of_their_own(tmp_path: Path) -> None:
 def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     table = settings([0.1])
     config = configured(table, table["methods"]["A"], 0)
-    jobs = [job(name, config, 0, tmp_path / "same") for name in ("A", "B")]
+    jobs = [make_job(name, config, 0, tmp_path / "same") for name in ("A", "B")]
     with pytest.raises(RunFolderError, match=r"'A, seed 0' and 'B, seed 0' would share the folder"):
-        check(jobs)
+        check_folders(jobs)

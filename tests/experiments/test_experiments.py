@@ -9,27 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.harness import EXPERIMENTS, reproduce
-from experiments.harness.choice import alternatives
-from experiments.harness.drfa_fashion import Decaying
+from experiments.harness.choice import alternatives, grid
+from experiments.harness.command import page
 from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
-from experiments.harness.experiment import definition
-from experiments.harness.page import page
-from experiments.harness.penguins import HIGH, LOW, READINGS, federation
-from experiments.harness.points import POINTS, difference, distances, largest, minimum
-from experiments.harness.running import configured, grid
-from experiments.harness.synthetic import rate
+from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
+from experiments.harness.running import configured, reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-import equifed
-from equifed.algorithms.drfa import DRFA
-from equifed.cli.main import app
+from equifed import DRFA
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
+from equifed.runs import build
 
-ROOT = Path(equifed.__file__).parents[2]
+POINTS, PENGUINS, SYNTHETIC, FASHION = (
+    EXPERIMENTS[name].module
+    for name in ("ia-points", "ia-penguins", "scaff-pd-synthetic", "drfa-fashion")
+)
 
 
 # -- the exact solver -----------------------------------------------------------------------------
@@ -99,8 +95,8 @@ def test_the_slope_of_the_projection_is_its_derivative(seed: int, phi: float) ->
 
 
 def test_no_point_of_the_papers_grid_is_better_than_the_solution_in_the_box() -> None:
-    problem = Quadratics.of_regression(federation("measured"), intercept=True)
-    axes = [np.linspace(a, b, 41) for a, b in zip(LOW, HIGH, strict=True)]
+    problem = Quadratics.of_regression(PENGUINS.federation("measured"), intercept=True)
+    axes = [np.linspace(a, b, 41) for a, b in zip(PENGUINS.LOW, PENGUINS.HIGH, strict=True)]
     points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
     losses = (
         0.5 * np.einsum("ka,iab,kb->ki", points, problem.hessians, points)
@@ -108,32 +104,32 @@ def test_no_point_of_the_papers_grid_is_better_than_the_solution_in_the_box() ->
         + problem.constants
     )
     for phi in (0.0, 0.05):
-        found = solve_in_box(problem, RelativeFairness(phi), LOW, HIGH)
+        found = solve_in_box(problem, RelativeFairness(phi), PENGUINS.LOW, PENGUINS.HIGH)
         values = (losses.max(1) - phi * losses.min(1)) / (1 - phi)
         assert values.min() >= found.value - 1e-9
-        assert (found.x >= LOW - 1e-9).all() and (found.x <= HIGH + 1e-9).all()
+        assert (found.x >= PENGUINS.LOW - 1e-9).all() and (found.x <= PENGUINS.HIGH + 1e-9).all()
 
 
 # -- single parts ---------------------------------------------------------------------------------
 
 
 def test_the_smallest_circle_is_the_unit_circle() -> None:
-    centre, radius, bound = minimum(largest, 1.0, 1e-6)
+    centre, radius, bound = POINTS.minimum(POINTS.largest, 1.0, 1e-6)
     assert radius == pytest.approx(1.0, abs=1e-6)
     assert bound <= 1.0 <= radius + 1e-12
     np.testing.assert_allclose(centre, 0, atol=1e-5)
 
 
 def test_the_thinnest_ring_is_thinner_than_any_other() -> None:
-    _, width, bound = minimum(difference, 2.0, 1e-4)
-    others = difference(np.random.default_rng(0).uniform(-2, 2, (20000, 2)))
+    _, width, bound = POINTS.minimum(POINTS.difference, 2.0, 1e-4)
+    others = POINTS.difference(np.random.default_rng(0).uniform(-2, 2, (20000, 2)))
     assert bound <= width <= others.min()
-    assert distances(POINTS)[0].min() == 0  # every point is one of the eight
+    assert POINTS.distances(POINTS.POINTS)[0].min() == 0  # every point is one of the eight
 
 
 @given(factor=st.floats(0.05, 0.95), first=st.floats(1e-3, 1e3))
 def test_the_rate_of_a_geometric_sequence_is_its_factor(factor: float, first: float) -> None:
-    assert rate(first * factor ** np.arange(12.0)) == pytest.approx(factor, rel=1e-6)
+    assert SYNTHETIC.rate(first * factor ** np.arange(12.0)) == pytest.approx(factor, rel=1e-6)
 
 
 def test_a_grid_has_every_combination_once() -> None:
@@ -143,12 +139,10 @@ def test_a_grid_has_every_combination_once() -> None:
 
 
 def test_a_gamma_that_does_not_decay_is_drfa(tmp_path: Path) -> None:
-    from equifed.runs.run import build
-
     built = build(configured(*_drfa_fashion("DRFA"), 0))
     plain = built.train()
-    same = Decaying(1.0).put_into(build(built.config)).train()
-    less = Decaying(0.5).put_into(build(built.config)).train()
+    same = FASHION.Decaying(1.0).put_into(build(built.config)).train()
+    less = FASHION.Decaying(0.5).put_into(build(built.config)).train()
     assert plain.parameters is not None and same.parameters is not None
     for name, value in plain.parameters.items():
         np.testing.assert_array_equal(value.numpy(), same.parameters[name].numpy())
@@ -207,15 +201,15 @@ def test_points_agree_with_the_printed_sums(tmp_path: Path) -> None:
 def test_penguins_unfairness_falls_and_the_federated_method_is_exact(tmp_path: Path) -> None:
     outcome = reproduce("ia-penguins", tmp_path, changes={"phi": [0.0, 0.05], "rounds": 150})
     by_claim = {one.measured.partition(":")[0]: one for one in outcome.checks}
-    assert by_claim[f"{READINGS['measured']}, in the paper's box"].agrees
-    assert by_claim[f"{READINGS['measured']}, without bounds"].agrees
+    assert by_claim[f"{PENGUINS.READINGS['measured']}, in the paper's box"].agrees
+    assert by_claim[f"{PENGUINS.READINGS['measured']}, without bounds"].agrees
     # With the other ten penguins the worst-case solution has equal losses: nothing is left to fall.
-    flat = by_claim[f"{READINGS['complete']}, without bounds"]
+    flat = by_claim[f"{PENGUINS.READINGS['complete']}, without bounds"]
     assert not flat.agrees and "equal losses" in flat.why
     assert outcome.checks[-1].agrees
 
 
-SYNTHETIC = {
+TINY = {
     "rho": [0.1],
     "shift": [0.05],
     "local_steps": [10, 20],
@@ -231,17 +225,17 @@ SYNTHETIC = {
 
 
 def test_synthetic_measures_distances_and_runs_only_what_is_missing(tmp_path: Path) -> None:
-    outcome = reproduce("scaff-pd-synthetic", tmp_path, quick=True, changes=SYNTHETIC)
+    outcome = reproduce("scaff-pd-synthetic", tmp_path, quick=True, changes=TINY)
     assert not outcome.problems
     table = outcome.tables["distances"]
     by_name = {row[0]: row for row in table.rows}
     place = list(table.columns).index("distance at the end (geometric mean)")
     assert by_name["SCAFF-PD, rho 0.1"][place] < 0.1 * by_name["SCAFF-PD, J 10"][place]
     record = json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))
-    assert record["command"].startswith("equifed reproduce scaff-pd-synthetic --quick")
+    assert record["command"].startswith("python -m experiments run scaff-pd-synthetic --quick")
     assert record["settings"]["rho"] == [0.1]
     written = {f: f.stat().st_mtime_ns for f in (tmp_path / "runs").rglob("summary.json")}
-    again = reproduce("scaff-pd-synthetic", tmp_path, quick=True, changes=SYNTHETIC)
+    again = reproduce("scaff-pd-synthetic", tmp_path, quick=True, changes=TINY)
     assert again == outcome
     assert written == {f: f.stat().st_mtime_ns for f in (tmp_path / "runs").rglob("summary.json")}
 
@@ -273,33 +267,16 @@ def test_rc_fashion_chooses_on_validation_samples_only(tmp_path: Path) -> None:
 
 
 def test_the_page_is_made_from_the_stored_results() -> None:
-    stored = ROOT / "experiments"
-    if not stored.exists():
-        pytest.skip("not in a clone of the repository")
-    written = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
-    assert written == page(stored)
+    written = (ROOT.parent / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    assert written == page()
     for name in EXPERIMENTS:
-        assert name in written
+        stored = json.loads((ROOT / name / "results" / "results.json").read_text(encoding="utf-8"))
+        assert f"## {name}\n" in written and f"`{stored['command']}`" in written
 
 
 def test_every_experiment_has_a_readme_and_its_figures_are_svg() -> None:
-    stored = ROOT / "experiments"
-    if not stored.exists():
-        pytest.skip("not in a clone of the repository")
     for name in EXPERIMENTS:
-        text = (stored / name / "README.md").read_text(encoding="utf-8")
-        assert f"equifed reproduce {name}" in text
-        for figure in (stored / name / "figures").glob("*.svg"):
+        text = (ROOT / name / "README.md").read_text(encoding="utf-8")
+        assert f"python -m experiments run {name}" in text and "equifed reproduce" not in text
+        for figure in (ROOT / name / "figures").glob("*.svg"):
             assert re.match(r'<svg xmlns="http://www.w3.org/2000/svg"', figure.read_text("utf-8"))
-
-
-def test_the_command_lists_experiments_and_refuses_others(tmp_path: Path) -> None:
-    run = CliRunner()
-    listed = run.invoke(app, ["reproduce", "--list"])
-    assert listed.exit_code == 0
-    assert all(name in listed.stdout for name in EXPERIMENTS)
-    out = str(tmp_path / "points")
-    done = run.invoke(app, ["reproduce", "ia-points", "--quick", "--out", out])
-    assert done.exit_code == 0 and "agree: yes" in done.stdout
-    wrong = run.invoke(app, ["reproduce", "nothing", "--out", str(tmp_path / "x")])
-    assert wrong.exit_code == 2

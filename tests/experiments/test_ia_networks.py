@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.harness import reproduce
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import definition
-from experiments.harness.ia_networks import MEASURES, checks, measured, outside, validation_score
-from experiments.harness.running import Histories, configured
+from experiments.harness.ia_networks import MEASURES, checks, measured, outside
+from experiments.harness.measures import validation_score
+from experiments.harness.running import Histories, configured, reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student

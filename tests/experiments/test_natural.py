@@ -9,14 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiments.harness import drfa_natural, rc_natural, reproduce
-from experiments.harness.choice import (
-    chosen_in_each_trial,
-    percentages,
-    tail_score,
-    validation_score,
-)
-from experiments.harness.experiment import Context, definition
+from experiments.harness import drfa_natural, rc_natural
+from experiments.harness.choice import chosen_in_each_trial
+from experiments.harness.experiment import EXPERIMENTS, Context, definition
+from experiments.harness.measures import percentages, validation_score
+from experiments.harness.running import reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
@@ -26,9 +23,10 @@ from equifed.contract.streams import Stream
 from equifed.metrics import mean_interval
 from equifed.models.architectures import build, initialise
 from equifed.report.page import slug
-from equifed.runs.compare import merged
+from equifed.runs.compare import merge_tables
 from equifed.training.history import History, MetricRecord, RoundRecord
 
+VEHICLE = EXPERIMENTS["rc-vehicle"].module
 HEART = {"name": "heart-disease", "holdout": {"validation": 0.2}}
 
 
@@ -60,15 +58,18 @@ def test_pooled_accuracy_is_correct_answers_over_questions(seed: int) -> None:
     right = draw.integers(0, sizes + 1)
     runs = {k: told({5: right[k] / sizes[k]}, sizes=sizes[k]) for k in range(4)}
     expected = 100 * right.sum(0) / sizes.sum(0)
-    np.testing.assert_allclose(rc_natural.pooled(runs), expected)
+    np.testing.assert_allclose(VEHICLE.pooled(runs), expected)
 
 
 def test_scores_look_at_validation_samples_only() -> None:
     history = told({3: [0.2, 0.6, 1.0, 1.0]}, split="validation")
-    assert validation_score(history) == pytest.approx((0.2 + 0.7) / 2)
-    assert tail_score(history) == pytest.approx((0.2 + 0.7) / 2)  # a quarter of four is one
+    assert validation_score(history) == pytest.approx(0.7)
+    for tail in (0, 0.25):  # a quarter of four is one
+        assert validation_score(history, tail) == pytest.approx((0.2 + 0.7) / 2)
+    assert validation_score(history, 0.5) == pytest.approx((0.4 + 0.7) / 2)
     history.metrics += told({3: [0.0] * 4}).metrics
-    assert validation_score(history) == pytest.approx((0.2 + 0.7) / 2)
+    assert validation_score(history) == pytest.approx(0.7)
+    assert validation_score(history, 0) == pytest.approx((0.2 + 0.7) / 2)
 
 
 @settings(deadline=None, max_examples=50)
@@ -84,12 +85,12 @@ def test_one_client_has_its_own_tail_and_none_is_below_its_share(
     losses, sizes = draw.random(6), draw.integers(1, 100, 6)
     before = {"FedAvg": told({9: losses}, "train", sizes, "loss")}
     variant = {"algorithm": {"name": "rfedfair", "tails": list(pair), "weighting": weighting}}
-    tails = rc_natural.one_tail_apart(variant, before)["algorithm"]["tails"]
+    tails = VEHICLE.one_tail_apart(variant, before)["algorithm"]["tails"]
     share = sizes / sizes.sum() if weighting == "size" else 1 / 6
     wanted = np.where(np.arange(6) == losses.argmax(), *pair)
     np.testing.assert_array_equal(tails, np.maximum(wanted, share))
     other = {"algorithm": {"name": "fedavg"}}
-    assert rc_natural.one_tail_apart(other, before) == other
+    assert VEHICLE.one_tail_apart(other, before) == other
 
 
 def test_rounds_to_the_level_that_the_other_method_ends_with() -> None:
@@ -116,7 +117,7 @@ def test_drfa_can_disagree_with_the_paper() -> None:
 def test_the_jackknife_of_the_average_is_the_interval_of_the_mean(seed: int) -> None:
     draw = np.random.default_rng(seed)
     runs = {k: told({5: draw.random(3)}) for k in range(6)}  # equal test parts in all trials
-    found = rc_natural.pooled_measure(runs, "average")
+    found = VEHICLE.pooled_measure(runs, "average")
     usual = mean_interval(percentages(runs).mean(1))
     assert found.estimate == pytest.approx(usual.estimate)
     assert found.lower == pytest.approx(usual.lower)
@@ -140,7 +141,7 @@ def test_rc_can_disagree_with_the_paper() -> None:
 
 
 def test_the_recurrent_model_reads_the_recent_tokens_only() -> None:
-    name = "experiments.harness.recurrent:recent_lstm"
+    name = "experiments.harness.networks:recent_lstm"
     module = initialise(build(name, (12,), 7, recent=5, hidden=6), Stream(1))
     tokens = torch.randint(7, (4, 12), generator=torch.Generator().manual_seed(0))
     early, late = tokens.clone(), tokens.clone()
@@ -175,18 +176,18 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
         "seeded": ["data.holdout.seed"],
         "grid": {"RC-FL": {"algorithm.tails": [[0.4, 0.6], [0.5, 1.0]]}},
     }
-    table = merged(definition("rc-vehicle", quick=True), changes)
+    table = merge_tables(definition("rc-vehicle", quick=True), changes)
     context = Context(table, tmp_path, Console(quiet=True))
-    found, searched, problems = chosen_in_each_trial(context, tail_score, rc_natural.one_tail_apart)
+    found, searched, problems = chosen_in_each_trial(context, VEHICLE.score, VEHICLE.one_tail_apart)
     assert not problems
     for method, runs in found.items():
         for seed, chosen in runs.items():
             folders = (tmp_path / "runs").glob(f"{slug(method)}-grid-*/seed-{seed}")
             stored = [History.load(folder) for folder in folders]
             assert len(stored) == 2
-            assert tail_score(chosen) == max(map(tail_score, stored))
+            assert VEHICLE.score(chosen) == max(map(VEHICLE.score, stored))
     assert sum(int(str(row[3])) for row in searched.rows) == len(found) * len(table["seeds"])
-    published = rc_natural.beside(found, table["published"])
+    published = VEHICLE.beside(found, table["published"])
     assert [row[1] for row in published.rows] == [87.3, 84.3, 87.7, 87.6, 87.3, 87.6]
 
 

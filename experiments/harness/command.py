@@ -1,0 +1,111 @@
+"""The commands ``list``, ``run`` and ``page`` of ``python -m experiments``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from equifed.runs import apply_override
+from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table
+from experiments.harness.running import reproduce
+
+PAGE = ROOT.parent / "docs" / "reproductions.md"
+HEAD = """# Reproductions
+
+What the papers publish and what this library measures, side by side. This page is made from the
+stored results by `python -m experiments page`; every number comes from `experiments/NAME/results`,
+which names the command and the versions (before version 0.2 `python -m experiments run` was
+`equifed reproduce`). Run one yourself from a clone with `python -m experiments run NAME`, or its
+short form with `--quick`. "Agree" is a test in code (`experiments/NAME/run.py` and
+`experiments/harness`); where it says no, the experiment's README says why as far as we know.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        given.do(given)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    listed = commands.add_parser("list", help="List the experiments.")
+    listed.add_argument("--json", action="store_true", help="As JSON.")
+    listed.set_defaults(do=_list)
+    run = commands.add_parser("run", help="Run one; put the paper's numbers beside ours.")
+    run.add_argument("name", metavar="NAME", help="Which experiment.")
+    run.add_argument("--quick", action="store_true", help="The short form: minutes, not more.")
+    run.add_argument("--jobs", type=int, default=1, help="Runs at a time.")
+    run.add_argument("--out", type=Path, help="Folder; by default runs/NAME or runs/NAME-quick.")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                     help="Override a setting of the definition; may be repeated.")  # fmt: skip
+    run.set_defaults(do=_run)
+    written = commands.add_parser("page", help="Write the page about the stored results.")
+    written.add_argument("out", nargs="?", type=Path, default=PAGE, help="docs/reproductions.md")
+    written.set_defaults(do=lambda given: given.out.write_text(page(), encoding="utf-8"))
+    return parser
+
+
+def _list(given: argparse.Namespace) -> None:
+    if given.json:
+        print(json.dumps({n: {"title": e.title, "paper": e.paper} for n, e in EXPERIMENTS.items()}))
+        return
+    width = max(map(len, EXPERIMENTS))
+    for name, one in EXPERIMENTS.items():
+        print(f"{name:{width}}  {one.title} ({one.paper})")
+
+
+def _run(given: argparse.Namespace) -> None:
+    folder = given.out or Path("runs") / (f"{given.name}-quick" if given.quick else given.name)
+    changes: dict[str, Any] = {}
+    for one in given.set:
+        apply_override(changes, one)
+    outcome = reproduce(given.name, folder, quick=given.quick, jobs=given.jobs,
+                        console=Console(stderr=True), changes=changes)  # fmt: skip
+    print("\n".join(outcome_lines(outcome, folder)))
+
+
+def outcome_lines(outcome: Outcome, folder: Path) -> list[str]:
+    """Return published and measured, check by check, and where the rest is."""
+    lines = []
+    for one in outcome.checks:
+        lines += [f"published: {one.claim} [{one.source}]", f" measured: {one.measured}"]
+        lines.append("    agree: " + ("yes" if one.agrees else "NO" + (one.why and f", {one.why}")))
+    lines += [f"failed: {problem}" for problem in outcome.problems]
+    return [*lines, f"results: {folder / 'results'}, figures: {folder / 'figures'}"]
+
+
+def page() -> str:
+    """Return the page about the stored results of all experiments."""
+    parts = [HEAD.rstrip()]
+    for name, one in EXPERIMENTS.items():
+        parts.append(f"## {name}")
+        parts.append(f"{one.title} ({one.paper}). [Discussion](../experiments/{name}/README.md).")
+        stored = ROOT / name / "results" / "results.json"
+        if not stored.exists():
+            parts.append("**Built, but the project has stored no results of it yet.**")
+            continue
+        parts += _measured(json.loads(stored.read_text(encoding="utf-8")))
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured(record: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
+    rows = [
+        (c["claim"], c["source"], c["measured"], "yes" if c["agrees"] else "**no**", c["why"])
+        for c in record["checks"]
+    ]
+    table = Table("", ("published", "where", "measured", "agree", "note"), rows)
+    return [f"`{record['command']}` ({versions}).", table.markdown()]

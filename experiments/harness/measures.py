@@ -1,0 +1,110 @@
+"""Numbers of runs: of each client, over rounds, over seeds, and how they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed import History
+from equifed.contract import Index
+from equifed.metrics import Interval, mean_interval, worst_fraction
+from experiments.harness.experiment import Cell, Table
+from experiments.harness.running import Histories
+
+Array = NDArray[np.float64]
+Measure = Callable[[Array], Array]
+"""Maps accuracies (seeds, clients) to one number for each seed."""
+
+
+# -- one run --------------------------------------------------------------------------------------
+
+
+def per_client(history: History, metric: str, split: str) -> Array:
+    """Return the newest values of the clients that have samples in the split."""
+    record = history.last(metric, split)
+    assert record is not None
+    known: Array = record.values[~np.isnan(record.values)]
+    return known
+
+
+def validation_score(history: History, tail: float | None = None) -> float:
+    """Return the average accuracy on validation samples, or its mean with that of the worst.
+
+    Parameters
+    ----------
+    history : History
+        A run that was evaluated on validation samples.
+    tail : float, optional
+        The fraction of clients that count as the worst; 0 is the worst client alone. Where clients
+        have few validation samples the accuracy of a single one is nearly a coin.
+    """
+    values = per_client(history, "accuracy", "validation")
+    if tail is None:
+        return float(values.mean())
+    worst = worst_fraction(values, tail, higher_is_better=True) if tail else values.min()
+    return float(worst + values.mean()) / 2
+
+
+def series(history: History, what: str) -> tuple[Index, Array]:
+    """Return the evaluated rounds, and worst, average or deviation of the test accuracies in %."""
+    rounds, values = history.series("accuracy", "test")
+    reduced = {"worst": values.min(1), "average": values.mean(1), "deviation": values.std(1)}
+    return rounds, 100 * reduced[what]
+
+
+def rounds_to(history: History, target: float) -> float:
+    """Return the first evaluated round at which every client has the accuracy, or infinity."""
+    rounds, values = history.series("accuracy", "test")
+    reached = np.flatnonzero(values.min(1) >= target)
+    return float(rounds[reached[0]]) if len(reached) else float("inf")
+
+
+# -- runs with several seeds ----------------------------------------------------------------------
+
+
+def percentages(runs: Mapping[int, History], split: str = "test") -> Array:
+    """Return the accuracies at the end in %, shape (seeds, clients)."""
+    records = [history.last("accuracy", split) for history in runs.values()]
+    return 100 * np.array([record.values for record in records if record is not None])
+
+
+def with_interval(
+    values: Sequence[float] | Array | Interval, form: str = ".1f", half_form: str = ""
+) -> str:
+    """Return the mean over seeds and half the width of its 95 % interval, if that is known.
+
+    >>> with_interval([1.0, 2.0, 3.0]), with_interval([2.0])
+    ('2.0 ± 2.5', '2.0')
+    """
+    limits = values if isinstance(values, Interval) else mean_interval(values)
+    half = (limits.upper - limits.lower) / 2
+    shown = f" ± {half:{half_form or form}}" if np.isfinite(half) else ""
+    return f"{limits.estimate:{form}}{shown}"
+
+
+def with_limits(difference: Interval, unit: str = "", form: str = "+.1f") -> str:
+    """Return a difference within seeds and its 95 % limits, if they are known.
+
+    >>> with_limits(Interval(1.0, -0.5, 2.5, 0.95), " points")
+    '+1.0 points (-0.5 to +2.5)'
+    """
+    shown = f"{difference.estimate:{form}}{unit}"
+    if not np.isfinite(difference.upper):
+        return shown
+    return f"{shown} ({difference.lower:{form}} to {difference.upper:{form}})"
+
+
+def accuracy_table(
+    found: Histories, measures: Mapping[str, Measure], by_client: bool = False
+) -> Table:
+    """Return measures of the test accuracies of every method, with intervals over seeds."""
+    names = next(h.names for runs in found.values() for h in runs.values()) if by_client else ()
+    rows: list[list[Cell]] = []
+    for method, runs in found.items():
+        values = percentages(runs)
+        per_seed = [*(values.T if by_client else ()), *(f(values) for f in measures.values())]
+        rows.append([method, len(values), *map(with_interval, per_seed)])
+    columns = ("method", "seeds", *names, *measures)
+    return Table("Test accuracy in %, mean over seeds ± 95 %", columns, rows)

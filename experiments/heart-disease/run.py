@@ -1,0 +1,5 @@
+"""All methods on four hospitals: the definition says it all."""
+
+from experiments.harness.all_methods import run
+
+__all__ = ["run"]
