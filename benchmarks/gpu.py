@@ -1,6 +1,6 @@
 """A FedAvg round on a GPU: agreement with the CPU, and times against the sequential loop and JAX.
 
-    python benchmarks/gpu.py [clients ...]
+    python -m benchmarks.gpu [clients ...]
 
 600 samples x 784 features a client, batch 50, 12 local steps, an MLP 784-50-10 in float32, shuffled
 minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from tests.problems import classification
 
 from equifed.contract.local import LocalSGD, SmoothedHinge
 from equifed.contract.streams import Stream
@@ -33,17 +34,14 @@ WORK = LocalSGD(lr=LR, steps=STEPS, batch_size=BATCH)
 def problem(
     clients: int, samples: int = SAMPLES, shape: tuple[int, ...] = (FEATURES,)
 ) -> Federation:
-    """Random features; their labels follow a random linear map. Large ones repeat 100 clients."""
-    draw = np.random.default_rng(0)
+    """Return clients of this size; large federations repeat 100 clients."""
     distinct = min(clients, 100)
-    inputs = draw.standard_normal((distinct * samples, *shape), dtype=np.float32)
-    truth = draw.standard_normal((int(np.prod(shape)), 10), dtype=np.float32)
-    targets = (inputs.reshape(len(inputs), -1) @ truth).argmax(1)
-    inputs = np.tile(inputs, (clients // distinct, *[1] * len(shape)))
-    targets = np.tile(targets, clients // distinct)
-    offsets = np.arange(clients + 1) * samples
-    names = tuple(f"c{i}" for i in range(clients))
-    return Federation("random", names, Split(inputs, targets, offsets), classes=10)
+    few = classification([samples] * distinct, shape, 10, dtype=np.float32).train
+    inputs = np.tile(few.inputs, (clients // distinct, *[1] * len(shape)))
+    targets = np.tile(few.targets, clients // distinct)
+    names = tuple(f"client {i}" for i in range(clients))
+    split = Split(inputs, targets, np.arange(clients + 1) * samples)
+    return Federation("random", names, split, classes=10)
 
 
 def one_round(engine: InProcessClients, x: torch.Tensor, r: int) -> torch.Tensor:

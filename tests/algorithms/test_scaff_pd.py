@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, saddle_point, start
+from tests.optima import saddle_point
+from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, start
 
 from equifed.algorithms import AFL, ScaffPD
 from equifed.contract.local import LocalSGD

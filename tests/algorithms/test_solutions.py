@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.problems import PROBLEMS, rounds, saddle_point, start
+from tests.optima import saddle_point
+from tests.problems import PROBLEMS, rounds, start
 
 from equifed.algorithms import AFL, DRFA, QFedAvg, RFedFair, TiltedERM
 from equifed.contract.local import LocalSGD

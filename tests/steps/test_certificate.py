@@ -7,9 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from benchmarks.convex_problems import ConvexProblem, convex_problem, interior_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.optima import interior_point
+from tests.problems import LeastSquares, convex_problem
 from torch import nn
 
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -156,8 +157,7 @@ def test_signed_weights_have_a_certificate_while_the_sum_is_convex() -> None:
     """One client cannot be served well, one hardly badly: the weight of the latter is negative."""
     twice = np.vstack([np.eye(3), np.eye(3)]) * 1.8
     noisy = np.array([3.0, 0, 0, -3.0, 1, 0])
-    problem = ConvexProblem(
-        "squared",
+    problem = LeastSquares(
         (twice, twice * 0.9, twice * 0.8),
         (noisy, 0.5 * noisy + 1, np.full(6, 0.1)),
         0.1,
