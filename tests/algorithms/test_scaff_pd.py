@@ -24,6 +24,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
 def test_scaff_pd_stays_at_a_saddle_point(problem: Problem, name: str) -> None:
@@ -57,6 +58,7 @@ def regression() -> LeastSquares:
     return LeastSquares(tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rho", "primal", "local", "bound"),
     [
@@ -82,6 +84,7 @@ def test_the_papers_regression(rho: float, primal: float, local: float, bound: f
     assert distance <= bound
 
 
+@pytest.mark.long
 def test_signed_weights_reach_a_saddle_point() -> None:
     """SCAFF-PD-IA: a stationary point with the best response of the weights, two negative."""
     problem = PROBLEMS["more clients"]

@@ -340,6 +340,7 @@ def test_a_million_clients_in_a_second_and_a_gigabyte(scale):
         assert weights.sum() == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.long
 def test_ten_thousand_points_with_ties_at_every_scale():
     rng = np.random.default_rng(3)
     cases = [

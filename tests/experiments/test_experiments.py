@@ -29,6 +29,8 @@ from equifed.cli.main import app
 from equifed.datasets.synthetic import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(equifed.__file__).parents[2]
 
 

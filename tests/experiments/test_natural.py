@@ -29,6 +29,8 @@ from equifed.report.page import slug
 from equifed.runs.compare import merged
 from equifed.training.history import History, MetricRecord, RoundRecord
 
+pytestmark = pytest.mark.long
+
 HEART = {"name": "heart-disease", "holdout": {"validation": 0.2}}
 
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from equifed.cli.main import app
 
+pytestmark = pytest.mark.long
+
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SELF_CONTAINED = [
     "scaff-pd-synthetic",

@@ -22,6 +22,8 @@ from equifed.datasets import load
 from equifed.models.tangent import chosen_coordinates
 from equifed.training.history import History, MetricRecord
 
+pytestmark = pytest.mark.long
+
 QUIET = Console(quiet=True)
 PIXELS = {"name": "pixels", "images": {"name": "fashion-three", "train": 40, "test": 20},
           "dimensions": 8}  # fmt: skip

@@ -14,6 +14,8 @@ from equifed.runs.config import RunConfig
 from equifed.runs.demo import METHODS, configuration
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "three-clients.toml"
 
 

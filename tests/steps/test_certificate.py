@@ -153,6 +153,7 @@ def test_the_modulus_is_below_every_eigenvalue_of_the_weighted_hessian(draw: int
     assert bounds.least_modulus(float(np.abs(weights).sum())) <= bounds.modulus(weights) + 1e-9
 
 
+@pytest.mark.long
 def test_signed_weights_have_a_certificate_while_the_sum_is_convex() -> None:
     """One client cannot be served well, one hardly badly: the weight of the latter is negative."""
     twice = np.vstack([np.eye(3), np.eye(3)]) * 1.8
@@ -161,6 +162,7 @@ def test_signed_weights_have_a_certificate_while_the_sum_is_convex() -> None:
         (twice, twice * 0.9, twice * 0.8),
         (noisy, 0.5 * noisy + 1, np.full(6, 0.1)),
         0.1,
+        "stacked",
     )
     clients, objective = problem.clients(), RelativeFairness(0.1)
     history = train(ScaffPD(objective), clients, rounds=200, x=problem.start())
@@ -214,6 +216,7 @@ def test_minibatches_are_certified_every_few_rounds() -> None:
     assert [r.exchanges - ordinary for r in history.rounds[1:]] == [0, 0, 1, 0, 0, 1]
 
 
+@pytest.mark.long
 def test_what_the_user_states_is_used() -> None:
     problem = convex_problem(24)
     federation = Federation.from_clients(

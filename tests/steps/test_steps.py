@@ -169,6 +169,7 @@ def test_measuring_costs_what_the_documentation_says() -> None:
 # -- automatic steps -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [8, 9, 10, 14, 16, 22, 34, 35, 37, 43])
 def test_automatic_steps_solve_random_problems(seed: int) -> None:
     """A few of the fifty of ``benchmarks/auto_steps.py``: accuracy, rounds, certificate."""
@@ -181,6 +182,7 @@ def test_automatic_steps_solve_random_problems(seed: int) -> None:
     assert outcome.slack >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
 def test_automatic_steps_on_the_papers_regression(rho: float) -> None:
     train_split = synthetic_regression().train
@@ -243,6 +245,7 @@ def test_a_state_of_automatic_steps_survives_a_checkpoint(tmp_path: Path) -> Non
 # -- the safeguard ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("penalised", [True, False])
 def test_a_smoothness_far_too_small_is_survived(penalised: bool) -> None:
     """Steps 40 times too long; with a certificate and, for want of convexity, without."""
