@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "three-clients.toml"
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict], Path]:
     out = tmp_path_factory.mktemp("demo")
-    began = time.process_time()
     result = CliRunner().invoke(app, ["demo", "--json", "--out", str(out)])
     assert result.exit_code == 0, result.stderr
-    assert time.process_time() - began < 60  # of one processor, whatever else the machine does
     return json.loads(result.stdout), out
 
 
@@ -55,6 +52,7 @@ def test_every_method_leaves_a_run_folder(demo: tuple[dict[str, dict], Path]) ->
     for method in METHODS:
         history = History.load(out / method)
         assert history.per_client() == numbers["methods"][method]["clients"]
+        assert all(r.exchanges <= 2 for r in history.rounds)  # what a round costs
         assert RunConfig.read(out / method / "config.toml").algorithm["name"] == method
 
 
