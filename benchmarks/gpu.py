@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu [clients ...]
 
-600 samples x 784 features a client, batch 50, 12 local steps, an MLP 784-50-10 in float32, shuffled
-minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
+600 samples x 784 features per client, batch 50, 12 local steps, an MLP 784-50-10 in float32,
+shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def main() -> None:
     print(f"CUDA against the loop on the CPU, float64: {agreement():.1e}", flush=True)
     sizes = [int(n) for n in sys.argv[1:]] or [100, 1000, 10000]
     loop, reference = measured(LoopClients(problem(100), "mlp", device="cuda"), rounds=1)
-    print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms a round", flush=True)
+    print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms per round", flush=True)
     times: dict[tuple[int, str], float] = {}
     for clients in sizes:
         data = problem(clients)
@@ -196,13 +196,13 @@ def main() -> None:
             took, loss = measured(engine_for(data, "mlp", **options))
             times[clients, name] = took
             ratio = f", {loop / took:.0f} times the loop" if clients == 100 else ""
-            print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms a round{ratio}", end="")
+            print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms per round{ratio}", end="")
             print(f" (loss {loss:.5f}, off by {abs(loss / reference - 1):.0e})", flush=True)
     images = problem(1000, samples=100, shape=(28, 28))
     for name, options in (("step by step", {"graph": False}), ("graph", {})):
         took, loss = measured(engine_for(images, "cnn", chunk=250, **options), rounds=3)
         print(
-            f"  1000 clients, CNN, {name}: {1e3 * took:.1f} ms a round (loss {loss:.5f})",
+            f"  1000 clients, CNN, {name}: {1e3 * took:.1f} ms per round (loss {loss:.5f})",
             flush=True,
         )
     torch.cuda.empty_cache()
@@ -212,7 +212,7 @@ def main() -> None:
             if step is not None:
                 took = seconds(step)
                 print(
-                    f"{clients:6d} clients, JAX, {precision}: {1e3 * took:.2f} ms a round; "
+                    f"{clients:6d} clients, JAX, {precision}: {1e3 * took:.2f} ms per round; "
                     f"{ours!r} takes {times[clients, ours] / took:.2f} times as long",
                     flush=True,
                 )

@@ -66,7 +66,7 @@ def group(processes: int) -> dict[str, dict[str, float]]:
 
 def main(numbers: list[int]) -> None:
     found = [{n: group(n) for n in [1, *numbers]} for _ in range(TURNS)]
-    print("| algorithm | processes | ms a round | times as fast as one |\n|---|---:|---:|---:|")
+    print("| algorithm | processes | ms per round | times as fast as one |\n|---|---:|---:|---:|")
     for name in ALGORITHMS:
         norms = [one[name]["norm"] for turn in found for one in turn.values()]
         if max(norms) - min(norms) > 1e-5 * norms[0]:

@@ -1,4 +1,4 @@
-"""Many clients: seconds a round, peak memory, and how both grow.
+"""Many clients: seconds per round, peak memory, and how both grow.
 
     python -m benchmarks.scaling [--threads 1]
 
@@ -42,7 +42,7 @@ def ragged(clients: int, samples: int, features: int, spread: bool) -> Federatio
 
 
 def measure(case: dict[str, float]) -> dict[str, float]:
-    """Run a few rounds and return seconds a round, samples touched and peak memory."""
+    """Run a few rounds and return seconds per round, samples touched and peak memory."""
     torch.set_num_threads(int(case["threads"]))
     data = ragged(int(case["clients"]), int(case["samples"]), int(case["features"]), case["spread"])
     module = build("logistic", data.input_shape, CLASSES)
@@ -105,8 +105,8 @@ def main() -> None:
     if given.case is not None:
         print(json.dumps(measure(given.case)))
         return
-    titles = ["clients", "features", "participation", "algorithm", "samples", "s a round"]
-    print(" | ".join(["", *titles, "µs a sample", "peak GB", ""]).strip())
+    titles = ["clients", "features", "participation", "algorithm", "samples", "s per round"]
+    print(" | ".join(["", *titles, "µs per sample", "peak GB", ""]).strip())
     print("|---:|---:|---:|---|---:|---:|---:|---:|")
     for each in CASES:
         text = json.dumps(each | {"threads": given.threads})

@@ -205,7 +205,7 @@ PROBLEMS: dict[str, Problem] = {
 def convex_problem(seed: int) -> Problem:
     """Draw a problem: least squares for even seeds, logistic regression for odd ones.
 
-    2 to 30 clients, 2 to 20 parameters, 7 to 149 samples a client. Feature scales differ within
+    2 to 30 clients, 2 to 20 parameters, 7 to 149 samples per client. Feature scales differ within
     and between clients, half of the clients see rotated features, and true models differ between
     clients by 0.1 to 3 times the size of the common one. Condition numbers reach some thousands.
     """

@@ -13,6 +13,12 @@ from equifed.steps.schedule import Point, Problem, Seen, StepSizes
 
 LARGEST, TINY = 1e300, 1e-300
 
+DECAY = 0.8
+"""How much of the steepest coupling so far a round remembers."""
+
+MUCH_WORSE = 100.0
+"""A measure that vanishes at the solution is much worse when it is this many times the best."""
+
 GRACE = 10
 """Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
 
@@ -204,7 +210,7 @@ class AutoSteps:
         """Return the sizes with the next dual step; each halving has halved it as well."""
         if coupling is None:
             return sizes
-        steepest = max(coupling, 0.8 * sizes.steepest)
+        steepest = max(coupling, DECAY * sizes.steepest)
         wanted = self.coupling / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
         dual = float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
         return replace(sizes, dual=dual, steepest=steepest)
@@ -235,7 +241,7 @@ def _merit(sizes: AutoSizes, seen: Seen) -> float | None:
 def _limit(sizes: AutoSizes, best: float) -> float:
     """Return what is much worse than the best."""
     if _vanishing(sizes):
-        return 100 * best
+        return MUCH_WORSE * best
     return max(best + abs(best), (sizes.first + best) / 2)
 
 
