@@ -71,6 +71,7 @@ def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
     assert (np.abs(np.mean(draws, axis=0) - everyone) < 4 * error).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_qfedavg_with_q_zero_is_fedavg(weighting: Any, participation: float) -> None:

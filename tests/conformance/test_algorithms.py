@@ -145,15 +145,12 @@ def reference(algorithm: AnyAlgorithm) -> Any:
     return play(algorithm, problem().clients("loop"), 20)
 
 
+@pytest.mark.long
 @every_algorithm
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param({}, id="default"),
-        pytest.param({"chunk": 1}, id="one by one", marks=pytest.mark.long),
-        # a byte: every handle makes its vectors again
-        pytest.param({"chunk": 2, "memory": 1}, id="in pairs", marks=pytest.mark.long),
-    ],
+    [{}, {"chunk": 1}, {"chunk": 2, "memory": 1}],  # a byte: every handle makes its vectors again
+    ids=["default", "one by one", "in pairs without memory"],
 )
 def test_engines_agree(algorithm: AnyAlgorithm, options: dict[str, int]) -> None:
     state = play(algorithm, problem().clients("stacked", **options), 20)
