@@ -12,12 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from benchmarks.convex_problems import (
-    ConvexProblem,
-    convex_problem,
-    drawn_objective,
-    interior_point,
-)
+from tests.optima import interior_point
+from tests.problems import LeastSquares, Problem, convex_problem, drawn_objective
 
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -51,7 +47,7 @@ class Outcome:
 
 
 def solve(
-    problem: ConvexProblem, objective: SaddleObjective, best: float, rounds: int = ROUNDS
+    problem: Problem, objective: SaddleObjective, best: float, rounds: int = ROUNDS
 ) -> Outcome:
     """Run SCAFF-PD with every default until the certificate says that it is done."""
     clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
@@ -120,7 +116,7 @@ def signed_weights(problems: int = 10) -> None:
 
 
 def rounds_to_saddle(
-    problem: ConvexProblem, objective: RelativeFairness, rounds: int = IA_ROUNDS
+    problem: Problem, objective: RelativeFairness, rounds: int = IA_ROUNDS
 ) -> tuple[int, float]:
     """Return the first round within the tolerance (else one too many), and R_AB at the end."""
     clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
@@ -142,11 +138,12 @@ def rounds_to_saddle(
     return r, float(a @ info.losses) / float(b @ info.losses)
 
 
-def papers_problem() -> ConvexProblem:
+def papers_problem() -> Problem:
     """Return the regression of SCAFF-PD's Section 6.1."""
     train = synthetic_regression().train
     pairs = [train.client(i) for i in range(5)]
-    return ConvexProblem("squared", tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
+    inputs, targets = (tuple(part) for part in zip(*pairs, strict=True))
+    return LeastSquares(inputs, targets, 0.1, "stacked")
 
 
 def papers_regression() -> None:
@@ -162,7 +159,7 @@ def papers_regression() -> None:
 
 
 def squared_distances(
-    problem: ConvexProblem, objective: SaddleObjective, best: np.ndarray, rounds: int
+    problem: Problem, objective: SaddleObjective, best: np.ndarray, rounds: int
 ) -> np.ndarray:
     """Return |x_r - x*|^2 for every round."""
     clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
@@ -198,7 +195,7 @@ def against_drfa(rounds: int = 600) -> None:
 
 
 def drfa_distances(
-    problem: ConvexProblem,
+    problem: Problem,
     objective: SaddleObjective,
     best: np.ndarray,
     lr: float,
@@ -226,7 +223,7 @@ def worst_case_rate() -> None:
         print(f"{seed:3d} slope {slope:.1f} (to round {last})", flush=True)
 
 
-def observed_rate(problem: ConvexProblem, rounds: int) -> tuple[float, int]:
+def observed_rate(problem: Problem, rounds: int) -> tuple[float, int]:
     """Return the slope of the least-squares line through (log r, log of the best gap so far)."""
     objective = WorstCase()
     best, _ = interior_point(problem, objective)

@@ -15,13 +15,14 @@ from functools import partial
 import numpy as np
 import torch
 from benchmarks.timing import best_times, table
+from tests.problems import classification
 from torch import Tensor, nn
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data import Federation, Split
+from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
@@ -33,15 +34,9 @@ from equifed.steps.schedules import ConstantSteps
 SAMPLES, FEATURES, CLASSES, HIDDEN, BATCH, STEPS = 600, 784, 10, 50, 50, 12
 
 
-def federation(clients: int, samples: int = SAMPLES, features: int = FEATURES) -> Federation:
-    """Clients with random features whose labels a random linear map gives."""
-    draw = np.random.default_rng(0)
-    inputs = draw.standard_normal((clients * samples, features), dtype=np.float32)
-    truth = draw.standard_normal((features, CLASSES), dtype=np.float32)
-    targets = (inputs @ truth).argmax(1)
-    offsets = np.arange(clients + 1, dtype=np.int64) * samples
-    names = tuple(f"client {i}" for i in range(clients))
-    return Federation("random", names, Split(inputs, targets, offsets), classes=CLASSES)
+def federation(clients: int) -> Federation:
+    """Return that many clients of the benchmark's size."""
+    return classification([SAMPLES] * clients, (FEATURES,), CLASSES, dtype=np.float32)
 
 
 def bare_products(data: Tensor, clients: int, module: nn.Module, chunk: int) -> Callable[[], None]:

@@ -1,9 +1,9 @@
 """A FedAvg round on a GPU: agreement with the CPU, and times against the sequential loop and JAX.
 
-    python benchmarks/gpu.py [clients ...]
+    python -m benchmarks.gpu [clients ...]
 
-600 samples x 784 features a client, batch 50, 12 local steps, an MLP 784-50-10 in float32, shuffled
-minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
+600 samples x 784 features per client, batch 50, 12 local steps, an MLP 784-50-10 in float32,
+shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from tests.problems import classification
 
 from equifed.contract.local import LocalSGD, SmoothedHinge
 from equifed.contract.streams import Stream
@@ -33,17 +34,14 @@ WORK = LocalSGD(lr=LR, steps=STEPS, batch_size=BATCH)
 def problem(
     clients: int, samples: int = SAMPLES, shape: tuple[int, ...] = (FEATURES,)
 ) -> Federation:
-    """Random features; their labels follow a random linear map. Large ones repeat 100 clients."""
-    draw = np.random.default_rng(0)
+    """Return clients of this size; large federations repeat 100 clients."""
     distinct = min(clients, 100)
-    inputs = draw.standard_normal((distinct * samples, *shape), dtype=np.float32)
-    truth = draw.standard_normal((int(np.prod(shape)), 10), dtype=np.float32)
-    targets = (inputs.reshape(len(inputs), -1) @ truth).argmax(1)
-    inputs = np.tile(inputs, (clients // distinct, *[1] * len(shape)))
-    targets = np.tile(targets, clients // distinct)
-    offsets = np.arange(clients + 1) * samples
-    names = tuple(f"c{i}" for i in range(clients))
-    return Federation("random", names, Split(inputs, targets, offsets), classes=10)
+    few = classification([samples] * distinct, shape, 10, dtype=np.float32).train
+    inputs = np.tile(few.inputs, (clients // distinct, *[1] * len(shape)))
+    targets = np.tile(few.targets, clients // distinct)
+    names = tuple(f"client {i}" for i in range(clients))
+    split = Split(inputs, targets, np.arange(clients + 1) * samples)
+    return Federation("random", names, split, classes=10)
 
 
 def one_round(engine: InProcessClients, x: torch.Tensor, r: int) -> torch.Tensor:
@@ -188,7 +186,7 @@ def main() -> None:
     print(f"CUDA against the loop on the CPU, float64: {agreement():.1e}", flush=True)
     sizes = [int(n) for n in sys.argv[1:]] or [100, 1000, 10000]
     loop, reference = measured(LoopClients(problem(100), "mlp", device="cuda"), rounds=1)
-    print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms a round", flush=True)
+    print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms per round", flush=True)
     times: dict[tuple[int, str], float] = {}
     for clients in sizes:
         data = problem(clients)
@@ -198,13 +196,13 @@ def main() -> None:
             took, loss = measured(engine_for(data, "mlp", **options))
             times[clients, name] = took
             ratio = f", {loop / took:.0f} times the loop" if clients == 100 else ""
-            print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms a round{ratio}", end="")
+            print(f"{clients:6d} clients, {name}: {1e3 * took:.2f} ms per round{ratio}", end="")
             print(f" (loss {loss:.5f}, off by {abs(loss / reference - 1):.0e})", flush=True)
     images = problem(1000, samples=100, shape=(28, 28))
     for name, options in (("step by step", {"graph": False}), ("graph", {})):
         took, loss = measured(engine_for(images, "cnn", chunk=250, **options), rounds=3)
         print(
-            f"  1000 clients, CNN, {name}: {1e3 * took:.1f} ms a round (loss {loss:.5f})",
+            f"  1000 clients, CNN, {name}: {1e3 * took:.1f} ms per round (loss {loss:.5f})",
             flush=True,
         )
     torch.cuda.empty_cache()
@@ -214,7 +212,7 @@ def main() -> None:
             if step is not None:
                 took = seconds(step)
                 print(
-                    f"{clients:6d} clients, JAX, {precision}: {1e3 * took:.2f} ms a round; "
+                    f"{clients:6d} clients, JAX, {precision}: {1e3 * took:.2f} ms per round; "
                     f"{ours!r} takes {times[clients, ours] / took:.2f} times as long",
                     flush=True,
                 )

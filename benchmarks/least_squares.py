@@ -10,28 +10,19 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-import numpy as np
 import torch
 from benchmarks.timing import best_times, table
+from tests.problems import regression
 from torch import nn
 
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data import Federation, Split
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models.losses import squared
 
 
-def federation(clients: int, samples: int, features: int) -> Federation:
-    draw = np.random.default_rng(0)
-    inputs = draw.standard_normal((clients * samples, features))
-    targets = inputs @ draw.standard_normal(features) + 0.1 * draw.standard_normal(len(inputs))
-    offsets, names = np.arange(clients + 1) * samples, tuple(f"c{i}" for i in range(clients))
-    return Federation("least squares", names, Split(inputs, targets, offsets))
-
-
 def compare(clients: int, samples: int, features: int, lr: float) -> None:
-    data, module = federation(clients, samples, features), nn.Linear(features, 1)
+    data, module = regression([samples] * clients, features), nn.Linear(features, 1)
     make = partial(StackedClients, data, module, squared, dtype=torch.float64)
     engines = {"Gram matrices": make(), "written out": make(), "torch.func": make(fast=False)}
     engines["written out"].least_squares = None

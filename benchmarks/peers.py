@@ -179,7 +179,7 @@ def compare(model: str, names: list[str], rounds: int, threads: int) -> list[Pro
 
 
 def table(title: str, programs: list[Program]) -> str:
-    """Return seconds a round (best and median), the ratio of the best, and the final losses."""
+    """Return seconds per round (best and median), the ratio of the best, and the final losses."""
     ours = [p for p in programs if p.name.startswith("equifed") and not p.failure]
     if not ours or ours[0].name != "equifed, stacked":
         raise SystemExit(f"equifed itself failed: {programs[0].failure}; see {programs[0].log}.")

@@ -26,7 +26,6 @@ from equifed.engines.distributed.clients import DistributedClients
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy
 from equifed.objectives.cvar import CVaR
-from equifed.runs.workers import free_port
 from equifed.steps.schedules import ConstantSteps
 
 WORK = LocalSGD(lr=0.05, steps=STEPS, batch_size=BATCH)
@@ -57,27 +56,17 @@ def work() -> None:
 
 def group(processes: int) -> dict[str, dict[str, float]]:
     """Start a group and return what its first process found."""
-    common = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    common["MASTER_PORT"] = str(free_port())
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.processes", "--work"],
-            env=os.environ | common | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    texts = [process.communicate()[0] for process in running]
-    if any(process.returncode for process in running):
-        raise SystemExit("A process failed.")
-    found: dict[str, dict[str, float]] = json.loads(texts[0])
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *launch, "-m", "benchmarks.processes", "--work"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def main(numbers: list[int]) -> None:
     found = [{n: group(n) for n in [1, *numbers]} for _ in range(TURNS)]
-    print("| algorithm | processes | ms a round | times as fast as one |\n|---|---:|---:|---:|")
+    print("| algorithm | processes | ms per round | times as fast as one |\n|---|---:|---:|---:|")
     for name in ALGORITHMS:
         norms = [one[name]["norm"] for turn in found for one in turn.values()]
         if max(norms) - min(norms) > 1e-5 * norms[0]:

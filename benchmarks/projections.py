@@ -1,6 +1,6 @@
 """Speed of exact dual steps: a million clients, and a ratio against a generic solver at 1,000.
 
-Run ``python benchmarks/projections.py``; ``--clients`` and ``--solver-clients`` change the sizes.
+Run ``python -m benchmarks.projections``; ``--clients`` and ``--solver-clients`` change the sizes.
 Times are processor seconds of one thread, best of three; memory is the most that one step allocates
 beyond its input (tracemalloc).
 """
@@ -8,13 +8,12 @@ beyond its input (tracemalloc).
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from tests.oracles import solver_prox
 
 from equifed.objectives import (
     KL,
@@ -69,9 +68,6 @@ def many(n: int) -> None:
 
 
 def against_solver(n: int) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.oracles import solver_prox
-
     print(f"\nprox at n = {n:,} against cvxpy + Clarabel (one solve, with its set-up)")
     print(f"{'objective':<40}{'exact ms':>10}{'solver ms':>11}{'ratio':>8}{'difference':>12}")
     point = np.random.default_rng(1).standard_normal(n) / n

@@ -1,6 +1,6 @@
-"""Many clients: seconds a round, peak memory, and how both grow.
+"""Many clients: seconds per round, peak memory, and how both grow.
 
-    python benchmarks/scaling.py [--threads 1]
+    python -m benchmarks.scaling [--threads 1]
 
 Each line runs in a process of its own, so that its peak memory is its own.
 """
@@ -16,12 +16,13 @@ import time
 
 import numpy as np
 import torch
+from tests.problems import classification
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.data import Federation, Split
+from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy
@@ -33,20 +34,15 @@ CLASSES = 10
 
 def ragged(clients: int, samples: int, features: int, spread: bool) -> Federation:
     """Clients of that many samples, or of 10 to 200 whose mean is near it."""
-    draw = np.random.default_rng(0)
     sizes = np.full(clients, samples)
     if spread:
+        draw = np.random.default_rng(0)
         sizes = np.clip(draw.lognormal(np.log(samples), 0.7, clients), 10, 200).astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    inputs = draw.standard_normal((offsets[-1], features), dtype=np.float32)
-    truth = draw.standard_normal((features, CLASSES), dtype=np.float32)
-    targets = (inputs @ truth).argmax(1)
-    names = tuple(f"client {i}" for i in range(clients))
-    return Federation("random", names, Split(inputs, targets, offsets), classes=CLASSES)
+    return classification(sizes, (features,), CLASSES, dtype=np.float32)
 
 
 def measure(case: dict[str, float]) -> dict[str, float]:
-    """Run a few rounds and return seconds a round, samples touched and peak memory."""
+    """Run a few rounds and return seconds per round, samples touched and peak memory."""
     torch.set_num_threads(int(case["threads"]))
     data = ragged(int(case["clients"]), int(case["samples"]), int(case["features"]), case["spread"])
     module = build("logistic", data.input_shape, CLASSES)
@@ -109,13 +105,16 @@ def main() -> None:
     if given.case is not None:
         print(json.dumps(measure(given.case)))
         return
-    titles = ["clients", "features", "participation", "algorithm", "samples", "s a round"]
-    print(" | ".join(["", *titles, "µs a sample", "peak GB", ""]).strip())
+    titles = ["clients", "features", "participation", "algorithm", "samples", "s per round"]
+    print(" | ".join(["", *titles, "µs per sample", "peak GB", ""]).strip())
     print("|---:|---:|---:|---|---:|---:|---:|---:|")
     for each in CASES:
         text = json.dumps(each | {"threads": given.threads})
         done = subprocess.run(
-            [sys.executable, __file__, "--case", text], check=True, capture_output=True, text=True
+            [sys.executable, "-m", "benchmarks.scaling", "--case", text],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         out = json.loads(done.stdout)
         cells = [f"{each['clients']:,}", each["features"], f"{each['participation']:.0%}"]

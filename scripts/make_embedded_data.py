@@ -1,7 +1,7 @@
 """Write the data files that the package embeds, from the publishers' files.
 
 Reads the folder named by EQUIFED_DATA (by default ``../shared/data`` beside the repository) and
-writes ``src/equifed/data/embedded``. Running it twice gives the same bytes.
+writes ``src/equifed/datasets/embedded``. Running it twice gives the same bytes.
 
 * ``fashion_three.npz``: the first 1,000 training and 500 test images of Fashion-MNIST classes 0, 2
   and 6, in published order, as uint8.
@@ -20,7 +20,7 @@ from equifed.datasets.formats import read_idx
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(os.environ.get("EQUIFED_DATA", ROOT.parent / "shared" / "data"))
-TARGET = ROOT / "src" / "equifed" / "data" / "embedded"
+TARGET = ROOT / "src" / "equifed" / "datasets" / "embedded"
 
 CLASSES = {"t_shirt": 0, "pullover": 2, "shirt": 6}
 COUNTS = {"train": 1000, "t10k": 500}

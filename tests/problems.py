@@ -1,25 +1,74 @@
-"""Convex federations with known losses, gradients, Hessians and solutions, in plain NumPy."""
+"""Federations and convex problems that tests and benchmarks share; losses in plain NumPy."""
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import cvxpy as cp
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation
+from equifed.data.federation import Federation, Split
 from equifed.engines.in_process import InProcessClients
-from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
+from equifed.objectives import (
+    KL,
+    Average,
+    ChiSquare,
+    CVaR,
+    HeterogeneousCVaR,
+    L1Distance,
+    L2Distance,
+    RelativeFairness,
+    SaddleObjective,
+    Transport,
+    WorstCase,
+)
 
 Array = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], SaddleObjective]
+SIZES = (1, 4, 7, 2, 9)
+"""Ragged, one sample among them."""
+
+
+# -- federations: data alone -----------------------------------------------------------------------
+
+
+def classification(
+    sizes: Sequence[int] = SIZES,
+    shape: tuple[int, ...] = (3,),
+    classes: int = 3,
+    seed: int = 0,
+    dtype: type = np.float64,
+) -> Federation:
+    """Clients of these sizes with random features; a random linear map gives the labels."""
+    draw, offsets = np.random.default_rng(seed), np.concatenate([[0], np.cumsum(sizes)])
+    inputs = draw.standard_normal((offsets[-1], *shape), dtype=dtype)
+    truth = draw.standard_normal((int(np.prod(shape)), classes), dtype=dtype)
+    targets = (inputs.reshape(len(inputs), -1) @ truth).argmax(1)
+    names = tuple(f"client {i}" for i in range(len(sizes)))
+    return Federation("random", names, Split(inputs, targets, offsets), classes=classes)
+
+
+def regression(
+    sizes: Sequence[int] = SIZES, features: int = 3, outputs: int = 1, seed: int = 0
+) -> Federation:
+    """Clients of these sizes with random features, a linear map of them, and noise."""
+    draw, offsets = np.random.default_rng(seed), np.concatenate([[0], np.cumsum(sizes)])
+    inputs = draw.standard_normal((offsets[-1], features))
+    truth = draw.standard_normal((features,) if outputs == 1 else (features, outputs))
+    targets = inputs @ truth
+    targets += 0.1 * draw.standard_normal(targets.shape)
+    names = tuple(f"client {i}" for i in range(len(sizes)))
+    return Federation("random", names, Split(inputs, targets, offsets))
+
+
+# -- convex problems -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -29,8 +78,9 @@ class Problem(ABC):
     inputs: tuple[Array, ...]
     targets: tuple[Array, ...]
     l2: float
+    engine: Literal["loop", "stacked"] = "loop"
 
-    loss = ""
+    loss: ClassVar[str] = ""
 
     @property
     def n(self) -> int:
@@ -56,10 +106,6 @@ class Problem(ABC):
     def hessian_of(self, i: int, x: Array) -> Array:
         """The Hessian of f_i at x."""
 
-    @abstractmethod
-    def expression(self, i: int, x: cp.Variable) -> cp.Expression:
-        """f_i for a generic solver."""
-
     def losses(self, x: Array) -> Array:
         return np.array([self.loss_of(i, x) for i in range(self.n)])
 
@@ -70,10 +116,16 @@ class Problem(ABC):
         pairs = zip(self.inputs, self.targets, strict=True)
         return Federation.from_clients({f"client {i}": pair for i, pair in enumerate(pairs)})
 
-    def clients(self, engine: str = "loop", **options: Any) -> InProcessClients:
-        make = {"loop": LoopClients, "stacked": simulate}[engine]
-        model = nn.Linear(self.d, 1, bias=False)
-        return make(self.federation(), model, self.loss, l2=self.l2, dtype=torch.float64, **options)
+    def start(self) -> torch.Tensor:
+        """Return the model zero."""
+        return torch.zeros(self.d, dtype=torch.float64)
+
+    def clients(
+        self, engine: str | None = None, dtype: torch.dtype = torch.float64, **options: Any
+    ) -> InProcessClients:
+        """Return the problem as an engine presents it: its own, or another one."""
+        model, given = nn.Linear(self.d, 1, bias=False), {"l2": self.l2, "dtype": dtype, **options}
+        return simulate(self.federation(), model, self.loss, engine=engine or self.engine, **given)
 
 
 class LeastSquares(Problem):
@@ -92,11 +144,6 @@ class LeastSquares(Problem):
         a = self.inputs[i]
         return 2 / len(a) * a.T @ a + self.l2 * np.eye(self.d)
 
-    def expression(self, i: int, x: cp.Variable) -> cp.Expression:
-        a = self.inputs[i]
-        fit = cp.sum_squares(a @ x - self.targets[i]) / len(a)
-        return fit + self.l2 / 2 * cp.sum_squares(x)
-
 
 class Logistic(Problem):
     """f_i(x) = mean of log(1 + exp(-s <a, x>)) + l2/2 |x|^2, with s = +1 or -1 for labels 1, 0."""
@@ -114,10 +161,6 @@ class Logistic(Problem):
         a = self._signed(i)
         s = 1 / (1 + np.exp(a @ x))
         return (a * (s * (1 - s))[:, None]).T @ a / len(a) + self.l2 * np.eye(self.d)
-
-    def expression(self, i: int, x: cp.Variable) -> cp.Expression:
-        a = self._signed(i)
-        return cp.sum(cp.logistic(-a @ x)) / len(a) + self.l2 / 2 * cp.sum_squares(x)
 
     def _signed(self, i: int) -> Array:
         return self.inputs[i] * np.where(self.targets[i] > 0, 1.0, -1.0)[:, None]
@@ -159,6 +202,69 @@ PROBLEMS: dict[str, Problem] = {
 """Three random convex problems."""
 
 
+def convex_problem(seed: int) -> Problem:
+    """Draw a problem: least squares for even seeds, logistic regression for odd ones.
+
+    2 to 30 clients, 2 to 20 parameters, 7 to 149 samples per client. Feature scales differ within
+    and between clients, half of the clients see rotated features, and true models differ between
+    clients by 0.1 to 3 times the size of the common one. Condition numbers reach some thousands.
+    """
+    draw = np.random.default_rng(seed)
+    n, d = int(draw.integers(2, 31)), int(draw.integers(2, 21))
+    spread, shift = 10 ** draw.uniform(0, 1.2), 10 ** draw.uniform(-1, 0.5)
+    l2, common = 10 ** draw.uniform(-3, -1), draw.standard_normal(d)
+    inputs, targets = [], []
+    for _ in range(n):
+        samples = int(draw.integers(d + 5, 150))
+        scale = spread ** (draw.uniform(-0.5, 0.5) * draw.uniform(0, 1, d))
+        rotated = draw.random() < 0.5
+        turn = np.linalg.qr(draw.standard_normal((d, d)))[0] if rotated else np.eye(d)
+        a = (draw.standard_normal((samples, d)) * scale * 10 ** draw.uniform(-0.15, 0.15)) @ turn
+        signal = a @ (common + shift * draw.standard_normal(d))
+        noise = 10 ** draw.uniform(-1, 0) * draw.standard_normal(samples)
+        chance = 1 / (1 + np.exp(-signal))
+        labels = (draw.random(samples) < chance).astype(np.int64)
+        labels[:2] = (0, 1)  # both classes everywhere
+        inputs.append(a)
+        targets.append(labels if seed % 2 else signal + noise)
+    kind = Logistic if seed % 2 else LeastSquares
+    return kind(tuple(inputs), tuple(targets), l2, engine="stacked")
+
+
+def _transport(draw: np.random.Generator, n: int) -> Transport:
+    places = draw.random((n, 2))
+    cost = np.linalg.norm(places[:, None] - places[None], axis=2)
+    return Transport(10 ** draw.uniform(-1, 0), tuple(map(tuple, cost)))
+
+
+OBJECTIVES: dict[str, Draw] = {
+    "average": lambda draw, n: Average(),
+    "worst case": lambda draw, n: WorstCase(),
+    "CVaR": lambda draw, n: CVaR(draw.uniform(1 / n, 1)),
+    "chi-square": lambda draw, n: ChiSquare(10 ** draw.uniform(-2, 0)),
+    "heterogeneous CVaR": lambda draw, n: HeterogeneousCVaR(tuple(draw.uniform(1 / n, 1, n))),
+    "KL": lambda draw, n: KL(10 ** draw.uniform(-1, 1)),
+    "l1 distance": lambda draw, n: L1Distance(10 ** draw.uniform(-1, 0)),
+    "l2 distance squared": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 1)),
+    "l2 distance": lambda draw, n: L2Distance(10 ** draw.uniform(-1, 0), squared=False),
+    "transport": _transport,
+    "relative fairness, phi=0": lambda draw, n: RelativeFairness(
+        0.0, CVaR(max(0.3, 1 / n)), CVaR(max(0.3, 1 / n))
+    ),
+    "chi-square on CVaR": lambda draw, n: ChiSquare(0.1, base=CVaR(max(0.4, 1 / n))),
+}
+"""Every saddle objective, with parameters to be drawn."""
+
+
+def drawn_objective(seed: int, n: int) -> tuple[str, SaddleObjective]:
+    """Return the objective of a problem: each in turn with least squares, then logistic."""
+    name = list(OBJECTIVES)[seed // 2 % len(OBJECTIVES)]
+    return name, OBJECTIVES[name](np.random.default_rng(10**6 + seed), n)
+
+
+# -- playing ---------------------------------------------------------------------------------------
+
+
 def start(problem: Problem, seed: int = 0) -> Array:
     """Return a random first model."""
     return np.random.default_rng(seed).normal(size=problem.d)
@@ -173,50 +279,3 @@ def rounds(
         state, info = algorithm.round(state, clients, Stream(seed).at("round", r))
         infos.append(info)
     return state, infos
-
-
-def saddle_point(problem: Problem, rho: float = 0.0, tail: float | None = None) -> tuple[Any, Any]:
-    """Return (x*, lambda*) of min_x max_lambda sum lambda_i f_i(x) - rho n/2 |lambda - 1/n|^2.
-
-    lambda ranges over the simplex, with lambda_i <= 1/(tail n) if a tail is given. A generic
-    interior-point solver finds the active set; Newton's method then solves the optimality
-    conditions on it to machine precision.
-    """
-    n, d = problem.n, problem.d
-    cap = 1.0 if tail is None else 1 / (tail * n)
-    x, level, nu = cp.Variable(d), cp.Variable(n), cp.Variable()
-    if rho == 0:  # max over the capped simplex, by duality
-        value = nu + cap * cp.sum(cp.pos(level - nu))
-    else:
-        assert tail is None
-        value = nu + cp.sum(cp.square(cp.pos(level - nu + rho))) / (2 * rho * n) - rho / 2
-    above = [problem.expression(i, x) <= level[i] for i in range(n)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "may be inaccurate": Newton's method comes next
-        cp.Problem(cp.Minimize(value), above).solve(solver=cp.CLARABEL)
-    weights = np.array([np.asarray(c.dual_value).item() for c in above])
-    return _polished(problem, np.asarray(x.value), weights, rho, cap)
-
-
-def _polished(problem: Problem, x: Array, weights: Array, rho: float, cap: float) -> Any:
-    """Newton's method for grad = 0, f_i - rho n (lambda_i - 1/n) = nu on the free i, sum = 1."""
-    n, d = problem.n, problem.d
-    free = np.flatnonzero((weights > 1e-5) & (weights < cap - 1e-5))
-    weights = np.where(weights >= cap - 1e-5, cap, np.where(weights <= 1e-5, 0.0, weights))
-    k, nu = len(free), float(np.mean(problem.losses(x)[free])) if len(free) else 0.0
-    for _ in range(20):
-        gradients = problem.gradients(x)
-        slack = problem.losses(x)[free] - rho * n * (weights[free] - 1 / n) - nu
-        residual = np.concatenate([weights @ gradients, slack, [weights.sum() - 1]])
-        system = np.zeros((d + k + 1, d + k + 1))
-        system[:d, :d] = sum(weights[i] * problem.hessian_of(i, x) for i in range(n))
-        system[:d, d : d + k] = gradients[free].T
-        system[d : d + k, :d] = gradients[free]
-        system[d : d + k, d : d + k] = -rho * n * np.eye(k)
-        system[d : d + k, -1] = -1
-        system[-1, d : d + k] = 1
-        change = np.linalg.lstsq(system, -residual)[0]
-        x, nu = x + change[:d], nu + change[-1]
-        weights[free] += change[d : d + k]
-    assert np.abs(residual).max() < 1e-11, f"not a saddle point: residual {np.abs(residual).max()}"
-    return x, weights

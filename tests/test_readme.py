@@ -39,6 +39,6 @@ def test_links_lead_somewhere() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "install"])
+@pytest.mark.parametrize("target", ["demo", "quick", "test", "install"])
 def test_commands_are_targets_of_the_makefile(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)

@@ -1,6 +1,6 @@
 """Measurements on a real deployment on this machine.
 
-Run: python benchmarks/flower/deployment.py SCENARIO
+Run: python -m benchmarks.flower.deployment SCENARIO
 
 Scenarios: rounds, kill-node-fail, kill-node-wait, kill-node-continue, kill-superlink, large,
 simulation.

@@ -1,6 +1,6 @@
 """Error, bytes and seconds of hidden sums without a network.
 
-Run: python benchmarks/flower/hidden_sums.py
+Run: python -m benchmarks.flower.hidden_sums
 
 All clients' work runs one after the other in this process, so the seconds are those of the
 arithmetic and the cryptography, for all clients together.

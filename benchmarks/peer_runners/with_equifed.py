@@ -42,4 +42,4 @@ for i in range(work.rounds):
     for weight, bias in work.layers:
         flat = state.x[first : (first := first + weight.size + bias.size)].numpy()
         layers.append((flat[: weight.size].reshape(weight.shape), flat[weight.size :]))
-    turn.model(work, layers)
+    turn.answer(work, layers)

@@ -50,4 +50,4 @@ for _ in range(work.rounds):
     state, _ = algorithm.apply(state, list(zip(range(len(clients)), clients, keys, strict=True)))
     jax.block_until_ready(state.params)
     turn.stop()
-    turn.model(work, [(np.asarray(w).T, np.asarray(b)) for w, b in state.params])
+    turn.answer(work, [(np.asarray(w).T, np.asarray(b)) for w, b in state.params])

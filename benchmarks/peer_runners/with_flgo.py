@@ -27,7 +27,7 @@ class Fedavg:
             updated = super().iterate()
             turn.stop()
             flat = [p.detach().numpy() for p in self.model.parameters()]
-            turn.model(work, list(zip(flat[::2], flat[1::2], strict=True)))
+            turn.answer(work, list(zip(flat[::2], flat[1::2], strict=True)))
             return updated
 
     Client = fedavg.Client

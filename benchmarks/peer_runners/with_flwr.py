@@ -36,7 +36,7 @@ def serve(grid: Grid, context: Context) -> None:
         arrays, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
         turn.stop()
         state = [value.numpy() for value in arrays.to_torch_state_dict().values()]
-        turn.model(work, list(zip(state[::2], state[1::2], strict=True)))
+        turn.answer(work, list(zip(state[::2], state[1::2], strict=True)))
 
 
 run_simulation(

@@ -70,7 +70,7 @@ class Turns(TrainingProcessCallback):
         if self.turn:
             self.turn.stop()
             flat = [p.detach().numpy() for p in model.pytorch_model.parameters()]
-            self.turn.model(work, list(zip(flat[::2], flat[1::2], strict=True)))
+            self.turn.answer(work, list(zip(flat[::2], flat[1::2], strict=True)))
         self.done += 1
         if self.done < work.rounds:
             self.wait()

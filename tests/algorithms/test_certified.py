@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from benchmarks.convex_problems import ConvexProblem, convex_problem, interior_point
+from tests.optima import interior_point
+from tests.problems import LeastSquares, convex_problem
 from torch import nn
 
 from equifed.algorithms.afl import AFL
@@ -73,15 +74,16 @@ def test_rounds_that_know_no_full_gradient_have_no_certificate(algorithm: object
     assert history.summary()["certificate"].startswith("no certificate: ")
 
 
+@pytest.mark.long
 def test_signed_weights_have_a_certificate_while_the_sum_is_convex() -> None:
     """One client cannot be served well, one hardly badly: the weight of the latter is negative."""
     twice = np.vstack([np.eye(3), np.eye(3)]) * 1.8
     noisy = np.array([3.0, 0, 0, -3.0, 1, 0])
-    problem = ConvexProblem(
-        "squared",
+    problem = LeastSquares(
         (twice, twice * 0.9, twice * 0.8),
         (noisy, 0.5 * noisy + 1, np.full(6, 0.1)),
         0.1,
+        "stacked",
     )
     clients, objective = problem.clients(), RelativeFairness(0.1)
     history = train(ScaffPD(objective), clients, rounds=200, x=problem.start())
@@ -131,6 +133,7 @@ def test_minibatches_are_certified_every_few_rounds() -> None:
     assert [r.exchanges - ordinary for r in history.rounds[1:]] == [0, 0, 1, 0, 0, 1]
 
 
+@pytest.mark.long
 def test_what_the_user_states_is_used() -> None:
     problem = convex_problem(24)
     federation = Federation.from_clients(

@@ -24,6 +24,7 @@ WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {"scaff-pd": {"objective": CVaR(0.5
 """What to minimise is the user's to say; the rest has a default."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", catalogue.ALGORITHMS)
 @pytest.mark.parametrize(
     ("data", "fraction"),

@@ -48,6 +48,7 @@ def same(one: Any, other: Any, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dual", [Euclidean(), Entropic()], ids=repr)
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
 def test_drfa_with_one_step_of_all_clients_is_afl(objective: Any, dual: Any) -> None:
@@ -59,6 +60,7 @@ def test_drfa_with_one_step_of_all_clients_is_afl(objective: Any, dual: Any) -> 
     np.testing.assert_allclose(drfa.weights, ahead, atol=1e-12)
 
 
+@pytest.mark.long
 def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
     """Line 2 and 13 are unbiased: the mean over many seeds approaches the step of all clients."""
     work, clients, x = LocalSGD(lr=0.05, steps=1), PROBLEM.clients(), start(PROBLEM)
@@ -69,6 +71,7 @@ def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
     assert (np.abs(np.mean(draws, axis=0) - everyone) < 4 * error).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_qfedavg_with_q_zero_is_fedavg(weighting: Any, participation: float) -> None:

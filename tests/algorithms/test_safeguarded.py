@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from benchmarks.convex_problems import convex_problem
-from tests.problems import PROBLEMS
+from tests.problems import PROBLEMS, convex_problem
 
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded, State
@@ -25,6 +24,7 @@ from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("penalised", [True, False])
 def test_a_smoothness_far_too_small_is_survived(penalised: bool) -> None:
     """Steps 40 times too long; with a certificate and, for want of convexity, without."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, saddle_point, start
+from tests.optima import saddle_point
+from tests.problems import PROBLEMS, LeastSquares, Problem, rounds, start
 
 from equifed.algorithms import AFL, ScaffPD
 from equifed.contract.local import LocalSGD
@@ -23,6 +24,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS.keys())
 def test_scaff_pd_stays_at_a_saddle_point(problem: Problem, name: str) -> None:
@@ -56,6 +58,7 @@ def regression() -> LeastSquares:
     return LeastSquares(tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rho", "primal", "local", "bound"),
     [
@@ -81,6 +84,7 @@ def test_the_papers_regression(rho: float, primal: float, local: float, bound: f
     assert distance <= bound
 
 
+@pytest.mark.long
 def test_signed_weights_reach_a_saddle_point() -> None:
     """SCAFF-PD-IA: a stationary point with the best response of the weights, two negative."""
     problem = PROBLEMS["more clients"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.problems import PROBLEMS, rounds, saddle_point, start
+from tests.optima import saddle_point
+from tests.problems import PROBLEMS, rounds, start
 
 from equifed.algorithms import AFL, DRFA, QFedAvg, RFedFair, TiltedERM
 from equifed.contract.local import LocalSGD
@@ -34,6 +35,7 @@ def test_rfedfair_minimises_the_smoothed_variational_form() -> None:
     assert exact <= value <= exact + mu * np.sum(p / tails)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tilt", [-1.0, 3.0])
 def test_tilted_erm_minimises_the_tilted_risk(tilt: float) -> None:
     _, x = end(TiltedERM(ONE, tilt), 150)
@@ -41,6 +43,7 @@ def test_tilted_erm_minimises_the_tilted_risk(tilt: float) -> None:
     assert np.abs(gradient).max() < 1e-8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("q", [0.5, 2.0])
 def test_qfedavg_minimises_the_q_fair_objective(q: float) -> None:
     _, x = end(QFedAvg(ONE, q), 200)
@@ -48,6 +51,7 @@ def test_qfedavg_minimises_the_q_fair_objective(q: float) -> None:
     assert np.abs(gradient).max() < 1e-8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm",
     [AFL(ONE, 0.2, ChiSquare(0.3)), DRFA(ONE, 0.2, ChiSquare(0.3), ascent="full")],

@@ -13,6 +13,8 @@ from equifed.cli.main import app
 from equifed.runs.config import RunConfig
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "three-clients.toml"
 
 
@@ -50,6 +52,7 @@ def test_every_method_leaves_a_run_folder(demo: tuple[dict[str, dict], Path]) ->
     for method in METHODS:
         history = History.load(out / method)
         assert history.per_client() == numbers["methods"][method]["clients"]
+        assert all(r.exchanges <= 2 for r in history.rounds)  # what a round costs
         assert RunConfig.read(out / method / "config.toml").algorithm["name"] == method
 
 

@@ -145,6 +145,7 @@ def reference(algorithm: AnyAlgorithm) -> Any:
     return play(algorithm, problem().clients("loop"), 20)
 
 
+@pytest.mark.long
 @every_algorithm
 @pytest.mark.parametrize(
     "options",

@@ -78,6 +78,7 @@ def test_small_alpha_is_skewed_and_large_alpha_is_not():
     assert purity(1000.0) < 0.2 and purity(1000.0, equal_sizes=True) < 0.2
 
 
+@pytest.mark.long
 def test_dirichlet_draws_have_the_moments_of_the_law():
     """Mean 1/K and variance (K - 1)/(K^2 (K alpha + 1)) of every share."""
     draw, size = np.random.default_rng(0), 5

@@ -51,6 +51,7 @@ def cached():
     return [p.name for p in cache_folder().rglob("*") if p.is_file()]
 
 
+@pytest.mark.long
 def test_a_file_is_fetched_once_over_http_with_progress(own_folder, published):
     seen = []
     with served(published) as url:
@@ -86,6 +87,7 @@ def test_a_truncated_file_is_removed(own_folder, published):
     assert cached() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["/absent", None])
 def test_an_unreachable_file_says_what_to_do(own_folder, published, place):
     with served(published) as url:

@@ -1,4 +1,4 @@
-"""Small ragged federations and pairs of engines on them."""
+"""Pairs of engines on one federation."""
 
 from __future__ import annotations
 
@@ -11,36 +11,6 @@ from torch import Tensor, nn
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
-
-SIZES = (1, 4, 7, 2, 9)
-
-
-def classification(
-    sizes: tuple[int, ...] = SIZES, shape: tuple[int, ...] = (3,), classes: int = 3, seed: int = 0
-) -> Federation:
-    """Clients of these sizes with random features and labels."""
-    draw = np.random.default_rng(seed)
-    return Federation.from_clients(
-        {
-            f"c{i}": (draw.normal(size=(m, *shape)), draw.integers(classes, size=m))
-            for i, m in enumerate(sizes)
-        },
-        classes=classes,
-    )
-
-
-def regression(
-    sizes: tuple[int, ...] = SIZES, features: int = 3, outputs: int = 1, seed: int = 0
-) -> Federation:
-    """Clients of these sizes with random features and real targets."""
-    draw = np.random.default_rng(seed)
-    shape = () if outputs == 1 else (outputs,)
-    return Federation.from_clients(
-        {
-            f"c{i}": (draw.normal(size=(m, features)), draw.normal(size=(m, *shape)))
-            for i, m in enumerate(sizes)
-        }
-    )
 
 
 def engines(

@@ -8,7 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tests.engines.ragged import SIZES, classification, engines, regression, start
+from tests.engines.ragged import engines, start
+from tests.problems import SIZES, classification, regression
 from torch import nn
 
 from equifed.contract.clients import ClientVectors, MissingClients, Moved

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.engines.ragged import classification, engines, start
+from tests.engines.ragged import engines, start
+from tests.problems import classification
 from torch import nn
 
 from equifed.contract.local import LocalSGD, SmoothedHinge

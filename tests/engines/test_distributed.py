@@ -17,6 +17,8 @@ from equifed.data.federation import Federation
 from equifed.engines.distributed.clients import holders, shard
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.engines.ragged import classification, engines, regression, start
+from tests.engines.ragged import engines, start
+from tests.problems import classification, regression
 from torch import nn
 from torch.nn.utils import parametrize
 

@@ -22,6 +22,8 @@ from experiments.harness.running import configured, reproduce
 from equifed.runs.catalogue import ALGORITHMS
 from equifed.training.history import History, MetricRecord
 
+pytestmark = pytest.mark.long
+
 BOTH = ("heart-disease", "femnist")
 
 

@@ -15,6 +15,8 @@ from equifed.runs.jobs import check_folders, make_job
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 
 def settings(rates: list[float]) -> dict[str, Any]:
     """Return a definition of one method with these step sizes."""

@@ -26,6 +26,7 @@ POINTS, PENGUINS, SYNTHETIC, FASHION = (
     EXPERIMENTS[name].module
     for name in ("ia-points", "ia-penguins", "scaff-pd-synthetic", "drfa-fashion")
 )
+pytestmark = pytest.mark.long
 
 
 # -- the exact solver -----------------------------------------------------------------------------

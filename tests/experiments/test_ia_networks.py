@@ -18,6 +18,8 @@ from scipy.stats import t as student
 
 from equifed.training.history import History, MetricRecord
 
+pytestmark = pytest.mark.long
+
 BOTH = ("ia-mnist", "ia-cifar10")
 TRAINED = {"ia-mnist": 480, "ia-cifar10": 400}
 """Training samples of the average client: 80 % of the images over 100 clients."""

@@ -27,6 +27,8 @@ from equifed.runs.compare import merge_tables
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 VEHICLE = EXPERIMENTS["rc-vehicle"].module
+pytestmark = pytest.mark.long
+
 HEART = {"name": "heart-disease", "holdout": {"validation": 0.2}}
 
 

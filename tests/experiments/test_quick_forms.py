@@ -10,6 +10,8 @@ import pytest
 from experiments.harness.command import main
 from experiments.harness.experiment import ROOT
 
+pytestmark = pytest.mark.long
+
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SELF_CONTAINED = [
     "scaff-pd-synthetic",

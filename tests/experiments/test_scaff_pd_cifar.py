@@ -24,6 +24,8 @@ from equifed.models.tangent import choose_coordinates
 from equifed.training.history import History, MetricRecord
 
 CIFAR = EXPERIMENTS["scaff-pd-cifar10"].module
+pytestmark = pytest.mark.long
+
 QUIET = Console(quiet=True)
 PIXELS = {"name": "pixels", "images": {"name": "fashion-three", "train": 40, "test": 20},
           "dimensions": 8}  # fmt: skip

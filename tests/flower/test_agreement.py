@@ -30,6 +30,8 @@ from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 LOCAL = LocalSGD(lr=0.1, steps=4, batch_size=5)
 CASES: dict[str, Any] = {
     "fedavg": FedAvg(LocalSGD(lr=0.1, epochs=2, batch_size=7)),

@@ -18,6 +18,8 @@ from equifed.runs.run import load_data
 from equifed.training.history import History
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 
 def simulated(config: AppConfig, rounds: int, clients: int) -> History:
     """Return the same training in one process."""

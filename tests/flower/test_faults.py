@@ -312,6 +312,7 @@ def test_old_vectors_are_deleted(grid: MemoryGrid, tmp_path: Path) -> None:
     assert 0 < len(kept) <= 4 * 2 * 5  # four clients, two vectors a round, the last rounds only
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "hidden", [lambda: None, PairSums, SecureSums], ids=["none", "sums", "secure"]
 )
@@ -329,6 +330,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(
     close(found, expected)
 
 
+@pytest.mark.long
 def test_a_memory_that_cannot_be_remade_is_reported(grid: MemoryGrid, tmp_path: Path) -> None:
     algorithm = Scaffold(LocalSGD(lr=0.1, steps=3, batch_size=5))
     folder = RunFolder(tmp_path / "run", convex().names)
@@ -343,6 +345,7 @@ def test_a_memory_that_cannot_be_remade_is_reported(grid: MemoryGrid, tmp_path: 
 # -- ledger -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("hidden", "exchanges"),
     [(lambda: None, [2, 2, 2]), (PairSums, [3, 3, 3]), (SecureSums, [7, 5, 5])],
@@ -390,6 +393,7 @@ FUZZED = {
 }
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(sorted(FUZZED)),
@@ -433,6 +437,7 @@ def test_any_reply_is_a_usable_answer_or_a_missing_client(
         assert list(missing.reasons) == [1]
 
 
+@pytest.mark.long
 def test_ten_thousand_damaged_replies_are_judged_without_a_surprise(grid: MemoryGrid) -> None:
     """Damage bytes and values of honest replies; judge each as if it had arrived."""
     clients = flower_clients(grid, task())
@@ -483,6 +488,7 @@ def test_ten_thousand_damaged_replies_are_judged_without_a_surprise(grid: Memory
     assert 0 < usable < 5_000  # some damage is in the low digits of a number
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", [1, 3, 5])
 def test_clients_that_send_nan_are_quarantined_and_the_model_stays_finite(
     broken: int, tmp_path: Path
@@ -503,6 +509,7 @@ def test_clients_that_send_nan_are_quarantined_and_the_model_stays_finite(
     assert all(torch.isfinite(value).all() for value in found.parameters.values())
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=200)
 @given(
     numbers=st.fixed_dictionaries(

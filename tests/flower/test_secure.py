@@ -243,6 +243,7 @@ def test_the_server_cannot_open_a_single_vector_with_all_it_got(grid: MemoryGrid
     np.testing.assert_allclose(everyone, total.numpy(), rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 def test_a_client_that_vanishes_before_unmasking_is_still_in_the_sum(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), replace(QUICK, timeout=0.05), SecureSums())
     grid.tamper = lambda partition, request, reply: (
@@ -256,6 +257,7 @@ def test_a_client_that_vanishes_before_unmasking_is_still_in_the_sum(grid: Memor
         torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-11)
 
 
+@pytest.mark.long
 def test_too_few_answers_to_the_last_step_name_those_missing(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), replace(QUICK, timeout=0.05), SecureSums())
     grid.tamper = lambda partition, request, reply: (
@@ -319,6 +321,7 @@ def test_a_client_masks_one_vector_once_per_slot(grid: MemoryGrid) -> None:
         gradients.weighted_sum(WEIGHTS[::-1].copy())
 
 
+@pytest.mark.long
 def test_a_message_that_was_tampered_with_does_not_open(grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), hidden=SecureSums())
 

@@ -11,6 +11,8 @@ from equifed import metrics
 from equifed.metrics import bootstrap
 from equifed.metrics.bootstrap import corrected_interval, resample_samples
 
+pytestmark = pytest.mark.long
+
 WORST = partial(metrics.worst_fraction, fraction=0.2, higher_is_better=True)
 STATISTICS = {
     "average": metrics.average_by_client,

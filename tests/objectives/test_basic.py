@@ -30,6 +30,7 @@ def test_cvar_runs_from_the_average_to_the_worst_case(losses):
     assert CVaR(1e-9).value(losses) == WorstCase().value(losses)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(losses=losses_of_clients)
 def test_chi_square_runs_from_the_base_to_the_centre(losses):

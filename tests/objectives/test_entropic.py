@@ -29,6 +29,7 @@ numbers = st.lists(st.floats(-3, 3), min_size=2, max_size=7).map(np.array)
 some = settings(deadline=None, max_examples=60)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=20)
 @given(point=numbers, temperature=st.sampled_from([1e-2, 0.3, 1.0, 30.0]), data=st.data())
 def test_the_prox_of_kl_is_two_nested_bisections(point, temperature, data):

@@ -49,6 +49,7 @@ def tail_average(losses, p, tails):
     return tau * float(inside @ losses[order])
 
 
+@pytest.mark.long
 @some
 @given(problem=problems())
 def test_lemma_1_supremum_infimum_and_tail_average_are_one_number(problem):

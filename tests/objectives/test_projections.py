@@ -34,6 +34,7 @@ def test_two_projections_and_bisection_agree_on_the_capped_simplex(point, tail):
     assert np.allclose(sorted_way, capped_simplex_by_bisection(point, caps), rtol=0, atol=1e-11)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=120)
 @given(point=vectors(), data=st.data())
 def test_unequal_caps_agree_with_bisection(point, data):

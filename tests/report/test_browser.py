@@ -9,6 +9,8 @@ from tests.report.synthetic import METHODS, comparison, history
 from equifed.report import as_methods, build, write_report
 from equifed.report.methods import collect_client_rows
 
+pytestmark = pytest.mark.long
+
 HOSTILE = "<script>alert(1)</script>"
 
 

@@ -205,6 +205,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         read_methods([tmp_path])
 
 
+@pytest.mark.long
 def test_a_page_of_a_thousand_clients_is_small(tmp_path):
     report = build(comparison(clients=1000, methods=("fedavg", "scaff-pd"), seeds=1))
     path = write_report(report, tmp_path / "report.html")

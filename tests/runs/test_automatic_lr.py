@@ -52,6 +52,7 @@ def test_scaff_pd_has_its_own_schedule() -> None:
     assert config(table).algorithm["steps"]["name"] == "auto"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "scaff-pd"])
 def test_every_algorithm_learns_without_a_number(name: str) -> None:
     history = runs.run(config(name, rounds=20))

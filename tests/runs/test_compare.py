@@ -54,6 +54,7 @@ def results(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
 
+@pytest.mark.long
 def test_a_comparison_is_reproduced_byte_for_byte(config, tmp_path):
     variants = read_variants([config])
     report = compare(variants, tmp_path / "one", seeds=2)
@@ -83,6 +84,7 @@ def test_the_numbers_are_those_of_the_run_folders(config, tmp_path):
     assert document["baseline"] == "fedavg"
 
 
+@pytest.mark.long
 def test_only_what_is_missing_is_run(config, tmp_path, monkeypatch):
     from equifed.runs import run as runs
 
@@ -126,6 +128,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_kept(config, tmp_path):
     assert "fedavg, seed 0" in (tmp_path / "c" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_report_of_the_folder_is_that_of_the_comparison(config, tmp_path):
     compare(read_variants([config]), tmp_path / "c", seeds=2)
     methods = read_methods([tmp_path / "c"])
@@ -176,6 +179,7 @@ def command(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.long
 def test_the_command_compares_and_reports(config, tmp_path):
     out, page = tmp_path / "c", tmp_path / "page.html"
     done = command("compare", config, "--seeds", 2, "--out", out, "--target", 0.2)

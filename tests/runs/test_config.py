@@ -281,6 +281,7 @@ PLACES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(place=st.sampled_from(PLACES), value=json_values)
 def test_any_value_anywhere_is_refused_by_key_or_makes_a_configuration(

@@ -48,6 +48,7 @@ def save_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(runs.Path, "home") or sys.platform == "win32", reason="needs fork")
 def test_killed_runs_end_bit_for_bit_as_uninterrupted_ones() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "kill_test.py"), "--kills", "5"]
@@ -56,6 +57,7 @@ def test_killed_runs_end_bit_for_bit_as_uninterrupted_ones() -> None:
     assert done.stdout.splitlines()[-1].startswith("5 kills")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 1, 4, 6])
 def test_broken_off_after_any_round(after: int, tmp_path: Path, save_every_round: None) -> None:
     runs.run(config(), tmp_path / "whole")

@@ -7,9 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from benchmarks.convex_problems import convex_problem, interior_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.optima import interior_point
+from tests.problems import convex_problem
 from torch import nn
 
 from equifed.contract.curvature import Curvature

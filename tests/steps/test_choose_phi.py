@@ -73,6 +73,7 @@ def test_the_constant_is_that_of_the_hessians(name: str) -> None:
     np.testing.assert_allclose(choice.phi, best_phi(choice.high, choice.low, choice.bend))
 
 
+@pytest.mark.long
 def test_the_chosen_phi_narrows_the_ratio_and_is_announced() -> None:
     problem = PROBLEMS["least squares"]
     clients, sides = problem.clients("stacked"), (CVaR(0.5), CVaR(0.5))

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.auto_steps import observed_rate, rounds_to_saddle, solve, squared_distances
-from benchmarks.convex_problems import (
-    ConvexProblem,
-    convex_problem,
-    drawn_objective,
-    interior_point,
-)
-from tests.problems import PROBLEMS
+from tests.optima import interior_point
+from tests.problems import PROBLEMS, LeastSquares, convex_problem, drawn_objective
 from torch import nn
 
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -147,7 +142,7 @@ def test_the_measured_smoothness_is_the_largest_eigenvalue(
     seed: int, dtype: torch.dtype, accuracy: float
 ) -> None:
     problem = convex_problem(seed)
-    clients = problem.clients(dtype)
+    clients = problem.clients(dtype=dtype)
     factor = 0.25 if problem.loss == "logistic" else 2.0
     exact = factor * max(np.linalg.norm(a, 2) ** 2 / len(a) for a in problem.inputs) + problem.l2
     found = measured_smoothness(clients, problem.start().to(dtype), Stream(0))
@@ -173,6 +168,7 @@ def test_measuring_costs_what_the_documentation_says() -> None:
 # -- automatic steps -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [8, 9, 10, 14, 16, 22, 34, 35, 37, 43])
 def test_automatic_steps_solve_random_problems(seed: int) -> None:
     """A few of the fifty of ``benchmarks/auto_steps.py``: accuracy, rounds, certificate."""
@@ -185,11 +181,12 @@ def test_automatic_steps_solve_random_problems(seed: int) -> None:
     assert outcome.slack >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
 def test_automatic_steps_on_the_papers_regression(rho: float) -> None:
     train_split = synthetic_regression().train
     pairs = [train_split.client(i) for i in range(5)]
-    problem = ConvexProblem("squared", tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1)
+    problem = LeastSquares(tuple(a for a, _ in pairs), tuple(y for _, y in pairs), 0.1, "stacked")
     _, best = interior_point(problem, ChiSquare(rho))
     assert squared_distances(problem, ChiSquare(rho), best, 150)[-1] <= 1e-10
 

@@ -76,6 +76,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     assert "events/text_summary" in events.Tags()["tensors"]
 
 
+@pytest.mark.long
 def test_mlflow_reads_back_what_was_written(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient

@@ -157,6 +157,7 @@ class KillAfter(training.Callback):
             raise Killed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("killed_in", [1, 3, 4])
 def test_a_resumed_run_ends_in_the_same_bytes(

@@ -1,0 +1,175 @@
+"""Optima of the problems by other means: an interior-point solver, and Newton's method."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+from numpy.typing import NDArray
+from tests.problems import Problem
+
+from equifed.objectives import (
+    KL,
+    Average,
+    ChiSquare,
+    CVaR,
+    HeterogeneousCVaR,
+    L1Distance,
+    L2Distance,
+    RelativeFairness,
+    SaddleObjective,
+    Transport,
+    WorstCase,
+)
+
+Array = NDArray[np.float64]
+
+
+def interior_point(problem: Problem, objective: SaddleObjective) -> tuple[float, Array]:
+    """Return the minimum of Phi(l(x)) and a minimiser, by Clarabel on the epigraph form."""
+    x, bounds = cp.Variable(problem.d), cp.Variable(problem.n)
+    scale = _scale(problem)  # numbers of order one, for the solver's sake
+    constraints = [bounds[i] >= _loss(problem, i, x, scale) for i in range(problem.n)]
+    value, more = _value(_rescaled(objective, scale), bounds, problem.n)
+    ridge = problem.l2 / (2 * scale) * cp.sum_squares(x)
+    task = cp.Problem(cp.Minimize(value + ridge), constraints + more)
+    for tolerance, fraction in itertools.product((1e-10, 1e-9, 1e-8), (0.99, 0.9)):
+        options = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
+        options["max_step_fraction"] = fraction  # shorter steps, where the solver loses its way
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it complains where it stops at a larger tolerance
+            try:
+                task.solve(solver=cp.CLARABEL, **options)
+            except cp.SolverError:
+                continue
+        if x.value is not None:
+            return float(task.value) * scale, np.asarray(x.value)
+    raise RuntimeError("The interior-point solver failed.")
+
+
+def _scale(problem: Problem) -> float:
+    if problem.loss == "logistic":
+        return math.log(2)
+    return float(np.mean([np.mean(y**2) for y in problem.targets]))
+
+
+def _loss(problem: Problem, i: int, x: cp.Variable, scale: float) -> cp.Expression:
+    """Return the loss of client i without its penalty; squares of few rows, by QR."""
+    a, y = problem.inputs[i], problem.targets[i]
+    if problem.loss == "logistic":
+        signs = np.where(y > 0, 1.0, -1.0)
+        return cp.sum(cp.logistic(-cp.multiply(signs, a @ x))) / (len(y) * scale)
+    q, r = np.linalg.qr(a)
+    inside = q.T @ y
+    outside = max(0.0, float(y @ y - inside @ inside)) / (len(y) * scale)
+    return cp.sum_squares((r @ x - inside) / math.sqrt(len(y) * scale)) + outside
+
+
+def _rescaled(objective: Any, scale: float) -> Any:
+    """Return the objective of losses divided by ``scale``."""
+    if isinstance(objective, ChiSquare):
+        return replace(objective, rho=objective.rho / scale)
+    if hasattr(objective, "strength"):
+        return replace(objective, strength=objective.strength / scale)
+    return objective
+
+
+def _value(
+    objective: Any, losses: cp.Variable, n: int
+) -> tuple[cp.Expression, list[cp.Constraint]]:
+    """Return Phi as a minimum over further variables: written down anew, not the library's."""
+    match objective:
+        case Average():
+            return cp.sum(losses) / n, []
+        case WorstCase():
+            return cp.max(losses), []
+        case RelativeFairness(phi=0.0):
+            return _value(objective.upper, losses, n)
+        case CVaR() | HeterogeneousCVaR():
+            level = cp.Variable()
+            return level + objective.caps(n) @ cp.pos(losses - level), []
+        case KL():
+            return objective.strength * cp.log_sum_exp(
+                losses / objective.strength - math.log(n)
+            ), []
+        case L1Distance():
+            raised = cp.maximum(losses, cp.max(losses) - 2 * objective.strength)
+            return cp.sum(raised) / n, []
+        case Transport():
+            reach = [cp.max(losses - objective.strength * np.array(row)) for row in objective.cost]
+            return cp.sum(cp.hstack(reach)) / n, []
+        case L2Distance(squared=True):
+            return _value(ChiSquare(objective.strength / n), losses, n)
+        case L2Distance():
+            slack, level = cp.Variable(n, nonneg=True), cp.Variable()
+            away = losses - level + slack
+            return level + cp.sum(away) / n, [cp.norm(away) <= objective.strength]
+        case ChiSquare():
+            return _chi_square(objective, losses, n)
+    raise TypeError(f"no oracle for {objective!r}")
+
+
+def _chi_square(
+    objective: ChiSquare, losses: cp.Variable, n: int
+) -> tuple[cp.Expression, list[cp.Constraint]]:
+    """Dualise sum w = 1 (level) and w <= caps (excess); w >= 0 gives the positive part."""
+    modulus = objective.rho * n
+    level, excess = cp.Variable(), cp.Variable(n, nonneg=True)
+    pull = cp.pos(losses - level - excess + modulus / n)
+    value = level + cp.sum_squares(pull) / (2 * modulus) - modulus / (2 * n)
+    if isinstance(objective.base, CVaR):
+        return value + objective.base.caps(n) @ excess, []
+    return value, [excess == 0]
+
+
+def saddle_point(problem: Problem, rho: float = 0.0, tail: float | None = None) -> tuple[Any, Any]:
+    """Return (x*, lambda*) of min_x max_lambda sum lambda_i f_i(x) - rho n/2 |lambda - 1/n|^2.
+
+    lambda ranges over the simplex, with lambda_i <= 1/(tail n) if a tail is given. A generic
+    interior-point solver finds the active set; Newton's method then solves the optimality
+    conditions on it to machine precision.
+    """
+    n, d = problem.n, problem.d
+    cap = 1.0 if tail is None else 1 / (tail * n)
+    x, level, nu = cp.Variable(d), cp.Variable(n), cp.Variable()
+    if rho == 0:  # max over the capped simplex, by duality
+        value = nu + cap * cp.sum(cp.pos(level - nu))
+    else:
+        assert tail is None
+        value = nu + cp.sum(cp.square(cp.pos(level - nu + rho))) / (2 * rho * n) - rho / 2
+    ridge = problem.l2 / 2 * cp.sum_squares(x)
+    above = [_loss(problem, i, x, 1.0) + ridge <= level[i] for i in range(n)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "may be inaccurate": Newton's method comes next
+        cp.Problem(cp.Minimize(value), above).solve(solver=cp.CLARABEL)
+    weights = np.array([np.asarray(c.dual_value).item() for c in above])
+    return _polished(problem, np.asarray(x.value), weights, rho, cap)
+
+
+def _polished(problem: Problem, x: Array, weights: Array, rho: float, cap: float) -> Any:
+    """Newton's method for grad = 0, f_i - rho n (lambda_i - 1/n) = nu on the free i, sum = 1."""
+    n, d = problem.n, problem.d
+    free = np.flatnonzero((weights > 1e-5) & (weights < cap - 1e-5))
+    weights = np.where(weights >= cap - 1e-5, cap, np.where(weights <= 1e-5, 0.0, weights))
+    k, nu = len(free), float(np.mean(problem.losses(x)[free])) if len(free) else 0.0
+    for _ in range(20):
+        gradients = problem.gradients(x)
+        slack = problem.losses(x)[free] - rho * n * (weights[free] - 1 / n) - nu
+        residual = np.concatenate([weights @ gradients, slack, [weights.sum() - 1]])
+        system = np.zeros((d + k + 1, d + k + 1))
+        system[:d, :d] = sum(weights[i] * problem.hessian_of(i, x) for i in range(n))
+        system[:d, d : d + k] = gradients[free].T
+        system[d : d + k, :d] = gradients[free]
+        system[d : d + k, d : d + k] = -rho * n * np.eye(k)
+        system[d : d + k, -1] = -1
+        system[-1, d : d + k] = 1
+        change = np.linalg.lstsq(system, -residual)[0]
+        x, nu = x + change[:d], nu + change[-1]
+        weights[free] += change[d : d + k]
+    assert np.abs(residual).max() < 1e-11, f"not a saddle point: residual {np.abs(residual).max()}"
+    return x, weights
