@@ -204,7 +204,10 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ),
         ({"model": {"name": "mlp", "dtype": "float16"}}, "model.dtype: must be 'float32' or"),
         ({"model": {"name": "logistic", "l2": -1}}, "model: l2 must be at least 0, got -1"),
-        ({"model": {"name": "nowhere:model"}}, "model.name: No module named 'nowhere'"),
+        (
+            {"model": {"name": "nowhere:model"}},
+            "model.name: nowhere:model is not found: there is no installed module nowhere",
+        ),
         ({"algorithm": {"name": "scaff-pd"}}, "algorithm.objective: is required: one of the obj"),
         ({"algorithm": scaff_pd(objective="cvra")}, "algorithm.objective.name: there is no objec"),
         ({"algorithm": scaff_pd(objective="cvar")}, "algorithm.objective.tail: is required: float"),

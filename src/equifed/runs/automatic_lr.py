@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.runs.settings import AUTO, Setting, Table
+from equifed.runs.settings import AUTO, ConfigError, Setting, Table
 
 if TYPE_CHECKING:
     from equifed.contract.algorithm import AnyAlgorithm
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equifed.runs.config import RunConfig
 
 
-def left_open(table: Table, wanted: Mapping[str, Setting]) -> Table:
+def open_step(table: Table, wanted: Mapping[str, Setting]) -> Table:
     """Return an algorithm's table with ``"auto"`` where a local step size could be and is not.
 
     Algorithms with a schedule of their own (SCAFF-PD) are left as they are.
@@ -29,26 +29,30 @@ def left_open(table: Table, wanted: Mapping[str, Setting]) -> Table:
     if "steps" in wanted:
         return table
     if "local" in wanted:
-        local = table.get("local", wanted["local"].default)
-        if isinstance(local, Mapping) and ("local" not in table or "lr" not in local):
+        local = table.get("local", {})
+        open_to_us = "local" in table or isinstance(wanted["local"].default, Mapping)
+        if open_to_us and isinstance(local, Mapping) and "lr" not in local:
             return {**table, "local": {**local, "lr": AUTO}}
-    elif "lr" in wanted:
+    elif "lr" in wanted and ":" not in table["name"]:  # one's own lr may be that of anything
         return {"lr": AUTO, **table}
     return table
 
 
-def measured(
+def measure_step(
     config: RunConfig, algorithm: AnyAlgorithm, clients: Clients
 ) -> tuple[RunConfig, AnyAlgorithm]:
     """Return configuration and algorithm with the local step size measured, if it is automatic."""
     from equifed.algorithms import with_measured_step
     from equifed.contract.clients import MissingClients
+    from equifed.contract.local import LocalSGD
     from equifed.contract.streams import Stream
 
     table: dict[str, Any] = config.algorithm
     holder = table.get("local", table)
     if holder.get("lr") != AUTO:
         return config, algorithm
+    if not isinstance(getattr(algorithm, "local", None), LocalSGD):
+        raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
     stream = Stream(config.seed)
     x = clients.initial(stream.at("initial"))
     while True:
