@@ -190,8 +190,8 @@ def test_override_that_is_none_is_refused(override: str) -> None:
     [
         ({"rond": 3}, "rond: there is no setting or table 'rond' (did you mean 'rounds'?)"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"rounds": "many"}, 'rounds: must be a valid integer; got "many"'),
-        ({"rounds": True}, "rounds: must be a valid integer; got true"),
+        ({"rounds": "many"}, 'rounds: must be a whole number; got "many"'),
+        ({"rounds": True}, "rounds: must be a whole number; got true"),
         ({"seed": -1}, "seed must lie in 0..2^63 - 1, got -1"),
         ({"data": 3}, "data: must be a table with a name; got 3"),
         ({"data": {}}, "data.name: is required: one of fashion-three"),
@@ -200,7 +200,7 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ({"data": {"name": "penguins", "holdout": {"test": 1.5}}}, "data.holdout: validation and"),
         (
             {"model": {"name": "mlp", "hidden": [3, "x"]}},
-            "model.hidden[1]: must be a valid integer",
+            "model.hidden[1]: must be a whole number",
         ),
         ({"model": {"name": "mlp", "dtype": "float16"}}, "model.dtype: must be 'float32' or"),
         ({"model": {"name": "logistic", "l2": -1}}, "model: l2 must be at least 0, got -1"),
@@ -217,7 +217,7 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ),
         (
             {"algorithm": scaff_pd(objective={"name": "average", "prior": "sizes"})},
-            'algorithm.objective.prior: must be a valid array; got "sizes"',
+            'algorithm.objective.prior: must be an array; got "sizes"',
         ),
         (
             {"algorithm": scaff_pd(local={"lr": -0.1, "steps": 1})},
@@ -230,7 +230,10 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ({"engine": {"name": "loop", "chunk": 3}}, "engine.chunk: there is no setting 'chunk'"),
         ({"engine": "stack"}, "engine.name: there is no engine 'stack' (did you mean 'stacked'?)"),
         ({"evaluate": {"every": 0}}, "evaluate: every must be at least 1, got 0"),
-        ({"evaluate": {"splits": ["tests"]}}, "evaluate.splits[0]: must be 'train', 'validation'"),
+        (
+            {"evaluate": {"splits": ["tests"]}},
+            "evaluate.splits[0]: must be 'train' or 'validation'",
+        ),
         ({"stop": {"patience": 0}}, "stop: patience must be at least 1, got 0"),
         ({"missing": {"policy": "ignore"}}, "missing.policy: must be 'continue' or 'fail'"),
     ],

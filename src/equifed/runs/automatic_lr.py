@@ -8,17 +8,15 @@ so that a run's folder says what was used and a resumed run uses the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.algorithms.measured_step import with_measured_step
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
 from equifed.runs.settings import AUTO, ConfigError, Setting, Table
-
-if TYPE_CHECKING:
-    from equifed.contract.algorithm import AnyAlgorithm
-    from equifed.contract.clients import Clients
-    from equifed.runs.config import RunConfig
 
 
 def open_step(table: Table, wanted: Mapping[str, Setting]) -> Table:
@@ -39,21 +37,15 @@ def open_step(table: Table, wanted: Mapping[str, Setting]) -> Table:
 
 
 def measure_step(
-    config: RunConfig, algorithm: AnyAlgorithm, clients: Clients
-) -> tuple[RunConfig, AnyAlgorithm]:
-    """Return configuration and algorithm with the local step size measured, if it is automatic."""
-    from equifed.algorithms import with_measured_step
-    from equifed.contract.clients import MissingClients
-    from equifed.contract.local import LocalSGD
-    from equifed.contract.streams import Stream
-
-    table: dict[str, Any] = config.algorithm
+    table: Table, algorithm: AnyAlgorithm, clients: Clients, seed: int
+) -> tuple[Table, AnyAlgorithm]:
+    """Return an algorithm and its table with the local step size measured, if it is automatic."""
     holder = table.get("local", table)
     if holder.get("lr") != AUTO:
-        return config, algorithm
+        return table, algorithm
     if not isinstance(getattr(algorithm, "local", None), LocalSGD):
         raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
-    stream = Stream(config.seed)
+    stream = Stream(seed)
     x = clients.initial(stream.at("initial"))
     while True:
         try:
@@ -65,5 +57,4 @@ def measure_step(
                 raise
             clients = clients.subset(left)
     chosen = {**holder, "lr": algorithm.local.lr}  # type: ignore[attr-defined]
-    table = {**table, "local": chosen} if "local" in table else chosen
-    return replace(config, algorithm=table), algorithm
+    return ({**table, "local": chosen} if "local" in table else chosen), algorithm

@@ -87,7 +87,8 @@ def build(config: RunConfig) -> Run:
     config = _settled(config, federation)
     clients = _engine(config, federation)
     algorithm = build_algorithm(config.algorithm, federation.train.sizes.tolist())
-    config, algorithm = measure_step(config, algorithm, clients)
+    table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
+    config = replace(config, algorithm=table)
     _check_stop(config, federation)
     return Run(config, federation, clients, algorithm, config.evaluate.splits)
 

@@ -9,7 +9,6 @@ seen and what is allowed, and all problems are reported together.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from equifed.runs.catalogue import SECTIONS, Section, UnknownName, unknown
 from equifed.runs.entries import CodeError, load_address, locate_address, source_file
-from equifed.runs.signatures import NONE, Setting, Table, complete, settings
+from equifed.runs.signatures import NONE, Setting, Table, complete, mismatch, settings
 
 __all__ = [
     "AUTO",
@@ -159,14 +156,10 @@ class Checker:
         return name, wanted
 
     def _leaf(self, setting: Setting, value: Any, path: str) -> Any:
-        # JSON mode, strictly: no text for numbers, no numbers for booleans, but lists for tuples.
-        try:
-            _adapter(setting.annotation).validate_json(json.dumps(value, default=str), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = "".join(f"[{part}]" for part in first["loc"] if isinstance(part, int))
-            message = first["msg"].replace("Input should be", "must be")
-            self.problem(path + where, f"{message}; got {shown(value)}")
+        wrong = mismatch(value, setting.annotation)
+        if wrong is not None:
+            where, title = wrong
+            self.problem(path + where, f"must be {title}; got {shown(value)}")
         return value
 
     def problem(self, path: str, message: str) -> None:
@@ -185,11 +178,6 @@ class Checker:
         """Raise if anything is wrong."""
         if self.problems:
             raise ConfigError(self.problems)
-
-
-@functools.cache  # making one costs a hundred times what it checks
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def expected(setting: Setting) -> str:

@@ -13,7 +13,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +82,60 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         return typing.get_args(annotation)
     return (annotation,)
+
+
+PLAIN = {
+    bool: ((bool,), "a boolean"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text"),
+    Path: ((str,), "a path"),
+    types.NoneType: ((types.NoneType,), "nothing"),
+}
+"""Plain types: what TOML has for them, and what messages call them."""
+
+
+def mismatch(value: Any, annotation: Any) -> tuple[str, str] | None:
+    """Say where a value of a TOML file is not of a type, and what it must be; None if it is.
+
+    Strictly: text is no number and a number no boolean. Lists stand for tuples. Of types that TOML
+    does not know everything is accepted; their constructors say what is wrong.
+
+    >>> mismatch([1, "x"], tuple[int, ...])
+    ('[1]', 'a whole number')
+    >>> mismatch(2, int | None)
+    """
+    if annotation in PLAIN:
+        kinds, title = PLAIN[annotation]
+        fits = isinstance(value, kinds) and (annotation is bool) == isinstance(value, bool)
+        return None if fits else ("", title)
+    if typing.get_origin(annotation) is typing.Literal:
+        allowed = typing.get_args(annotation)
+        return None if value in allowed else ("", " or ".join(map(repr, allowed)))
+    parts = alternatives(annotation)
+    if len(parts) > 1:
+        wrong = [mismatch(value, part) for part in parts if part is not types.NoneType]
+        if None in wrong or (value is None and types.NoneType in parts):
+            return None
+        found = [w for w in wrong if w is not None]
+        inside = [w for w in found if w[0]]
+        return inside[0] if inside else ("", " or ".join(title for _, title in found))
+    if typing.get_origin(annotation) in (tuple, list, Sequence):
+        return _mismatch_inside(value, typing.get_args(annotation))
+    return None
+
+
+def _mismatch_inside(value: Any, of: tuple[Any, ...]) -> tuple[str, str] | None:
+    if not isinstance(value, list | tuple):
+        return "", "an array"
+    same = len(of) == 1 or of[-1] is Ellipsis
+    if not same and len(value) != len(of):
+        return "", f"an array of {len(of)}"
+    for i, item in enumerate(value):
+        wrong = mismatch(item, of[0] if same else of[i])
+        if wrong is not None:
+            return f"[{i}]{wrong[0]}", wrong[1]
+    return None
 
 
 @functools.cache  # a configuration asks for the same signatures again and again
