@@ -8,6 +8,8 @@ so that a run's folder says what was used and a resumed run uses the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +42,10 @@ def measure_step(
     table: Table, algorithm: AnyAlgorithm, clients: Clients, seed: int
 ) -> tuple[Table, AnyAlgorithm]:
     """Return an algorithm and its table with the local step size measured, if it is automatic."""
+    if isinstance(table.get("algorithm"), Mapping):  # a wrapper: it is the one inside that steps
+        wrapper: Any = algorithm
+        inner, core = measure_step(table["algorithm"], wrapper.algorithm, clients, seed)
+        return {**table, "algorithm": inner}, replace(wrapper, algorithm=core)
     holder = table.get("local", table)
     if holder.get("lr") != AUTO:
         return table, algorithm

@@ -180,7 +180,7 @@ class RunConfig:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
         """Check a table as a TOML file in ``base`` would hold it, and fill in the defaults."""
-        checker, plain = Checker(base), settings(Plain)
+        checker, plain = Checker(base, {"algorithm": open_step}), settings(Plain)
         known = (*plain, *CHOSEN, *RECORDS)
         for key in table:
             if key not in known:
@@ -225,9 +225,8 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     section, shared = CHOSEN[key]
     if key == "engine" and isinstance(value, Mapping):
         value = {"name": DEFAULT_ENGINE, **value}
-    prepare = open_step if key == "algorithm" else None
     wanted = settings(shared) if shared else None
-    table = checker.choice(SECTIONS[section], value, key, wanted, prepare=prepare)
+    table = checker.choice(SECTIONS[section], value, key, wanted)
     loss = table.get("loss") if key == "model" else None
     if isinstance(loss, str) and loss != AUTO:
         found = checker.find(SECTIONS["losses"], loss, "model.loss")

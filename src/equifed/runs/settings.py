@@ -55,7 +55,7 @@ class ConfigError(ValueError):
 
 
 Prepare = Callable[[Table, Mapping[str, Setting]], Table]
-"""Changes a table with a name before it is checked, knowing the settings of what it names."""
+"""Changes a table, knowing the settings of what it names."""
 
 
 class Checker:
@@ -65,10 +65,14 @@ class Checker:
     ----------
     folder : Path, optional
         Folder of the configuration file; code of one's own is looked for there first.
+    prepare : mapping, optional
+        What changes a table with a name before it is checked, by the title of its section.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path | None = None, prepare: Mapping[str, Prepare] | None = None
+    ) -> None:
+        self.folder, self.prepare = folder, prepare or {}
         self.problems: list[str] = []
         self.code: dict[str, str] = {}
         """Code that is not of this package: addresses as they were given, and their files."""
@@ -112,7 +116,6 @@ class Checker:
         path: str,
         shared: Mapping[str, Setting] | None = None,
         default: Any = None,
-        prepare: Prepare | None = None,
     ) -> Table:
         """Check a table that has a name in a section of the catalogue; a name alone will do."""
         table = {"name": value} if isinstance(value, str) else value
@@ -131,7 +134,8 @@ class Checker:
             return {}
         table["name"], own = found
         wanted = {**(shared or {}), **own}
-        table = table if prepare is None else prepare(table, wanted)
+        if section.title in self.prepare:
+            table = self.prepare[section.title](table, wanted)
         rest = {key: entry for key, entry in table.items() if key != "name"}
         return {"name": table["name"], **self.table(wanted, rest, path)}
 
