@@ -2,5 +2,15 @@
 
 from equifed.data.checks import DataError
 from equifed.data.federation import Federation, Split
+from equifed.data.partitions import Dirichlet, Iid, Imbalance, OneClass, Shards
 
-__all__ = ["DataError", "Federation", "Split"]
+__all__ = [
+    "DataError",
+    "Dirichlet",
+    "Federation",
+    "Iid",
+    "Imbalance",
+    "OneClass",
+    "Shards",
+    "Split",
+]
