@@ -105,7 +105,8 @@ def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     close = difflib.get_close_matches(name, allowed, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"there is no {what} {name!r}{hint}; choose from {', '.join(allowed)}"
+    choice = f"choose from {', '.join(allowed)}" if allowed else "there are none here"
+    return f"there is no {what} {name!r}{hint}; {choice}"
 
 
 def describe_constructor(function: Callable[..., Any]) -> Entry:
