@@ -203,7 +203,8 @@ def describe_fields(value: Any, default: Mapping[str, Any] | None = None) -> Tab
     is the table that an incomplete one is completed from; the class's own defaults if not given.
     """
     out = {}
-    for name, setting in settings(type(value)).items():
+    kind: Callable[..., Any] = type(value)
+    for name, setting in settings(kind).items():
         field = describe(getattr(value, name), setting)
         usual = setting.default if default is None else default.get(name)
         if field is None and usual is not None and setting.takes_none:

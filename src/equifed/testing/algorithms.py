@@ -54,7 +54,7 @@ def example_federation(spoilt: bool = False) -> Federation:
 
 
 def _clients(engine: str = "loop", **options: Any) -> Any:
-    make = {"loop": LoopClients, "stacked": simulate}[engine]
+    make: Any = {"loop": LoopClients, "stacked": simulate}[engine]
     model = torch.nn.Linear(3, 1, bias=False)
     return make(example_federation(), model, squared, l2=0.1, dtype=torch.float64, **options)
 

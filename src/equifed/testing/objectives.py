@@ -99,13 +99,15 @@ def check_slopes(objective: Objective, at: Points) -> None:
 
 def check_arrays(objective: Objective, at: Points) -> None:
     """Check: lists and single precision are taken, float64 comes back, arguments stay."""
-    narrow = at.losses.astype(np.float32)
+    narrow: Any = at.losses.astype(np.float32)
     before = narrow.copy()
     weights = objective.weights(narrow)
     ensure(weights.dtype == np.float64 and weights.shape == (at.n,), "weights: float64, one each")
     np.testing.assert_array_equal(narrow, before, err_msg="weights changed its argument")
-    listed: Any = narrow.tolist()
-    ensure(objective.value(listed) == objective.value(narrow.astype(float)), "lists are not taken")
+    ensure(
+        objective.value(narrow.tolist()) == objective.value(narrow.astype(float)),
+        "lists are not taken",
+    )
 
 
 def check_refusal(objective: Objective, at: Points) -> None:
