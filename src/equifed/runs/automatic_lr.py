@@ -19,6 +19,7 @@ from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.runs.settings import AUTO, ConfigError, Setting, Table
+from equifed.runs.signatures import complete
 
 
 def open_step(table: Table, wanted: Mapping[str, Setting]) -> Table:
@@ -32,7 +33,7 @@ def open_step(table: Table, wanted: Mapping[str, Setting]) -> Table:
         local = table.get("local", {})
         open_to_us = "local" in table or isinstance(wanted["local"].default, Mapping)
         if open_to_us and isinstance(local, Mapping) and "lr" not in local:
-            return {**table, "local": {**local, "lr": AUTO}}
+            return {**table, "local": complete({**local, "lr": AUTO}, wanted["local"].default)}
     elif "lr" in wanted and ":" not in table["name"]:  # one's own lr may be that of anything
         return {"lr": AUTO, **table}
     return table
