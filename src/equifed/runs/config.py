@@ -28,17 +28,8 @@ from typing import Any, Literal, Self
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.settings import (
-    AUTO,
-    BY_SIZE,
-    Checker,
-    ConfigError,
-    Table,
-    choose,
-    construct,
-    settings,
-)
-from equifed.runs.signatures import describe_fields
+from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct
+from equifed.runs.signatures import describe_fields, settings
 from equifed.training.loop import MissingPolicy
 from equifed.training.stopping import SplitName, StopWhen
 
@@ -255,15 +246,14 @@ def _constructed(resolved: Table) -> Table:
 def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:
     """Return the algorithm of a resolved table; ``sizes`` are the clients' training samples.
 
-    It is constructed once, when the configuration is checked, and once more only if it needs the
-    sizes; algorithms are values, so the same one may serve again.
+    It is constructed when the configuration is checked, and again only if it needs the sizes.
     """
     text = json.dumps(table)
     needed = None if sizes is None or f'"{BY_SIZE}"' not in text else tuple(sizes)
     return _algorithm(text, needed)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=16)  # algorithms are values: the same one may serve again
 def _algorithm(text: str, sizes: tuple[int, ...] | None) -> AnyAlgorithm:
     algorithm: AnyAlgorithm = choose(SECTIONS["algorithms"], json.loads(text), "algorithm", sizes)
     return algorithm
