@@ -4,7 +4,7 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 RUN    := $(VENV)/bin/
 
-.PHONY: install demo browser quick test test-slow check clean
+.PHONY: install demo browser quick test test-slow check names clean
 install: $(STAMP)
 
 # Editable install with every version pinned by constraints.txt.
@@ -24,6 +24,10 @@ check: $(VENV)/.installed-dev
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+
+# Public names and the README's tables follow from the catalogue.
+names: $(VENV)/.installed-dev
+	$(RUN)python -m scripts.public_names
 
 # The report is tested in a real browser: Debian's, if it is not there and this is root.
 browser:

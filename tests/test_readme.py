@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 import pytest
+from scripts import public_names
 
-from equifed.runs.catalogue import ALGORITHMS, OBJECTIVES
+from equifed.runs.catalogue import ALGORITHMS, OBJECTIVES, Entry
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,9 +29,23 @@ def test_the_example_runs_and_serves_everybody(
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
 
 
+def test_what_follows_from_the_catalogue_is_written() -> None:
+    stale = public_names.find_stale()
+    assert not stale, f"{'; '.join(stale)}: run make names"
+
+
 @pytest.mark.parametrize("name", [*ALGORITHMS, *OBJECTIVES])
 def test_the_tables_are_complete(name: str) -> None:
     assert f"| `{name}` |" in README
+
+
+def test_what_is_stale_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = dataclasses.replace(ALGORITHMS["fedavg"], summary="something else")
+    monkeypatch.setitem(ALGORITHMS, "fedavg", changed)
+    assert public_names.find_stale() == ["README.md"]
+    monkeypatch.setitem(ALGORITHMS, "new", Entry("equifed.steps.phi:choose_phi", "moved"))
+    assert "algorithms/__init__.py lacks choose_phi" in public_names.find_stale()
+    assert "__init__.pyi" in public_names.find_stale()
 
 
 def test_links_lead_somewhere() -> None:

@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract.local import LocalSGD
+from equifed.models.losses import LOSSES
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS, UnknownName
 from equifed.runs.config import ConfigError, RunConfig, apply_override
-from equifed.runs.settings import settings as settings_of
+from equifed.runs.signatures import mismatch
+from equifed.runs.signatures import settings as settings_of
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -150,6 +154,91 @@ def test_threads_are_set_for_the_run_and_restored() -> None:
     assert torch.get_num_threads() == before
 
 
+# -- tables that are given in part ---------------------------------------------------------------
+
+
+def local_of(**local: Any) -> dict[str, Any]:
+    config = RunConfig.from_dict(small(algorithm={"name": "fedavg", "local": local}))
+    assert RunConfig.from_dict(tomllib.loads(config.to_toml())) == config
+    table: dict[str, Any] = config.algorithm["local"]
+    return table
+
+
+def described(work: LocalSGD) -> dict[str, Any]:
+    return {key: value for key, value in work.to_dict().items() if value is not None}
+
+
+def test_what_a_table_leaves_out_comes_from_the_algorithm() -> None:
+    whole = described(DEFAULT_WORK)
+    assert local_of(lr=0.1) == {**whole, "lr": 0.1}
+    assert local_of(steps=3) == {**whole, "lr": "auto", "steps": 3}
+    assert local_of() == {**whole, "lr": "auto"}
+
+
+def test_epochs_take_the_place_of_steps() -> None:
+    found = local_of(lr=0.1, epochs=2)
+    assert found["epochs"] == 2 and "steps" not in found
+    assert found["batch_size"] == DEFAULT_WORK.batch_size
+
+
+def test_none_takes_a_default_away_and_stays_away() -> None:
+    table = {"name": "fedavg", "local": {"lr": 0.1, "batch_size": "none"}}
+    config = RunConfig.from_dict(small(algorithm=table))
+    for one in (config, RunConfig.from_dict(tomllib.loads(config.to_toml()))):
+        assert runs.build(one).algorithm.local == dataclasses.replace(
+            DEFAULT_WORK, lr=0.1, batch_size=None
+        )
+
+
+def test_a_partial_table_means_the_same_in_the_file_and_on_the_command_line() -> None:
+    table = small(algorithm="fedavg")
+    apply_override(table, "algorithm.local.lr=0.1")
+    assert RunConfig.from_dict(table).algorithm["local"] == local_of(lr=0.1)
+
+
+def test_a_table_without_a_name_is_that_of_the_default() -> None:
+    steps = {"name": "scaff-pd", "objective": "worst-case", "steps": {"smoothness": 5.0}}
+    config = RunConfig.from_dict(small(algorithm=steps))
+    assert config.algorithm["steps"]["name"] == "auto"
+    assert config.algorithm["steps"]["smoothness"] == 5.0
+    assert refused(small(algorithm={"name": "afl", "objective": {"rho": 0.1}})) == [
+        "algorithm.objective.rho: there is no setting 'rho'; there are none here"
+    ]
+
+
+def test_defaults_are_not_shared_between_configurations() -> None:
+    first = RunConfig.from_dict(small(algorithm="fedavg"))
+    first.algorithm["local"]["lr"] = 17.0
+    first.data["holdout"]["test"] = 0.9
+    again = RunConfig.from_dict(small(algorithm="fedavg"))
+    assert again.algorithm["local"]["lr"] == "auto" and again.data["holdout"]["test"] == 0.0
+
+
+def test_an_algorithm_is_constructed_once_unless_it_needs_the_sizes() -> None:
+    config = RunConfig.from_dict(small(algorithm=scaff_pd()))
+    assert runs.build(config).algorithm is runs.build(config).algorithm
+    prior = scaff_pd(objective={"name": "average", "prior": "size"})
+    config = RunConfig.from_dict(small(algorithm=prior))
+    assert runs.build(config).algorithm.objective.prior == (6.0, 6.0, 6.0)
+
+
+def test_losses_have_a_section() -> None:
+    assert list(SECTIONS["losses"].entries()) == list(LOSSES)
+    message = "model.loss: there is no loss 'hinges' (did you mean 'hinge'?)"
+    assert refused(small(model={"name": "logistic", "loss": "hinges"}))[0].startswith(message)
+
+
+@given(value=st.one_of(st.integers(), st.floats(), st.booleans(), st.text(max_size=3), st.none()))
+def test_a_plain_value_fits_its_own_type_alone(value: Any) -> None:
+    """Strict types: only a whole number is a number of another kind, too."""
+    fits = {kind for kind in (bool, int, float, str) if mismatch(value, kind) is None}
+    expected = {type(value)} & {bool, int, float, str}
+    assert fits == (expected | {float} if type(value) is int else expected)
+    assert (mismatch(value, int | None) is None) == (value is None or type(value) is int)
+    wrong = mismatch([1, value], tuple[int, ...])
+    assert wrong == (None if type(value) is int else ("[1]", "a whole number"))
+
+
 # -- overrides -----------------------------------------------------------------------------------
 
 
@@ -190,8 +279,8 @@ def test_override_that_is_none_is_refused(override: str) -> None:
     [
         ({"rond": 3}, "rond: there is no setting or table 'rond' (did you mean 'rounds'?)"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"rounds": "many"}, 'rounds: must be a valid integer; got "many"'),
-        ({"rounds": True}, "rounds: must be a valid integer; got true"),
+        ({"rounds": "many"}, 'rounds: must be a whole number; got "many"'),
+        ({"rounds": True}, "rounds: must be a whole number; got true"),
         ({"seed": -1}, "seed must lie in 0..2^63 - 1, got -1"),
         ({"data": 3}, "data: must be a table with a name; got 3"),
         ({"data": {}}, "data.name: is required: one of fashion-three"),
@@ -200,11 +289,14 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ({"data": {"name": "penguins", "holdout": {"test": 1.5}}}, "data.holdout: validation and"),
         (
             {"model": {"name": "mlp", "hidden": [3, "x"]}},
-            "model.hidden[1]: must be a valid integer",
+            "model.hidden[1]: must be a whole number",
         ),
         ({"model": {"name": "mlp", "dtype": "float16"}}, "model.dtype: must be 'float32' or"),
         ({"model": {"name": "logistic", "l2": -1}}, "model: l2 must be at least 0, got -1"),
-        ({"model": {"name": "nowhere:model"}}, "model.name: No module named 'nowhere'"),
+        (
+            {"model": {"name": "nowhere:model"}},
+            "model.name: nowhere:model is not found: there is no installed module nowhere",
+        ),
         ({"algorithm": {"name": "scaff-pd"}}, "algorithm.objective: is required: one of the obj"),
         ({"algorithm": scaff_pd(objective="cvra")}, "algorithm.objective.name: there is no objec"),
         ({"algorithm": scaff_pd(objective="cvar")}, "algorithm.objective.tail: is required: float"),
@@ -214,7 +306,7 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ),
         (
             {"algorithm": scaff_pd(objective={"name": "average", "prior": "sizes"})},
-            'algorithm.objective.prior: must be a valid array; got "sizes"',
+            'algorithm.objective.prior: must be an array; got "sizes"',
         ),
         (
             {"algorithm": scaff_pd(local={"lr": -0.1, "steps": 1})},
@@ -227,7 +319,10 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ({"engine": {"name": "loop", "chunk": 3}}, "engine.chunk: there is no setting 'chunk'"),
         ({"engine": "stack"}, "engine.name: there is no engine 'stack' (did you mean 'stacked'?)"),
         ({"evaluate": {"every": 0}}, "evaluate: every must be at least 1, got 0"),
-        ({"evaluate": {"splits": ["tests"]}}, "evaluate.splits[0]: must be 'train', 'validation'"),
+        (
+            {"evaluate": {"splits": ["tests"]}},
+            "evaluate.splits[0]: must be 'train' or 'validation'",
+        ),
         ({"stop": {"patience": 0}}, "stop: patience must be at least 1, got 0"),
         ({"missing": {"policy": "ignore"}}, "missing.policy: must be 'continue' or 'fail'"),
     ],

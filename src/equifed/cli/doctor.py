@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("equifed", "torch", "numpy", "scipy", "pydantic", "safetensors", "rich", "typer")
+PACKAGES = ("equifed", "torch", "numpy", "scipy", "safetensors", "rich", "typer")
 OPTIONAL = ("pandas", "pyarrow", "matplotlib", "flwr", "tensorboard", "mlflow-skinny")
 
 

@@ -152,7 +152,7 @@ def _show_entry(section: str, name: str, json: bool) -> None:
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     """Return the settings of a name as a configuration has them: key, type, default, meaning."""
-    from equifed.runs.automatic_lr import left_open
+    from equifed.runs.automatic_lr import open_step
     from equifed.runs.catalogue import SECTIONS
     from equifed.runs.config import CHOSEN
     from equifed.runs.settings import settings
@@ -160,7 +160,7 @@ def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     constructor = SECTIONS[section][name].load()
     wanted = settings(constructor, SECTIONS[section].given)
     shared = dict(CHOSEN.values()).get(section)
-    filled = left_open({"name": name}, wanted) if section == "algorithms" else {}
+    filled = open_step({"name": name}, wanted) if section == "algorithms" else {}
     rows = list(_walk(wanted, constructor, filled))
     return [*rows, *(_walk(settings(shared), shared, {}) if shared else ())]
 

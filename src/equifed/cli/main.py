@@ -39,8 +39,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; models and losses of this folder's modules can be named too."""
-    sys.path.append(str(Path.cwd()))  # last, so that nothing installed is hidden by a file here
+    """Run the command line."""
     app()
 
 
@@ -117,13 +116,14 @@ def run(
         from equifed.runs import run as runs
         from equifed.runs.config import RunConfig
         from equifed.training.progress import ProgressBar
-        from equifed.training.trackers import trackers
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
+        for address, file in parsed.loaded_code:
+            typer.echo(f"loads {address} from {file}", err=True)
         folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
         runs.refuse_existing(folder, overwrite)
     with explain_errors(run=folder):
-        followers = trackers(track or [], folder, parsed.to_dict())
+        followers = runs.open_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
         _show_end(history, folder, quiet, json)

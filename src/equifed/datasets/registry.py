@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
@@ -107,3 +108,30 @@ def _find_entry(name: str) -> DataSet:
     if name not in DATASETS:
         raise DataError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
     return DATASETS[name]
+
+
+def table(
+    path: str | Path,
+    client: str,
+    target: str,
+    features: tuple[str, ...] | None = None,
+    categorical: tuple[str, ...] = (),
+    split: str | None = None,
+    task: Literal["classification", "regression"] | None = None,
+    missing: Literal["error", "drop"] = "error",
+    classes: int | None = None,
+    dtype: Literal["float32", "float64"] = "float32",
+) -> Federation:
+    """Load your own table from a file, as :meth:`equifed.Federation.from_table` does."""
+    return Federation.from_table(
+        path,
+        client=client,
+        target=target,
+        features=features,
+        categorical=categorical,
+        split=split,
+        task=task,
+        missing=missing,
+        classes=classes,
+        dtype=dtype,
+    )

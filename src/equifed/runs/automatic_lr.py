@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from equifed.runs.settings import AUTO, Setting, Table
+from equifed.algorithms.measured_step import with_measured_step
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.runs.settings import AUTO, ConfigError, Setting, Table
+from equifed.runs.signatures import complete
 
-if TYPE_CHECKING:
-    from equifed.contract.algorithm import AnyAlgorithm
-    from equifed.contract.clients import Clients
-    from equifed.runs.config import RunConfig
 
-
-def left_open(table: Table, wanted: Mapping[str, Setting]) -> Table:
+def open_step(table: Table, wanted: Mapping[str, Setting]) -> Table:
     """Return an algorithm's table with ``"auto"`` where a local step size could be and is not.
 
     Algorithms with a schedule of their own (SCAFF-PD) are left as they are.
@@ -29,27 +30,29 @@ def left_open(table: Table, wanted: Mapping[str, Setting]) -> Table:
     if "steps" in wanted:
         return table
     if "local" in wanted:
-        local = table.get("local", wanted["local"].default)
-        if isinstance(local, Mapping) and ("local" not in table or "lr" not in local):
-            return {**table, "local": {**local, "lr": AUTO}}
-    elif "lr" in wanted:
+        local = table.get("local", {})
+        open_to_us = "local" in table or isinstance(wanted["local"].default, Mapping)
+        if open_to_us and isinstance(local, Mapping) and "lr" not in local:
+            return {**table, "local": complete({**local, "lr": AUTO}, wanted["local"].default)}
+    elif "lr" in wanted and ":" not in table["name"]:  # one's own lr may be that of anything
         return {"lr": AUTO, **table}
     return table
 
 
-def measured(
-    config: RunConfig, algorithm: AnyAlgorithm, clients: Clients
-) -> tuple[RunConfig, AnyAlgorithm]:
-    """Return configuration and algorithm with the local step size measured, if it is automatic."""
-    from equifed.algorithms import with_measured_step
-    from equifed.contract.clients import MissingClients
-    from equifed.contract.streams import Stream
-
-    table: dict[str, Any] = config.algorithm
+def measure_step(
+    table: Table, algorithm: AnyAlgorithm, clients: Clients, seed: int
+) -> tuple[Table, AnyAlgorithm]:
+    """Return an algorithm and its table with the local step size measured, if it is automatic."""
+    if isinstance(table.get("algorithm"), Mapping):  # a wrapper: it is the one inside that steps
+        wrapper: Any = algorithm
+        inner, core = measure_step(table["algorithm"], wrapper.algorithm, clients, seed)
+        return {**table, "algorithm": inner}, replace(wrapper, algorithm=core)
     holder = table.get("local", table)
     if holder.get("lr") != AUTO:
-        return config, algorithm
-    stream = Stream(config.seed)
+        return table, algorithm
+    if not isinstance(getattr(algorithm, "local", None), LocalSGD):
+        raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
+    stream = Stream(seed)
     x = clients.initial(stream.at("initial"))
     while True:
         try:
@@ -61,5 +64,4 @@ def measured(
                 raise
             clients = clients.subset(left)
     chosen = {**holder, "lr": algorithm.local.lr}  # type: ignore[attr-defined]
-    table = {**table, "local": chosen} if "local" in table else chosen
-    return replace(config, algorithm=table), algorithm
+    return ({**table, "local": chosen} if "local" in table else chosen), algorithm

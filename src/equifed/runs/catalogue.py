@@ -1,42 +1,28 @@
 """Names become objects here and nowhere else.
 
 An entry names a constructor and says in one line what it is; the constructor's signature is the
-list of its settings, so a new algorithm, objective or schedule needs one line in this file and
-nothing else. Constructors are given by address (``package.module:name``) and imported when needed.
+list of its settings. This is the only list: the public names, the tables of the README, ``equifed
+list`` and the conformance cases follow from it (``make names`` writes what has to be written).
+Constructors are given by address (``package.module:Name``) and imported when needed.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from equifed.runs.entries import (
+    Entry,
+    Section,
+    UnknownName,
+    address_of,
+    describe_constructor,
+    unknown,
+)
 
-class UnknownName(ValueError):
-    """A name that is not in the catalogue; the message lists those that are."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A constructor by address, what it is in one line, and where it comes from."""
-
-    address: str
-    summary: str
-    paper: str = ""
-
-    def load(self) -> Callable[..., Any]:
-        """Import the constructor.
-
-        >>> Entry("equifed.contract.local:LocalSGD", "local work").load()
-        <class 'equifed.contract.local.LocalSGD'>
-        """
-        module, _, name = self.address.partition(":")
-        constructor: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return constructor
-
+__all__ = ["KINDS", "SECTIONS", "Entry", "Section", "UnknownName", "name_of", "unknown"]
 
 ALGORITHMS = {
     "fedavg": Entry(
@@ -190,99 +176,65 @@ TRACKERS = {
 }
 
 
-@dataclass(frozen=True)
-class Section:
-    """One kind of thing that a configuration names.
-
-    Parameters
-    ----------
-    title : str
-        What one entry is called, for messages.
-    entries : callable
-        Returns the entries by name; called when needed.
-    given : tuple of str
-        Constructor arguments that the program supplies, so that they are no settings.
-    importable : bool
-        Whether ``package.module:name`` is accepted beside the names.
-    """
-
-    title: str
-    entries: Callable[[], Mapping[str, Entry]]
-    given: tuple[str, ...] = ()
-    importable: bool = False
-
-    def __getitem__(self, name: str) -> Entry:
-        entries = self.entries()
-        if name in entries:
-            return entries[name]
-        if self.importable and ":" in name:
-            return Entry(name, "")
-        raise UnknownName(unknown(self.title, name, entries))
+def _described(constructors: Mapping[str, Callable[..., Any]]) -> dict[str, Entry]:
+    return {name: describe_constructor(function) for name, function in constructors.items()}
 
 
-def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
-    """Return the message about a name that does not exist.
-
-    >>> unknown("objective", "cvra", ["average", "cvar"])
-    "there is no objective 'cvra' (did you mean 'cvar'?); choose from average, cvar"
-    """
-    allowed = list(allowed)
-    close = difflib.get_close_matches(name, allowed, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"there is no {what} {name!r}{hint}; choose from {', '.join(allowed)}"
-
-
+@cache
 def _models() -> dict[str, Entry]:
     from equifed.models.architectures import MODELS
 
-    return {name: documented(builder) for name, builder in MODELS.items()}
+    return _described(MODELS)
 
 
+@cache
 def _losses() -> dict[str, Entry]:
     from equifed.models.losses import LOSSES
 
-    return {name: documented(function) for name, function in LOSSES.items()}
+    return _described(LOSSES)
 
 
+@cache
+def _partitions() -> dict[str, Entry]:
+    from equifed.data.partitions import PARTITIONS, Imbalance
+
+    return _described({**PARTITIONS, "imbalance": Imbalance})
+
+
+@cache
 def _data() -> dict[str, Entry]:
     from equifed.datasets.registry import DATASETS
 
-    own = {
-        "table": Entry("equifed.runs.run:table", "your own CSV or Parquet file, one row a sample"),
+    known = _described({name: data.loader for name, data in DATASETS.items()})
+    return {
+        **{name: replace(known[name], summary=DATASETS[name].description) for name in known},
+        "table": Entry(
+            "equifed.datasets.registry:table", "your own CSV or Parquet file, one row a sample"
+        ),
         "arrays": Entry(
             "equifed.datasets.pooled:arrays", "your own .npz file, divided by a partition"
         ),
     }
-    known = {k: replace(documented(d.loader), summary=d.description) for k, d in DATASETS.items()}
-    return {**known, **own}
-
-
-def _partitions() -> dict[str, Entry]:
-    from equifed.data.partitions import PARTITIONS, Imbalance
-
-    kinds = {**PARTITIONS, "imbalance": Imbalance}
-    return {name: documented(kind) for name, kind in kinds.items()}
-
-
-def documented(function: Callable[..., Any]) -> Entry:
-    """Return an entry for a function, described by the first line of its docstring."""
-    summary = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-    return Entry(f"{function.__module__}:{function.__qualname__}", summary)
 
 
 SECTIONS = {
-    "data": Section("data set", _data),
-    "partitions": Section("partition", _partitions),
-    "algorithms": Section("algorithm", lambda: ALGORITHMS),
-    "objectives": Section("objective", lambda: OBJECTIVES),
-    "schedules": Section("schedule", lambda: SCHEDULES),
-    "dual_steps": Section("dual step", lambda: DUAL_STEPS),
+    "data": Section("data set", _data, provides=("names", "train", "classes")),
+    "partitions": Section("partition", _partitions, provides=("assign",)),
+    "algorithms": Section("algorithm", lambda: ALGORITHMS, provides=("init", "round", "model")),
+    "objectives": Section("objective", lambda: OBJECTIVES, provides=("value", "weights")),
+    "schedules": Section("schedule", lambda: SCHEDULES, provides=("start", "next")),
+    "dual_steps": Section("dual step", lambda: DUAL_STEPS, provides=("ascend",)),
     "engines": Section(
-        "engine", lambda: ENGINES, given=("data", "model", "loss", "l2", "dtype", "engine")
+        "engine",
+        lambda: ENGINES,
+        given=("data", "model", "loss", "l2", "dtype", "engine"),
+        own=False,
     ),
-    "models": Section("model", _models, given=("input_shape", "outputs"), importable=True),
+    "models": Section(
+        "model", _models, given=("input_shape", "outputs"), provides=("forward", "parameters")
+    ),
     "losses": Section("loss", _losses, given=("outputs", "targets")),
-    "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config")),
+    "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), own=False),
 }
 
 KINDS = {
@@ -294,19 +246,20 @@ KINDS = {
     "Average": "objectives",
     "DualStep": "dual_steps",
     "Partition": "partitions",
+    "Algorithm": "algorithms",
 }
 """Types of constructor arguments, by name, and the section that holds what satisfies them."""
 
 
 def name_of(section: str, value: object) -> str:
-    """Return the name under which a section constructs objects like ``value``.
+    """Return the name under which a section constructs objects like ``value``, or its address.
 
     >>> from equifed.objectives import CVaR
     >>> name_of("objectives", CVaR(0.5))
     'cvar'
     """
-    kind = type(value).__name__
+    kind = type(value)
     for name, entry in SECTIONS[section].entries().items():
-        if entry.address.endswith(f":{kind}") and entry.load() is type(value):
+        if entry.address.endswith(f":{kind.__name__}") and entry.load() is kind:
             return name
-    raise UnknownName(unknown(section[:-1], type(value).__name__, SECTIONS[section].entries()))
+    return address_of(kind)

@@ -1,22 +1,35 @@
 """Configuration files: TOML in, a checked and complete :class:`RunConfig` out.
 
 Every section is a table; :mod:`equifed.runs.settings` checks it against the constructor it names.
-A resolved configuration has every default filled in, is written beside the results, and can be run
-again as it is.
+
+* A name is one of the catalogue (``equifed list``), or ``package.module:Name`` for an algorithm,
+  objective, schedule, model, loss or data set of your own: looked for beside the file first, then
+  among the installed modules (:mod:`equifed.runs.entries`).
+* A table that is given in part is completed from the default of what it belongs to: ``local = { lr
+  = 0.1 }`` changes the step size of the algorithm's own local work and nothing else. ``epochs``
+  takes the place of ``steps`` and the other way round; ``"none"`` takes a default away
+  (``batch_size = "none"``: all samples).
+
+A resolved configuration has every default filled in, and the path of every file; it is written
+beside the results, and can be run again as it is.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from equifed.runs.automatic_lr import left_open
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, fields, settings
+from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct
+from equifed.runs.signatures import describe_fields, settings
 from equifed.training.loop import MissingPolicy
 from equifed.training.stopping import SplitName, StopWhen
 
@@ -109,7 +122,8 @@ class RunConfig:
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
     setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
-    up in an order that depends on it, so the number a run began with stays with it. Make one with
+    up in an order that depends on it, so the number a run began with stays with it.
+    ``loaded_code`` lists the code of one's own that it names, as (address, file). Make one with
     :meth:`read` or :meth:`from_dict`, which check it.
 
     Examples
@@ -136,12 +150,14 @@ class RunConfig:
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
+    loaded_code: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
         """Read a TOML file, apply overrides of the form ``key.path=value``, and check the result.
 
-        Relative paths of data are taken from the folder of the file.
+        Relative paths of data are taken from the folder of the file, and code of one's own is
+        looked for there first.
         """
         path = Path(path)
         try:
@@ -154,8 +170,8 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
-        """Check a table as a TOML file would hold it, and fill in the defaults."""
-        checker, plain = Checker(), settings(Plain)
+        """Check a table as a TOML file in ``base`` would hold it, and fill in the defaults."""
+        checker, plain = Checker(base, {"algorithm": open_step}), settings(Plain)
         known = (*plain, *CHOSEN, *RECORDS)
         for key in table:
             if key not in known:
@@ -168,12 +184,13 @@ class RunConfig:
         checker.raise_problems()
         if base is not None:
             resolved["data"] = _absolute(resolved["data"], base)
-        return cls(**{**resolved, **_constructed(resolved)})
+        code = tuple(checker.code.items())
+        return cls(**{**resolved, **_constructed(resolved)}, loaded_code=code)
 
     def to_dict(self) -> Table:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
         tables = {key: getattr(self, key) for key in CHOSEN}
-        records = {key: fields(getattr(self, key)) for key in RECORDS}
+        records = {key: describe_fields(getattr(self, key)) for key in RECORDS}
         threads = {} if self.threads is None else {"threads": self.threads}
         return {"seed": self.seed, "rounds": self.rounds, **threads, **tables, **records}
 
@@ -199,19 +216,13 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     section, shared = CHOSEN[key]
     if key == "engine" and isinstance(value, Mapping):
         value = {"name": DEFAULT_ENGINE, **value}
-    if key == "algorithm":
-        value = _open_step(value)
-    return checker.choice(SECTIONS[section], value, key, settings(shared) if shared else None)
-
-
-def _open_step(value: Any) -> Any:
-    """Return an algorithm's table with an automatic local step size where none is given."""
-    table = {"name": value} if isinstance(value, str) else value
-    known = SECTIONS["algorithms"].entries()
-    name = table.get("name") if isinstance(table, dict) else None
-    if not isinstance(name, str) or name not in known:
-        return value  # the checker says what is wrong
-    return left_open(table, settings(known[name].load()))
+    wanted = settings(shared) if shared else None
+    table = checker.choice(SECTIONS[section], value, key, wanted)
+    loss = table.get("loss") if key == "model" else None
+    if isinstance(loss, str) and loss != AUTO:
+        found = checker.find(SECTIONS["losses"], loss, "model.loss")
+        table["loss"] = loss if found is None else found[0]
+    return table
 
 
 def _constructed(resolved: Table) -> Table:
@@ -222,14 +233,30 @@ def _constructed(resolved: Table) -> Table:
     for key, record in RECORDS.items():
         with checker.collecting():
             records[key] = construct(record, resolved[key], key)
-    for key, (section, shared) in CHOSEN.items():
+    for key, (_, shared) in CHOSEN.items():
         with checker.collecting():
             if shared is not None:
                 construct(shared, resolved[key], key)
             if key == "algorithm":
-                choose(SECTIONS[section], resolved[key], key)
+                build_algorithm(resolved[key])
     checker.raise_problems()
     return records
+
+
+def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:
+    """Return the algorithm of a resolved table; ``sizes`` are the clients' training samples.
+
+    It is constructed when the configuration is checked, and again only if it needs the sizes.
+    """
+    text = json.dumps(table)
+    needed = None if sizes is None or f'"{BY_SIZE}"' not in text else tuple(sizes)
+    return _algorithm(text, needed)
+
+
+@functools.lru_cache(maxsize=16)  # algorithms are values: the same one may serve again
+def _algorithm(text: str, sizes: tuple[int, ...] | None) -> AnyAlgorithm:
+    algorithm: AnyAlgorithm = choose(SECTIONS["algorithms"], json.loads(text), "algorithm", sizes)
+    return algorithm
 
 
 def _absolute(data: Table, base: Path) -> Table:

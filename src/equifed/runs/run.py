@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.data.federation import Federation
-from equifed.runs.automatic_lr import measured
+from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig
+from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig, build_algorithm
 from equifed.runs.settings import ConfigError, Table, choose, construct
 from equifed.training.folder import RunFolder, RunFolderError
 from equifed.training.history import History
@@ -72,33 +72,6 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def table(
-    path: str | Path,
-    client: str,
-    target: str,
-    features: tuple[str, ...] | None = None,
-    categorical: tuple[str, ...] = (),
-    split: str | None = None,
-    task: Literal["classification", "regression"] | None = None,
-    missing: Literal["error", "drop"] = "error",
-    classes: int | None = None,
-    dtype: Literal["float32", "float64"] = "float32",
-) -> Federation:
-    """Your own table: :meth:`equifed.Federation.from_table` with a file."""
-    return Federation.from_table(
-        path,
-        client=client,
-        target=target,
-        features=features,
-        categorical=categorical,
-        split=split,
-        task=task,
-        missing=missing,
-        classes=classes,
-        dtype=dtype,
-    )
-
-
 def load_data(data: Table) -> Federation:
     """Load the federation of a resolved ``[data]`` table."""
     federation: Federation = choose(SECTIONS["data"], data, "data")
@@ -113,9 +86,9 @@ def build(config: RunConfig) -> Run:
     federation = load_data(config.data)
     config = _settled(config, federation)
     clients = _engine(config, federation)
-    sizes = federation.train.sizes.tolist()
-    algorithm = choose(SECTIONS["algorithms"], config.algorithm, "algorithm", sizes)
-    config, algorithm = measured(config, algorithm, clients)
+    algorithm = build_algorithm(config.algorithm, federation.train.sizes.tolist())
+    table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
+    config = replace(config, algorithm=table)
     _check_stop(config, federation)
     return Run(config, federation, clients, algorithm, config.evaluate.splits)
 
@@ -133,14 +106,14 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
 def _engine(config: RunConfig, federation: Federation) -> Clients:
     import torch
 
-    from equifed.models.losses import loss_by_name, outputs_for
+    from equifed.models.losses import outputs_for
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     try:
         outputs = outputs_for(federation, shared.loss)
-        loss = loss_by_name(shared.loss)
     except ValueError as error:
         raise ConfigError([f"model.loss: {error}"]) from error
+    loss = SECTIONS["losses"][shared.loss].load()
     _check_device(config.engine.get("device", "cpu"))
     shape = federation.input_shape
     section = SECTIONS[CHOSEN["model"][0]]
@@ -250,6 +223,11 @@ def _agreed(rules: Sequence[StopRule], clients: Clients) -> list[StopRule]:
         return lambda history: group.from_first(rule(history) or "") or None
 
     return [together(rule) for rule in rules]
+
+
+def open_trackers(names: Sequence[str], folder: Path, config: Table) -> list[Callback]:
+    """Return the trackers that follow a run elsewhere, by their names in the catalogue."""
+    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
 
 
 def provenance(built: Run) -> dict[str, Any]:

@@ -1,31 +1,37 @@
 """A table of a configuration file is the arguments of a constructor.
 
-:func:`resolve` checks a table against a constructor's signature and fills in the defaults;
-:func:`construct` calls the constructor with a resolved table. An argument that is itself an object
-is a table inside the table: a dataclass by its fields, an objective or a schedule by its name in
-the catalogue and its own settings. Every problem names the key, what was seen and what is allowed,
-and all problems are reported together.
+A :class:`Checker` checks a table against a constructor's signature and fills in what is left out:
+from the default value of the argument that the table stands for, else from the signature.
+:func:`construct` calls the constructor with a resolved table. Every problem names the key, what was
+seen and what is allowed, and all problems are reported together.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import inspect
 import json
-import sys
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from equifed.runs.catalogue import SECTIONS, Section, UnknownName, unknown
+from equifed.runs.entries import CodeError, load_address, locate_address, source_file
+from equifed.runs.signatures import NONE, Setting, Table, complete, mismatch, settings
 
-from equifed.runs.catalogue import KINDS, SECTIONS, Section, UnknownName, name_of, unknown
+__all__ = [
+    "AUTO",
+    "BY_SIZE",
+    "Checker",
+    "ConfigError",
+    "Setting",
+    "Table",
+    "choose",
+    "construct",
+    "settings",
+]
 
-Table = dict[str, Any]
 AUTO = "auto"
 """What a configuration says for a local step size that is to be measured."""
 
@@ -45,116 +51,31 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One argument of a constructor: name, type, and default as a configuration has it."""
-
-    name: str
-    annotation: Any
-    required: bool
-    default: Any = None
-
-    @property
-    def section(self) -> str | None:
-        """Section of the catalogue that the argument is chosen from, if it is."""
-        for part in alternatives(self.annotation):
-            if getattr(part, "__name__", "") in KINDS:
-                return KINDS[part.__name__]
-        return None
-
-    @property
-    def record(self) -> Callable[..., Any] | None:
-        """Dataclass that the argument is an instance of, if it is one."""
-        for part in alternatives(self.annotation):
-            if dataclasses.is_dataclass(part):
-                return typing.cast(Callable[..., Any], part)
-        return None
-
-    @property
-    def per_client(self) -> bool:
-        """Whether the argument is a sequence of numbers, one per client."""
-        return any(part == tuple[float, ...] for part in alternatives(self.annotation))
-
-    @property
-    def is_path(self) -> bool:
-        """Whether the argument is a path."""
-        return Path in alternatives(self.annotation)
-
-
-def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the type alone.
-
-    >>> alternatives(int | None)
-    (<class 'int'>, <class 'NoneType'>)
-    """
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
-def settings(constructor: Callable[..., Any], given: Sequence[str] = ()) -> dict[str, Setting]:
-    """Return the settings of a constructor, without the arguments that the program supplies."""
-    out = {}
-    for name, parameter in inspect.signature(constructor).parameters.items():
-        if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
-        annotation = _evaluated(parameter.annotation, constructor)
-        required = parameter.default is parameter.empty
-        setting = Setting(name, annotation, required)
-        default = None if required else described(_default(constructor, parameter), setting)
-        out[name] = dataclasses.replace(setting, default=default)
-    return out
-
-
-def _evaluated(annotation: Any, constructor: Callable[..., Any]) -> Any:
-    if annotation is inspect.Parameter.empty:
-        return Any
-    if not isinstance(annotation, str):
-        return annotation
-    if inspect.isclass(constructor) and not dataclasses.is_dataclass(constructor):
-        constructor = constructor.__init__  # the one that was inherited
-    scope = getattr(constructor, "__globals__", None) or vars(sys.modules[constructor.__module__])
-    if dataclasses.is_dataclass(constructor):
-        scope = vars(sys.modules[constructor.__module__])
-    return eval(annotation, dict(scope))  # annotations of our own and the user's code, not input
-
-
-def _default(constructor: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    if dataclasses.is_dataclass(constructor):
-        field = {f.name: f for f in dataclasses.fields(constructor)}[parameter.name]
-        if field.default_factory is not dataclasses.MISSING:
-            return field.default_factory()
-    return parameter.default
-
-
-def described(value: Any, setting: Setting) -> Any:
-    """Return an object as a configuration file would have it."""
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        return dict(value)
-    if setting.section is not None:
-        return {"name": name_of(setting.section, value), **fields(value)}
-    if dataclasses.is_dataclass(value):
-        return fields(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def fields(value: Any) -> Table:
-    """Return a dataclass instance as a configuration file would have it; None is left out."""
-    wanted = settings(type(value))
-    out = {name: described(getattr(value, name), wanted[name]) for name in wanted}
-    return {name: field for name, field in out.items() if field is not None}
-
-
 # -- checking ---------------------------------------------------------------------------------
 
 
-class Checker:
-    """Resolves tables and collects what is wrong with them."""
+Prepare = Callable[[Table, Mapping[str, Setting]], Table]
+"""Changes a table, knowing the settings of what it names."""
 
-    def __init__(self) -> None:
+
+class Checker:
+    """Resolves tables and collects what is wrong with them.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Folder of the configuration file; code of one's own is looked for there first.
+    prepare : mapping, optional
+        What changes a table with a name before it is checked, by the title of its section.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, prepare: Mapping[str, Prepare] | None = None
+    ) -> None:
+        self.folder, self.prepare = folder, prepare or {}
         self.problems: list[str] = []
+        self.code: dict[str, str] = {}
+        """Code that is not of this package: addresses as they were given, and their files."""
 
     def table(self, wanted: Mapping[str, Setting], table: Any, path: str) -> Table:
         """Check a table against settings and fill in the defaults."""
@@ -171,54 +92,78 @@ class Checker:
             elif setting.required:
                 self.problem(_join(path, name), f"is required: {expected(setting)}")
             elif setting.default is not None:
-                out[name] = setting.default
+                out[name] = copy.deepcopy(setting.default)
         return out
 
     def value(self, setting: Setting, value: Any, path: str) -> Any:
-        """Check one value."""
+        """Check one value; a table is completed from the default of the argument."""
+        if value == NONE and setting.takes_none:
+            return value
         if setting.section is not None:
-            return self.choice(SECTIONS[setting.section], value, path)
+            return self.choice(SECTIONS[setting.section], value, path, default=setting.default)
         if setting.record is not None:
+            if isinstance(value, Mapping):
+                value = complete(value, setting.default)
             return self.table(settings(setting.record), value, path)
         if (setting.per_client and value == BY_SIZE) or (setting.name == "lr" and value == AUTO):
             return value
         return self._leaf(setting, value, path)
 
     def choice(
-        self, section: Section, value: Any, path: str, shared: Mapping[str, Setting] | None = None
+        self,
+        section: Section,
+        value: Any,
+        path: str,
+        shared: Mapping[str, Setting] | None = None,
+        default: Any = None,
     ) -> Table:
         """Check a table that has a name in a section of the catalogue; a name alone will do."""
         table = {"name": value} if isinstance(value, str) else value
         if not isinstance(table, Mapping):
             self.problem(path, f"must be a table with a name; got {shown(value)}")
             return {}
+        table = complete(table, default)
         name = table.get("name")
         if not isinstance(name, str):
             choices = ", ".join(section.entries())
             seen = f"; got {shown(name)}" if "name" in table else ""
             self.problem(_join(path, "name"), f"is required: one of {choices}{seen}")
             return {}
-        try:
-            constructor = section[name].load()
-        except (UnknownName, ImportError, AttributeError, ValueError) as error:
-            self.problem(_join(path, "name"), str(error))
+        found = self.find(section, name, _join(path, "name"))
+        if found is None:
             return {}
-        wanted = {**(shared or {}), **settings(constructor, section.given)}
+        table["name"], own = found
+        wanted = {**(shared or {}), **own}
+        if section.title in self.prepare:
+            table = self.prepare[section.title](table, wanted)
         rest = {key: entry for key, entry in table.items() if key != "name"}
-        return {"name": name, **self.table(wanted, rest, path)}
+        return {"name": table["name"], **self.table(wanted, rest, path)}
+
+    def find(
+        self, section: Section, name: str, path: str
+    ) -> tuple[str, Mapping[str, Setting]] | None:
+        """Return a name as it is resolved (own code with its file), and what it takes."""
+        given = name
+        try:
+            address = section[name].address
+            if name not in section.entries():
+                name = address = locate_address(name, self.folder)
+            constructor = load_address(address, self.folder)
+            if not callable(constructor):
+                raise CodeError(f"{name} is no class or function, but {shown(constructor)}")
+            wanted = settings(constructor, section.given)
+        except (UnknownName, CodeError, TypeError, ValueError) as error:
+            self.problem(path, str(error))
+            return None
+        if name not in section.entries():
+            self.code[given] = source_file(name)
+        return name, wanted
 
     def _leaf(self, setting: Setting, value: Any, path: str) -> Any:
-        # JSON mode, strictly: no text for numbers, no numbers for booleans, but lists for tuples.
-        adapter: TypeAdapter[Any] = TypeAdapter(
-            setting.annotation, config=ConfigDict(arbitrary_types_allowed=True)
-        )
-        try:
-            adapter.validate_json(json.dumps(value, default=str), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = "".join(f"[{part}]" for part in first["loc"] if isinstance(part, int))
-            message = first["msg"].replace("Input should be", "must be")
-            self.problem(path + where, f"{message}; got {shown(value)}")
+        wrong = mismatch(value, setting.annotation)
+        if wrong is not None:
+            where, title = wrong
+            self.problem(path + where, f"must be {title}; got {shown(value)}")
         return value
 
     def problem(self, path: str, message: str) -> None:
@@ -294,10 +239,16 @@ def choose(
     section: Section, table: Table, path: str, sizes: Sequence[int] | None = None, **given: Any
 ) -> Any:
     """Construct what a table names."""
-    return construct(section[table["name"]].load(), table, path, sizes, **given)
+    made = construct(section[table["name"]].load(), table, path, sizes, **given)
+    lack = section.lack(made)
+    if lack is not None:
+        raise ConfigError([_at(_join(path, "name"), f"{table['name']} {lack}")])
+    return made
 
 
 def _argument(setting: Setting, value: Any, path: str, sizes: Sequence[int] | None) -> Any:
+    if value == NONE and setting.takes_none:
+        return None
     if setting.section is not None:
         return choose(SECTIONS[setting.section], value, path, sizes)
     if setting.record is not None:

@@ -1,0 +1,34 @@
+# Written by `make names` from the catalogue and equifed/__init__.py.
+
+from equifed import data as data
+from equifed import metrics as metrics
+from equifed import objectives as objectives
+from equifed import steps as steps
+from equifed import testing as testing
+from equifed.algorithms.afl import AFL as AFL
+from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg as AgnosticFedAvg
+from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
+from equifed.algorithms.drfa import DRFA as DRFA
+from equifed.algorithms.fedavg import FedAvg as FedAvg
+from equifed.algorithms.fedavg import fedprox as fedprox
+from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
+from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
+from equifed.algorithms.rfedfair import RFedFair as RFedFair
+from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD
+from equifed.algorithms.scaff_pd_ia import ScaffPDIA as ScaffPDIA
+from equifed.algorithms.scaffold import Scaffold as Scaffold
+from equifed.algorithms.tilted import TiltedERM as TiltedERM
+from equifed.contract.local import LocalSGD as LocalSGD
+from equifed.data.federation import Federation as Federation
+from equifed.datasets.registry import load as load
+from equifed.engines.simulate import simulate as simulate
+from equifed.report.page import write_report as write_report
+from equifed.runs.run import resume as resume
+from equifed.runs.run import run as run
+from equifed.training.history import History as History
+from equifed.training.loop import Callback as Callback
+from equifed.training.loop import MissingPolicy as MissingPolicy
+from equifed.training.loop import train as train
+from equifed.training.stopping import StopWhen as StopWhen
+
+__version__: str

@@ -1,0 +1,216 @@
+"""The conformance suite for algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.engines.loop import LoopClients
+from equifed.engines.simulate import simulate
+from equifed.models.losses import squared
+from equifed.testing.checking import ensure, run_check
+from equifed.training import checkpoints
+from equifed.training.loop import train
+
+Array = NDArray[np.float64]
+
+SIZES = (7, 1, 12, 3, 5)
+"""Samples of the clients that algorithms are tried on: ragged, one with a single sample."""
+
+
+def check_algorithm(algorithm: AnyAlgorithm) -> None:
+    """Raise AssertionError, with the name of the check, unless an algorithm keeps the contract.
+
+    Five clients with ragged samples hold a least-squares problem in three unknowns; local steps of
+    about 0.05 suit it. The checks are those of :data:`ALGORITHM_CHECKS`.
+    """
+    for name, check in ALGORITHM_CHECKS.items():
+        run_check(algorithm, name, partial(check, algorithm))
+
+
+def example_federation(spoilt: bool = False) -> Federation:
+    """Return the clients that algorithms are tried on; spoilt, the third one's targets are 99."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(m, 3)) for m in SIZES]
+    targets = [a @ rng.normal(size=3) + rng.normal(size=len(a)) for a in inputs]
+    if spoilt:
+        targets[2] = np.full(SIZES[2], 99.0)
+    pairs = zip(inputs, targets, strict=True)
+    return Federation.from_clients({f"client {i}": pair for i, pair in enumerate(pairs)})
+
+
+def _clients(engine: str = "loop", **options: Any) -> Any:
+    make: Any = {"loop": LoopClients, "stacked": simulate}[engine]
+    model = torch.nn.Linear(3, 1, bias=False)
+    return make(example_federation(), model, squared, l2=0.1, dtype=torch.float64, **options)
+
+
+def _begin(algorithm: AnyAlgorithm, clients: Clients, shift: float = 0.0) -> Any:
+    return algorithm.init(clients, clients.initial(Stream(0).at("initial")) + (0.5 + shift))
+
+
+def _play(algorithm: AnyAlgorithm, clients: Clients, state: Any, rounds: Sequence[int]) -> Any:
+    for r in rounds:
+        state, _ = algorithm.round(state, clients, Stream(1).at("round", r))
+    return state
+
+
+def numbers_of(state: Any) -> dict[str, Array]:
+    """Return every number of a state by where it is."""
+    out: dict[str, Array] = {}
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        value = getattr(value, "matrix", value)  # vectors that an engine remembers
+        if dataclasses.is_dataclass(value):
+            out |= {f"{field.name}.{key}": inner for key, inner in numbers_of(value).items()}
+        elif value is not None and not isinstance(value, str):
+            out[field.name] = np.asarray(value).copy()
+    return out
+
+
+def _ensure_equal(one: Any, other: Any, what: str, tolerance: float = 0.0) -> None:
+    left, right = numbers_of(one), numbers_of(other)
+    ensure(left.keys() == right.keys(), f"{what}: {sorted(left)} and {sorted(right)}")
+    for key in left:
+        np.testing.assert_allclose(
+            left[key], right[key], rtol=0, atol=tolerance, err_msg=f"{what}: {key}"
+        )
+
+
+def _ensure_sane(state: Any) -> None:
+    for key, values in numbers_of(state).items():
+        ensure(bool(np.isfinite(values.astype(float)).all()), f"{key} of the state is not finite")
+    weights = getattr(state, "weights", None)
+    if weights is not None:
+        ensure(weights.shape == (len(SIZES),), "state.weights has not one number per client")
+        ensure(abs(weights.sum() - 1) < 1e-6, "state.weights does not sum to one")
+
+
+def check_state(algorithm: AnyAlgorithm) -> None:
+    """Check: states are frozen, with the model ``x``; a round changes no state nor algorithm."""
+    clients = _clients()
+    state, told = _begin(algorithm, clients), repr(algorithm)
+    ensure(dataclasses.is_dataclass(state), "the state is no dataclass")
+    ensure(state.__dataclass_params__.frozen, "the state is not @dataclass(frozen=True)")
+    ensure(isinstance(getattr(state, "x", None), Tensor), "the state has no tensor x")
+    state = _play(algorithm, clients, state, (1, 2))
+    before = numbers_of(state)
+    _play(algorithm, clients, state, (3,))
+    for key, values in numbers_of(state).items():
+        np.testing.assert_array_equal(values, before[key], err_msg=f"a round changed {key}")
+    ensure(repr(algorithm) == told, f"a round changed the algorithm: it is now {algorithm!r}")
+
+
+def check_round(algorithm: AnyAlgorithm) -> None:
+    """Check: a round moves the model and tells what it did."""
+    clients, n = _clients(), len(SIZES)
+    state = _begin(algorithm, clients)
+    new, info = algorithm.round(state, clients, Stream(1).at("round", 1))
+    ensure(not torch.equal(new.x, state.x), "the model does not move")
+    ensure(algorithm.model(new).shape == state.x.shape, "model(state) has another shape than x")
+    ensure(info.weights.shape == (n,), f"info.weights has shape {info.weights.shape}, not ({n},)")
+    ensure(abs(info.weights.sum() - 1) < 1e-6, "info.weights does not sum to one")
+    ensure(info.losses is None or info.losses.shape == (n,), "info.losses is not one per client")
+    known = info.index is None or set(info.index) <= set(range(n))
+    ensure(known, "info.index names clients that are not there")
+
+
+def check_engines(algorithm: AnyAlgorithm) -> None:
+    """Check: twenty rounds on the stacked engine, in chunks of any size, are those of the loop."""
+    loop, rounds = _clients(), range(1, 21)
+    expected = _play(algorithm, loop, _begin(algorithm, loop), rounds)
+    # A byte of memory: every handle makes its vectors again.
+    for options in ({}, {"chunk": 1}, {"chunk": 2, "memory": 1}):
+        clients = _clients("stacked", **options)
+        state = _play(algorithm, clients, _begin(algorithm, clients), rounds)
+        try:
+            _ensure_equal(state, expected, f"stacked engine {options}", 1e-10)
+        except AssertionError:  # engines round differently, which some algorithms magnify
+            nearby = _play(algorithm, loop, _begin(algorithm, loop, 1e-13), rounds)
+            tolerance = 1e-10 + 1e3 * _distance(nearby, expected)
+            _ensure_equal(state, expected, f"stacked engine {options}", tolerance)
+
+
+def _distance(one: Any, other: Any) -> float:
+    left, right = numbers_of(one), numbers_of(other)
+    return max(float(np.max(np.abs(left[k].astype(float) - right[k]), initial=0)) for k in left)
+
+
+def check_repetition(algorithm: AnyAlgorithm) -> None:
+    """Check: the same state and stream give the same result twice, whatever is asked in between."""
+    clients = _clients()
+    state = _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
+    stream = Stream(1).at("round", 3)
+    one, _ = algorithm.round(state, clients, stream)
+    stream.generator().normal(size=10)
+    clients.losses(state.x, stream.at("losses"), 2)
+    work = LocalSGD(lr=0.05, steps=3, batch_size=3)
+    clients.subset([0, 3]).local_steps(state.x, work, stream.at("local"))
+    other, _ = algorithm.round(state, clients, stream)
+    _ensure_equal(one, other, "the same round again")
+
+
+def check_checkpoint(algorithm: AnyAlgorithm) -> None:
+    """Check: a state that was saved and read goes on to the same numbers."""
+    clients = _clients()
+    state = _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints.save(Path(folder), 2, state, {})
+        _, restored, _ = checkpoints.load(Path(folder), _begin(algorithm, clients), algorithm)
+    one, other = (_play(algorithm, clients, s, (3, 4)) for s in (restored, state))
+    _ensure_equal(one, other, "after a checkpoint")
+
+
+def check_absence(algorithm: AnyAlgorithm) -> None:
+    """Check: any clients may be absent from a round."""
+    clients = _clients()
+    state = _begin(algorithm, clients)
+    for r, here in enumerate([[1, 2], [0, 1, 2, 3, 4], [4], [0, 3], [1, 2, 3, 4]], 1):
+        state, info = algorithm.round(state, clients.subset(here), Stream(1).at("round", r))
+        _ensure_sane(state)
+        asked = info.index is None or set(info.index) <= set(here)
+        ensure(asked, f"round {r} reports on clients {info.index}, of which only {here} are there")
+
+
+def check_quarantine(algorithm: AnyAlgorithm) -> None:
+    """Check: a client without finite numbers is left out and named, and the others go on."""
+
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        return squared(outputs, targets) * torch.where(targets == 99, torch.nan, 1.0)
+
+    federation, model = example_federation(spoilt=True), torch.nn.Linear(3, 1, bias=False)
+    clients = LoopClients(federation, model, broken, dtype=torch.float64)
+    history = train(algorithm, clients, rounds=4, seed=1)
+    ensure(len(history.rounds) == 4, "training ended early")
+    finite = all(bool(torch.isfinite(v).all()) for v in (history.parameters or {}).values())
+    ensure(finite, "the model is not finite")
+    lost = {event["client"] for event in history.events if event["event"] == "quarantine"}
+    ensure(lost == {"client 2"}, f"quarantined are {sorted(lost)}, not client 2 alone")
+    others = clients.subset([0, 1, 3, 4])
+    _ensure_sane(_play(algorithm, others, _begin(algorithm, clients), range(1, 5)))
+
+
+ALGORITHM_CHECKS: dict[str, Callable[[AnyAlgorithm], None]] = {
+    "states are frozen values": check_state,
+    "a round moves the model and tells what it did": check_round,
+    "engines agree": check_engines,
+    "the same state and stream give the same result": check_repetition,
+    "a saved state goes on identically": check_checkpoint,
+    "any clients may be absent": check_absence,
+    "a client without a number is quarantined": check_quarantine,
+}
+"""What :func:`check_algorithm` runs."""

@@ -1,0 +1,249 @@
+"""The conformance suite for objectives.
+
+A check takes an objective and :class:`Points` to try it at, so that the same properties can be
+asked of a few random points (:func:`check_objective`) and of all those that a searching test finds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.objectives.base import Objective, SaddleObjective
+from equifed.objectives.dual_steps import Euclidean
+from equifed.testing.checking import ensure, run_check
+
+Array = NDArray[np.float64]
+Saddle = Any
+"""A :class:`SaddleObjective`; what it lacks is found out by the checks."""
+
+SCALES = (1e-300, 1e-150, 1e-9, 1e9, 1e150, 1e300)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Losses, two points of the space of weights, and the length of a dual step."""
+
+    losses: Array
+    point: Array
+    other: Array
+    step: float
+
+    @property
+    def n(self) -> int:
+        """Number of clients."""
+        return len(self.losses)
+
+
+def check_objective(
+    objective: Objective, clients: Sequence[int] = (1, 2, 6), trials: int = 12
+) -> None:
+    """Raise AssertionError, with the name of the check, unless an objective keeps the contract.
+
+    Parameters
+    ----------
+    objective : Objective
+        The objective; a saddle objective (one with ``prox``) is asked more.
+    clients : sequence of int
+        Numbers of clients to try; say ``(n,)`` if it holds numbers for n clients.
+    trials : int
+        Random points for each number of clients and check, many of them with ties.
+    """
+    saddle = hasattr(objective, "prox")
+    if saddle:
+        ensure(isinstance(objective, SaddleObjective), f"{objective!r} is no SaddleObjective")
+    for name, check in (OBJECTIVE_CHECKS if saddle else PLAIN_CHECKS).items():
+        for n in clients:
+            for points in draw_points(n, 1 if check in POINTLESS else trials):
+                run_check(objective, name, partial(check, objective, points))
+
+
+def draw_points(n: int, trials: int, seed: int = 0) -> Iterator[Points]:
+    """Draw points to try objectives at: half of them on a few levels, so that there are ties."""
+    rng = np.random.default_rng(seed)
+    for trial in range(trials):
+        draws = rng.uniform(-3, 3, (3, n))
+        if trial % 2:
+            draws = rng.choice([0.0, 0.5, 1.0, 2.0, -1.0], (3, n))
+        losses, point, other = draws
+        yield Points(np.abs(losses), point, other, float(rng.choice([0.01, 0.3, 1.0, 20.0])))
+
+
+def check_value(objective: Objective, at: Points) -> None:
+    """Check: it is a frozen value: equal to its copy, with a hash."""
+    same = copy.deepcopy(objective)
+    ensure(objective == same and hash(objective) == hash(same), "it does not equal its copy")
+    try:
+        objective.anything = 1  # type: ignore[attr-defined]
+    except AttributeError:
+        return
+    raise AssertionError("it can be changed: make it a frozen dataclass")
+
+
+def check_slopes(objective: Objective, at: Points) -> None:
+    """Check: weights are finite differences of the value, where it is smooth."""
+    rng = np.random.default_rng(at.n)
+    losses = rng.uniform(0.1, 2, at.n)
+    slopes = [
+        (objective.value(losses + 1e-6 * e) - objective.value(losses - 1e-6 * e)) / 2e-6
+        for e in np.eye(at.n)
+    ]
+    np.testing.assert_allclose(objective.weights(losses), slopes, rtol=0, atol=1e-5)
+
+
+def check_arrays(objective: Objective, at: Points) -> None:
+    """Check: lists and single precision are taken, float64 comes back, arguments stay."""
+    narrow: Any = at.losses.astype(np.float32)
+    before = narrow.copy()
+    weights = objective.weights(narrow)
+    ensure(weights.dtype == np.float64 and weights.shape == (at.n,), "weights: float64, one each")
+    np.testing.assert_array_equal(narrow, before, err_msg="weights changed its argument")
+    ensure(
+        objective.value(narrow.tolist()) == objective.value(narrow.astype(float)),
+        "lists are not taken",
+    )
+
+
+def check_refusal(objective: Objective, at: Points) -> None:
+    """Check: numbers that are not finite are refused, by their position."""
+    bad, place = at.losses.copy(), at.n - 1
+    bad[place] = np.nan
+    calls: list[Callable[[Any], Any]] = [objective.value, objective.weights]
+    if isinstance(objective, SaddleObjective):
+        calls.append(partial(objective.prox, step=1.0))
+    for call in calls:
+        try:
+            call(bad)
+        except ValueError as error:
+            named = f"nan at position {place}" in str(error)
+            ensure(named, f"the message must say 'nan at position {place}', but is: {error}")
+        else:
+            raise AssertionError(f"{call} accepts nan")
+
+
+def check_feasibility(objective: Saddle, at: Points) -> None:
+    """Check: dual steps, weights and start lie in the set: projecting them changes nothing."""
+    size = objective.l1_norm(at.n)
+    answers = {
+        "prox": objective.prox(at.point, at.step),
+        "weights": objective.weights(at.losses),
+        "start": objective.start(at.n),
+    }
+    for name, weights in answers.items():
+        ensure(
+            weights.dtype == np.float64 and weights.shape == (at.n,), f"{name}: float64, one each"
+        )
+        ensure(abs(weights.sum() - 1) <= 1e-12 * size, f"{name} does not sum to one: {weights}")
+        ensure(np.abs(weights).sum() <= size * (1 + 1e-12), f"{name} exceeds l1_norm: {weights}")
+        np.testing.assert_allclose(
+            objective.prox(weights, 0.0), weights, rtol=0, atol=1e-9 * size, err_msg=name
+        )
+
+
+def check_conjugacy(objective: Saddle, at: Points) -> None:
+    """Check Fenchel-Young: no feasible weights exceed the value, and ``weights`` attain it."""
+    value, best = objective.value(at.losses), objective.weights(at.losses)
+    other = objective.prox(at.point, 1.0)
+    above = float(other @ at.losses) - objective.penalty(other) - value
+    ensure(above <= 1e-9, f"feasible weights {other} exceed the value by {above:.1e}")
+    attained = float(best @ at.losses) - objective.penalty(best)
+    ensure(abs(value - attained) <= 1e-9, f"value {value}, but its weights attain {attained}")
+
+
+def check_prox(objective: Saddle, at: Points) -> None:
+    """Check: first-order optimality of step psi + |. - point|^2 / 2, in variational form."""
+    best = objective.prox(at.point, at.step)
+    others = (
+        objective.prox(at.other, at.step),
+        objective.weights(at.other),
+        objective.start(at.n),
+    )
+    for other in others:
+        rise = at.step * (objective.penalty(other) - objective.penalty(best))
+        slope = rise + float((best - at.point) @ (other - best))
+        ensure(slope >= -1e-8 * (1 + at.step), f"{other} is better than {best} by {-slope:.1e}")
+
+
+def check_subgradients(objective: Saddle, at: Points) -> None:
+    """Check: weights are subgradients of the value."""
+    moved = at.losses + at.other
+    rise = objective.value(moved) - objective.value(at.losses)
+    ensure(rise >= objective.weights(at.losses) @ at.other - 1e-9, "weights are no subgradient")
+    ensure(rise <= objective.weights(moved) @ at.other + 1e-9, "weights are no subgradient")
+
+
+def check_shift(objective: Saddle, at: Points) -> None:
+    """Check: a common shift of the point changes no dual step, since weights sum to one."""
+    point = np.round(at.point * 64) / 64  # so that the shift is exact
+    here, there = objective.prox(point, at.step), objective.prox(point + 1024.0, at.step)
+    np.testing.assert_allclose(here, there, rtol=0, atol=1e-9)
+
+
+def check_contraction(objective: Saddle, at: Points) -> None:
+    """Check: strong convexity shows in the prox."""
+    moved = objective.prox(at.point, at.step) - objective.prox(at.other, at.step)
+    bound = np.linalg.norm(at.point - at.other) / (1 + at.step * objective.strong_convexity(at.n))
+    ensure(np.linalg.norm(moved) <= bound + 1e-9, "prox contracts less than strong_convexity says")
+
+
+def check_fixed_point(objective: Saddle, at: Points) -> None:
+    """Check: the maximiser is a fixed point of the dual step."""
+    best = objective.weights(at.losses)
+    for step in (0.1, 3.0):
+        after = Euclidean().ascend(objective, best, at.losses, step)
+        np.testing.assert_allclose(after, best, rtol=0, atol=1e-8)
+
+
+def check_scales(objective: Saddle, at: Points) -> None:
+    """Check: ties at any scale: feasible weights, and a value that they attain."""
+    pattern, size = np.resize([1.0, 0.25, 1.0, 0.25, -0.5, 0.0], at.n), objective.l1_norm(at.n)
+    for scale in SCALES:
+        losses = scale * np.abs(pattern)
+        best = objective.weights(losses)
+        proxes = [objective.prox(scale * pattern, step) for step in (1e-3, 1.0, 1e3)]
+        for weights in (best, *proxes):
+            ensure(abs(weights.sum() - 1) <= 1e-12 * size, f"sum is not one at scale {scale:g}")
+            ensure(np.abs(weights).sum() <= size * (1 + 1e-12), f"not feasible at {scale:g}")
+        value, attained = objective.value(losses), best @ losses - objective.penalty(best)
+        np.testing.assert_allclose(value, attained, rtol=1e-9, atol=1e-12, err_msg=f"{scale:g}")
+
+
+def check_one_client(objective: Saddle, at: Points) -> None:
+    """Check: one client has all the weight; asked at n = 1 only."""
+    for number in (-1e300, 0.0, 1e-300, 3.0, 1e300) if at.n == 1 else ():
+        array = np.array([number])
+        for weights in (objective.prox(array, 0.7), objective.weights(array)):
+            np.testing.assert_allclose(weights, 1.0, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(objective.value(array), number, rtol=1e-12, atol=1e-12)
+
+
+PLAIN_CHECKS: dict[str, Callable[[Any, Points], None]] = {
+    "it is a frozen value": check_value,
+    "weights are finite differences of the value": check_slopes,
+    "arrays of any kind are taken": check_arrays,
+    "numbers that are not finite are named": check_refusal,
+}
+"""What :func:`check_objective` asks of every objective."""
+
+OBJECTIVE_CHECKS: dict[str, Callable[[Any, Points], None]] = {
+    **PLAIN_CHECKS,
+    "every answer is feasible": check_feasibility,
+    "Fenchel-Young": check_conjugacy,
+    "the prox is optimal": check_prox,
+    "weights are subgradients": check_subgradients,
+    "a common shift changes nothing": check_shift,
+    "the prox contracts": check_contraction,
+    "the maximiser is a fixed point": check_fixed_point,
+    "any scale with ties": check_scales,
+    "one client has all the weight": check_one_client,
+}
+"""What :func:`check_objective` asks of saddle objectives."""
+
+POINTLESS = (check_value, check_slopes, check_refusal, check_scales, check_one_client)
+"""Checks that choose their own numbers."""
