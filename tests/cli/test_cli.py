@@ -17,7 +17,7 @@ from equifed.runs.config import RunConfig
 from equifed.training import loop as training
 from equifed.training.history import History, RoundRecord
 from equifed.training.progress import clients_table, event_lines
-from equifed.training.stopping import Deadlines, Reached, StopWhen, TimeLimit
+from equifed.training.stopping import Patience, Reached, StopWhen, TimeLimit
 
 LOCAL = {"lr": 0.1, "steps": 2}
 
@@ -288,7 +288,7 @@ def test_target_looks_at_the_worst_client_or_the_average() -> None:
 
 
 def test_patience_counts_evaluations_without_a_better_one() -> None:
-    rule = Deadlines(2, "accuracy", "validation", "worst")
+    rule = Patience(2, "accuracy", "validation", "worst")
     assert rule(scored([0.1, 0.5], [0.3, 0.5], [0.2, 0.9])) is None
     assert rule(scored([0.1, 0.5], [0.3, 0.5], [0.2, 0.9], [0.3, 0.9])) is not None
     assert rule(scored([0.1, 0.5], [0.3, 0.5], [0.2, 0.9], [0.4, 0.9])) is None
@@ -297,7 +297,7 @@ def test_patience_counts_evaluations_without_a_better_one() -> None:
 def test_time_limit_adds_up_the_rounds() -> None:
     assert TimeLimit(2.5)(scored([0, 0], [0, 0])) is None
     assert TimeLimit(2.0)(scored([0, 0], [0, 0])) is not None
-    assert [type(r) for r in StopWhen(seconds=1, patience=3).rules()] == [TimeLimit, Deadlines]
+    assert [type(r) for r in StopWhen(seconds=1, patience=3).rules()] == [TimeLimit, Patience]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])

@@ -191,7 +191,7 @@ def test_a_saved_state_goes_on_identically(algorithm: AnyAlgorithm, tmp_path: Pa
     state = play(algorithm, clients, 2)
     checkpoints.save(tmp_path, 2, state, {})
     template = algorithm.init(clients, first(clients))
-    done, restored, _ = checkpoints.load(tmp_path, template, algorithm)
+    done, restored, _ = checkpoints.load(tmp_path, template)
     assert done == 2
     assert_equal(play(algorithm, clients, 2, restored, done), play(algorithm, clients, 2, state, 2))
 

@@ -6,7 +6,8 @@ from tests.report.synthetic import history
 
 from equifed.contract.algorithm import Info
 from equifed.runs.catalogue import UnknownName
-from equifed.training.trackers import MLflow, TensorBoard, Tracker, trackers
+from equifed.runs.run import start_trackers
+from equifed.training.trackers import MLflow, TensorBoard, Tracker
 
 
 def play(tracker, run):
@@ -105,8 +106,8 @@ def test_a_tracking_server_that_refuses_is_one_clear_message(tmp_path, monkeypat
 
 def test_trackers_by_name(tmp_path):
     pytest.importorskip("tensorboard")
-    (tracker,) = trackers(["tensorboard"], tmp_path, {})
+    (tracker,) = start_trackers(["tensorboard"], tmp_path, {})
     tracker.end(history())
     assert list((tmp_path / "tensorboard").iterdir())
     with pytest.raises(UnknownName, match="tensorboard"):
-        trackers(["tensorbord"], tmp_path, {})
+        start_trackers(["tensorbord"], tmp_path, {})

@@ -72,6 +72,7 @@ def up(
     """Start a SuperLink and SuperNodes here, run the app on them, and stop everything."""
     from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
     from equifed.flower.trial.doctor import app_settings
+    from equifed.training.tables import is_complete
 
     try:
         count = nodes or int(app_settings(folder)["clients"])
@@ -92,7 +93,7 @@ def up(
                 code = follow(folder, CONNECTION, settings, deployment.env)
         except DeployError as error:
             stop(str(error), FAILED)
-    if out is not None and code == 0 and not (out / "summary.json").exists():
+    if out is not None and code == 0 and not is_complete(out):
         code = FAILED  # Flower's own command succeeds whatever became of the run
     raise typer.Exit(code)
 

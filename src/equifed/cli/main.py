@@ -44,9 +44,10 @@ def main() -> None:
 
 def _in_processes(processes: int, *more: str) -> None:
     """Run this very command in several processes instead, and leave with their status."""
-    from equifed.runs.workers import launch, without
+    from equifed.runs.workers import drop_option, run_workers
 
-    raise typer.Exit(launch([*without(sys.argv[1:], "--processes"), *more], processes))
+    arguments = [*drop_option(sys.argv[1:], "--processes"), *more]
+    raise typer.Exit(run_workers(processes, arguments))
 
 
 @app.command()
@@ -87,12 +88,11 @@ def run(
         from equifed.runs import run as runs
         from equifed.runs.config import RunConfig
         from equifed.training.progress import ProgressBar
-        from equifed.training.trackers import trackers
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
         folder = place[0] = out or Path("runs") / f"{config.stem}-{parsed.seed}"
         runs.refuse_existing(folder, overwrite)
-        followers = trackers(track or [], folder, parsed.to_dict())
+        followers = runs.start_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(console(quiet), config.stem) as bar:
             history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
         show_end(history, folder, quiet)
@@ -110,8 +110,9 @@ def resume(
     with clear_errors(folder):
         from equifed.runs import run as runs
         from equifed.training.progress import ProgressBar
+        from equifed.training.tables import is_complete
 
-        if (folder / "summary.json").exists() and (folder / runs.CONFIG).exists():
+        if is_complete(folder) and (folder / runs.CONFIG).exists():
             typer.echo(f"{folder} is complete; there is nothing to go on with.", err=True)
             return
         with ProgressBar(console(quiet), folder.name) as bar:

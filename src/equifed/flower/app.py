@@ -19,10 +19,10 @@ from equifed.flower.members import Members, StartError, gather
 from equifed.flower.secure.sums import HiddenSums, PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import versions
-from equifed.training.checkpoints import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, train
+from equifed.training.tables import write_file
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,

@@ -112,6 +112,9 @@ class FlowerClients:
         """Return bounds on the curvature of all clients' losses, or why none are known."""
         return known_curvature(self.model, len(self.names))
 
+    def group(self) -> None:
+        """Return None: the server is one process."""
+
     # -- the verbs --------------------------------------------------------------------------------
 
     def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:

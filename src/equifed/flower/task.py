@@ -18,7 +18,7 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
-from equifed.models.losses import loss_by_name, outputs_for
+from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
 
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Maps the shape of one sample and the number of outputs to a module."""
@@ -102,9 +102,7 @@ class Task:
         )
 
     def _loss(self, classes: int | None) -> str:
-        if self.loss != "auto":
-            return self.loss
-        return "squared" if classes is None else "cross_entropy"
+        return resolve_loss(self.loss, classes)
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""

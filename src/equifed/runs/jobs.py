@@ -17,6 +17,7 @@ from equifed.runs.config import RunConfig
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, TrainingError
+from equifed.training.tables import SUMMARY, is_complete
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ class Job:
     @property
     def complete(self) -> bool:
         """Whether the run has ended."""
-        return (self.folder / "summary.json").exists()
+        return is_complete(self.folder)
 
     @property
     def started(self) -> bool:
@@ -75,7 +76,7 @@ def check(jobs: Sequence[Job], overwrite: bool = False) -> None:
         if not one.started:
             continue
         if overwrite:
-            (one.folder / "summary.json").unlink(missing_ok=True)
+            (one.folder / SUMMARY).unlink(missing_ok=True)
             (one.folder / "config.toml").unlink()
         elif not _same(RunConfig.read(one.folder / "config.toml"), one.config):
             raise RunFolderError(

@@ -138,7 +138,7 @@ class _Training:
         self.algorithm, self.clients, self.rounds, self.stream = algorithm, clients, rounds, stream
         self.evaluate, self.every, self.stop = evaluate, every, stop
         self.callbacks, self.missing, self.folder = callbacks, missing, folder
-        self.history = History(tuple(clients.names))
+        self.history, self.group = History(tuple(clients.names)), clients.group()
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
@@ -166,7 +166,10 @@ class _Training:
         return self._end(state, reason)
 
     def _reason_to_stop(self) -> str | None:
-        return next(filter(None, (rule(self.history) for rule in self.stop)), None)
+        reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
+        if self.stop and self.group is not None:  # clocks differ: all stop when the first one does
+            reason = self.group.from_first(reason or "") or None
+        return reason
 
     def _measure(self, r: int, state: Any, info: Info) -> None:
         self._weights(r, info)
@@ -275,8 +278,7 @@ class _Training:
     def _resume(self, template: Any) -> tuple[Any, int]:
         if self.folder is None:
             raise ValueError("resume needs a run folder.")
-        done, state = self.folder.restore(template, self.algorithm)
-        self.history = History.load(self.folder.path)
+        done, state, self.history = self.folder.restore(template)
         self._event({"event": "resume", "round": done})
         self._save(done, state)
         return state, done
@@ -288,7 +290,7 @@ class _Training:
             )
         self.history.parameters = self.clients.parameters(self.algorithm.model(state))
         if self.folder is not None:
-            self.folder.finish(self.history)
+            self.folder.finish(self.history.summary(), self.history.parameters)
         for callback in self.callbacks:
             callback.end(self.history)
         return self.history

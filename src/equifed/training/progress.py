@@ -10,6 +10,7 @@ import numpy as np
 
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
+from equifed.training.notebook import format_metric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -157,7 +158,7 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
         rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [
-            Text(shown(c.get(client), metric), style="bold" if client == w else "")
+            Text(format_metric(c.get(client), metric), style="bold" if client == w else "")
             for c, w in zip(columns, worst, strict=True)
         ]
         table.add_row(Text(client), *cells)
@@ -165,28 +166,15 @@ def clients_table(histories: dict[str, History], title: str = "") -> Table:
         table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()
     averages = [float(np.mean(list(c.values()))) if c else None for c in columns]
-    table.add_row("average", *(shown(a, metric) for a in averages))
-    table.add_row(
-        "worst",
-        *(shown(c.get(w) if w else None, metric) for c, w in zip(columns, worst, strict=True)),
-    )
+    table.add_row("average", *(format_metric(a, metric) for a in averages))
+    lowest = [c.get(w) if w else None for c, w in zip(columns, worst, strict=True)]
+    table.add_row("worst", *(format_metric(value, metric) for value in lowest))
     return table
 
 
 def _worst(clients: dict[str, float], metric: str) -> str | None:
     pick = min if metric == "accuracy" else max
     return pick(clients, key=lambda name: clients[name]) if clients else None
-
-
-def shown(value: float | None, metric: str) -> str:
-    """Return a metric as tables show it.
-
-    >>> shown(0.7631, "accuracy"), shown(0.51239, "loss"), shown(None, "loss")
-    ('76.3 %', '0.5124', '-')
-    """
-    if value is None:
-        return "-"
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
 def event_lines(history: History) -> list[str]:

@@ -75,7 +75,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Deadlines:
+class Patience:
     """Stop when this many evaluations in a row brought nothing better."""
 
     evaluations: int
@@ -146,7 +146,7 @@ class StopWhen:
         if self.target is not None:
             rules.append(Reached(self.target, *watched))
         if self.patience is not None:
-            rules.append(Deadlines(self.patience, *watched))
+            rules.append(Patience(self.patience, *watched))
         return tuple(rules)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.runs.catalogue import SECTIONS
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
 
@@ -179,11 +178,6 @@ def tensorboard(folder: Path, config: Mapping[str, Any]) -> TensorBoard:
 def mlflow(folder: Path, config: Mapping[str, Any]) -> MLflow:
     """Return a run named after its folder, on the server that MLflow is set to."""
     return MLflow(run_name=folder.name, parameters=config)
-
-
-def trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Tracker]:
-    """Return the trackers of a run by their names in the catalogue."""
-    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
 
 
 def _missing(extra: str) -> MissingExtra:
