@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.training import tables
 from equifed.training.notebook import render_clients
-from equifed.training.tables import (
-    CLIENTS,
-    EVENTS,
-    MODEL,
-    MetricRecord,
-    RoundRecord,
-    RunFolderError,
-    Tables,
-    read_events,
-    read_metrics,
-    read_rows,
-    read_weights,
-)
+from equifed.training.tables import MetricRecord, RoundRecord, RunFolderError
 
 if TYPE_CHECKING:
     import torch
@@ -143,17 +132,17 @@ class History:
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's tables and model into a folder, in the form of a run folder."""
-        tables = Tables(folder, self.names)
-        tables.create()
+        out = tables.Tables(folder, self.names)
+        out.create()
         for record in self.rounds:
-            tables.round(record)
-        tables.evaluation(self.metrics)
+            out.round(record)
+        out.evaluation(self.metrics)
         for round, weights in self.weights.items():
-            tables.weights(round, weights)
+            out.weights(round, weights)
         for event in self.events:
-            tables.event(event)
-        tables.finish(self.summary(), self.parameters)
-        return tables.path
+            out.event(event)
+        out.finish(self.summary(), self.parameters)
+        return out.path
 
     @classmethod
     def load(cls, folder: str | Path, *, model: bool = True) -> History:
@@ -161,18 +150,18 @@ class History:
         path = Path(folder)
         if not (path / "rounds.csv").exists():
             raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
-        names = tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8")))
+        names = tuple(json.loads((path / tables.CLIENTS).read_text(encoding="utf-8")))
         history = cls(
             names,
-            [RoundRecord.from_row(row) for row in read_rows(path / "rounds.csv")],
-            read_metrics(path / "metrics.csv", names),
-            read_weights(path / "weights.csv", names),
-            read_events(path / EVENTS),
+            [RoundRecord.from_row(row) for row in tables.read_rows(path / "rounds.csv")],
+            tables.read_metrics(path / "metrics.csv", names),
+            tables.read_weights(path / "weights.csv", names),
+            tables.read_events(path / tables.EVENTS),
         )
-        if model and (path / MODEL).exists():
+        if model and (path / tables.MODEL).exists():
             from safetensors.torch import load_file
 
-            history.parameters = load_file(path / MODEL)
+            history.parameters = load_file(path / tables.MODEL)
         return history
 
     def _repr_html_(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, MissingClients
-from equifed.contract.evaluation import Evaluation, Evaluator
+from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -121,24 +121,21 @@ def train(
     ).run(x, resume)
 
 
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        algorithm: AnyAlgorithm,
-        clients: Clients,
-        rounds: int,
-        stream: Stream,
-        evaluate: Sequence[str] | Evaluator,
-        every: int,
-        stop: Sequence[StopRule],
-        callbacks: Sequence[Callback],
-        missing: MissingPolicy,
-        folder: RunFolder | None,
-    ) -> None:
-        self.algorithm, self.clients, self.rounds, self.stream = algorithm, clients, rounds, stream
-        self.evaluate, self.every, self.stop = evaluate, every, stop
-        self.callbacks, self.missing, self.folder = callbacks, missing, folder
-        self.history, self.group = History(tuple(clients.names)), clients.group()
+    algorithm: AnyAlgorithm
+    clients: Clients
+    rounds: int
+    stream: Stream
+    evaluate: Sequence[str] | Evaluator
+    every: int
+    stop: Sequence[StopRule]
+    callbacks: Sequence[Callback]
+    missing: MissingPolicy
+    folder: RunFolder | None
+
+    def __post_init__(self) -> None:
+        self.history, self.group = History(tuple(self.clients.names)), self.clients.group()
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
@@ -172,7 +169,9 @@ class _Training:
         return reason
 
     def _measure(self, r: int, state: Any, info: Info) -> None:
-        self._weights(r, info)
+        self.history.weights[r] = info.weights
+        if self.folder is not None:
+            self.folder.weights(r, info.weights)
         self._evaluate(r, state)
 
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
@@ -184,10 +183,9 @@ class _Training:
             self._save(r - 1, state)
             raise
         after = self.clients.traffic.totals()
-        exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
-        seconds = time.perf_counter() - started
-        cost = (exchanges, up, down, seconds)
-        record = RoundRecord(r, info.objective, *cost, info.numbers, self._participants(info))
+        cost = (b - a for a, b in zip(before, after, strict=True))  # exchanges, bytes up and down
+        seconds, present = time.perf_counter() - started, self._participants(info)
+        record = RoundRecord(r, info.objective, *cost, seconds, info.numbers, present)
         self.history.rounds.append(record)
         if self.folder is not None:
             self.folder.round(record)
@@ -207,18 +205,15 @@ class _Training:
         """Repeat the round without those who give no usable answer, until the others all do."""
         left = self.clients.index
         while True:
-            present = (
-                self.clients if len(left) == len(self.clients.index) else self.clients.subset(left)
-            )
+            everybody = len(left) == len(self.clients.index)
+            present = self.clients if everybody else self.clients.subset(left)
             try:
                 new, info = self.algorithm.round(state, present, self.stream.at("round", r))
                 return new, info if info.index is not None else replace(info, index=present.index)
             except MissingClients as lost:
                 for i, reason in lost.reasons.items():
-                    client = self.clients.names[i]
-                    self._event(
-                        {"event": "quarantine", "round": r, "client": client, "reason": reason}
-                    )
+                    told = {"round": r, "client": self.clients.names[i], "reason": reason}
+                    self._event({"event": "quarantine", **told})
                 left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
                 self._check_quorum(r, len(left), lost)
 
@@ -248,21 +243,14 @@ class _Training:
     def _evaluate(self, r: int, state: Any) -> None:
         if not self.evaluate:
             return
-        records = self.history.add_evaluation(r, self._measured(self.algorithm.model(state)))
+        x = self.algorithm.model(state)
+        given = self.evaluate
+        found = given(x) if callable(given) else self.clients.evaluate(x, given)
+        records = self.history.add_evaluation(r, found)
         if self.folder is not None:
             self.folder.evaluation(records)
         for callback in self.callbacks:
             callback.evaluation(r, records)
-
-    def _measured(self, x: Vector) -> list[Evaluation]:
-        if callable(self.evaluate):
-            return self.evaluate(x)
-        return self.clients.evaluate(x, self.evaluate)
-
-    def _weights(self, r: int, info: Info) -> None:
-        self.history.weights[r] = info.weights
-        if self.folder is not None:
-            self.folder.weights(r, info.weights)
 
     def _event(self, event: dict[str, Any]) -> None:
         self.history.events.append(event)
@@ -285,9 +273,8 @@ class _Training:
 
     def _end(self, state: Any, reason: str | None) -> History:
         if reason is not None:
-            self._event(
-                {"event": "stopped", "round": self.history.rounds[-1].round, "reason": reason}
-            )
+            last = self.history.rounds[-1].round
+            self._event({"event": "stopped", "round": last, "reason": reason})
         self.history.parameters = self.clients.parameters(self.algorithm.model(state))
         if self.folder is not None:
             self.folder.finish(self.history.summary(), self.history.parameters)
