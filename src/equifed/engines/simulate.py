@@ -75,7 +75,7 @@ def simulate(
     >>> import equifed as ef
     >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
     >>> clients.names
-    ('T-shirt/top', 'Pullover', 'Shirt')
+    ('T-shirt', 'pullover', 'shirt')
     """
     if engine not in ("auto", "stacked", "loop"):
         raise ValueError(f"engine must be auto, stacked or loop, got {engine!r}.")
