@@ -97,8 +97,7 @@ class TorchClients(Clients):
         self.traffic.record(self.index, down=down * vector, up=up * vector + 8 * losses)
 
     def _book_local(self, work: LocalSGD, corrected: bool) -> None:
-        extra = (work.snapshot is not None) + work.average + work.mean_gradient
-        self._book(down=1 + corrected, up=1 + extra, losses=work.hinge is not None)
+        self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
 
 class InProcessClients(TorchClients):

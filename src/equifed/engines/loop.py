@@ -73,22 +73,16 @@ class LoopClients(InProcessClients):
             slope = None if slopes is None else float(slopes[k])
             results.append(self._walk(x, work, stream, k, int(steps[k]), correction, slope))
         self._book_local(work, corrected=target is not None)
-        columns = [
+        *vectors, thresholds = (
             None if column[0] is None else torch.stack(column)
             for column in map(list, zip(*results, strict=True))
-        ]
-        moved, snapshot, average, mean_gradient, thresholds = columns
-        assert moved is not None
-        displacement = DenseVectors(moved)
-        self.refuse_non_finite(displacement.squared_norms(), "squared length of the local update")
-        return Moved(
-            displacement,
-            steps,
-            snapshot=None if snapshot is None else DenseVectors(snapshot),
-            average=None if average is None else DenseVectors(average),
-            mean_gradient=None if mean_gradient is None else DenseVectors(mean_gradient),
-            thresholds=None if thresholds is None else to_numpy(thresholds),
         )
+        named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
+        moved = {kind: DenseVectors(rows) for kind, rows in named if rows is not None}
+        lengths = moved["displacement"].squared_norms()
+        self.refuse_non_finite(lengths, "squared length of the local update")
+        ends = None if thresholds is None else to_numpy(thresholds)
+        return Moved(steps=steps, thresholds=ends, **moved)
 
     def _walk(
         self,

@@ -183,9 +183,9 @@ class _Training:
             self._save(r - 1, state)
             raise
         after = self.clients.traffic.totals()
-        cost = (b - a for a, b in zip(before, after, strict=True))  # exchanges, bytes up and down
-        seconds, present = time.perf_counter() - started, self._participants(info)
-        record = RoundRecord(r, info.objective, *cost, seconds, info.numbers, present)
+        exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
+        cost = (exchanges, up, down, time.perf_counter() - started)
+        record = RoundRecord(r, info.objective, *cost, info.numbers, self._participants(info))
         self.history.rounds.append(record)
         if self.folder is not None:
             self.folder.round(record)

@@ -140,16 +140,9 @@ class DistributedClients(TorchClients):
         if work.hinge is not None:
             ends = None if own is None else own.thresholds
             thresholds = self.gather(ends, places, len(self.index))
-        wanted = {
-            "displacement": True,
-            "snapshot": work.snapshot is not None,
-            "average": work.average,
-            "mean_gradient": work.mean_gradient,
-        }
         vectors = {
             kind: self._vectors(places, None if own is None else getattr(own, kind))
-            for kind, asked in wanted.items()
-            if asked
+            for kind in work.results
         }
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
 

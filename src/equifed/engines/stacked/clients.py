@@ -158,11 +158,11 @@ class StackedClients(InProcessClients):
         run = LocalRun(self, x, work, stream, control, target, slopes)
         self._book_local(work, corrected=target is not None)
         thresholds = None
-        if self._fits(len(run.kinds)):
+        if self._fits(len(work.results)):
             matrices, thresholds = run.everything()
             vectors: dict[str, ClientVectors] = {k: DenseVectors(m) for k, m in matrices.items()}
         else:
-            vectors = {kind: ReplayedVectors(run, kind) for kind in run.kinds}
+            vectors = {kind: ReplayedVectors(run, kind) for kind in work.results}
             if work.hinge is not None:
                 thresholds = run.everything(keep=False)[1]
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)

@@ -70,7 +70,7 @@ class CapturedWalk:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._walk = self._own.walk(rule, self._supply)
-            for kind in ("lengths", *given.kinds):
+            for kind in ("lengths", *given.work.results):
                 self._walk.result(kind)
         self._chunk: Chunk | None = None
 

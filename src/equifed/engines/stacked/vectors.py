@@ -122,14 +122,11 @@ class LocalRun:
         self._clients, self._x, self._work, self._stream = clients, x, work, stream
         self._control, self._target, self._slopes = control, target, slopes
         self._sums: tuple[bytes, dict[str, Tensor]] | None = None
-        optional = {"snapshot": work.snapshot is not None, "average": work.average}
-        optional["mean_gradient"] = work.mean_gradient
-        self.kinds = ["displacement", *(kind for kind, wanted in optional.items() if wanted)]
 
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
         n = len(self._clients.index)
-        matrices = {kind: empty_rows(n, self._x) for kind in self.kinds} if keep else {}
+        matrices = {kind: empty_rows(n, self._x) for kind in self._work.results} if keep else {}
         thresholds = np.zeros(n)
 
         def store(chunk: Chunk, walk: Walk) -> None:
@@ -147,11 +144,11 @@ class LocalRun:
 
         def part(chunk: Chunk, walk: Walk) -> dict[str, Tensor]:
             share = to_tensor(np.asarray(weights)[chunk.places], self._x)
-            return {k: share @ walk.result(k) for k in self.kinds}
+            return {k: share @ walk.result(k) for k in self._work.results}
 
         if self._sums is None or self._sums[0] != key:
             parts = self._carry_out(part)
-            sums = {k: torch.stack([one[k] for one in parts]).sum(0) for k in self.kinds}
+            sums = {k: torch.stack([one[k] for one in parts]).sum(0) for k in self._work.results}
             self._sums = (key, sums)
         return self._sums[1][kind]
 
@@ -190,7 +187,7 @@ class LocalRun:
         if self._slopes is not None:
             slope = to_tensor(self._slopes[chunk.places], self._x)
         correction = self._correction(chunk)
-        return ChunkWork(self._x, self._work, self._stream, chunk, correction, slope, self.kinds)
+        return ChunkWork(self._x, self._work, self._stream, chunk, correction, slope)
 
     def _correction(self, chunk: Chunk) -> Tensor | None:
         """Return target - control of a chunk's clients."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
 
 @dataclass(frozen=True, eq=False)
 class ChunkWork:
-    """What the clients of a chunk are to do: ``work`` from x, and which of its results matter.
+    """What the clients of a chunk are to do: ``work`` from x.
 
     ``correction`` (c, d) is target - control, ``slope`` (c,) the factor of the hinge.
     """
@@ -29,7 +29,6 @@ class ChunkWork:
     chunk: Chunk
     correction: Tensor | None
     slope: Tensor | None
-    kinds: Sequence[str]
 
     @property
     def steps(self) -> Index:
