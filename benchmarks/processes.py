@@ -44,13 +44,13 @@ def work() -> None:
     for name, algorithm in ALGORITHMS.items():
         state, times = algorithm.init(clients, clients.initial(Stream(0))), []
         for r in range(ROUNDS):
-            clients.group.wait()
+            clients.workers.wait()
             start = time.perf_counter()
             state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
             times.append(time.perf_counter() - start)
         norm = float(torch.linalg.vector_norm(state.x.double()))
         out[name] = {"seconds": min(times[1:]), "norm": norm}
-    if clients.group.rank == 0:
+    if clients.workers.rank == 0:
         print(json.dumps(out))
 
 

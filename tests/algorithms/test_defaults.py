@@ -15,7 +15,7 @@ from equifed.algorithms.measured_step import with_measured_step
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.datasets import load
-from equifed.engines.in_process import named_model
+from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
 from equifed.runs import catalogue
@@ -38,7 +38,7 @@ WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {"scaff-pd": {"objective": CVaR(0.5
 def test_defaults_learn(name: str, data: str, fraction: float) -> None:
     """The worst training loss falls to a fraction of the first one in twenty rounds."""
     federation = load(data)
-    module, loss = named_model(federation, "linear", "auto")
+    module, loss = resolve_model(federation, "linear", "auto")
     clients = simulate(federation, module, loss, l2=1e-3)
     algorithm = catalogue.ALGORITHMS[name].load()(**WITHOUT_DEFAULT.get(name, {}))
     x = clients.initial(Stream(0).at("initial"))

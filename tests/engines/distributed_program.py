@@ -17,10 +17,11 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
-from equifed.engines.distributed.clients import DistributedClients, SharedFolder
+from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.loop import LoopClients
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import Callback, train
 
@@ -61,10 +62,12 @@ def main(names: list[str], folder: Path, mode: str) -> None:
 
 def run(name: str, folder: Path, mode: str) -> None:
     clients = DistributedClients(federation(), "mlp", dtype=torch.float64)
-    store = SharedFolder(folder, clients.names, clients.group)
+    group = clients.group()
+    assert group is not None
+    store = RunFolder(folder, clients.names, group)
     if mode != "resume":
         store.create()
-    dies = mode == "die" and clients.group.rank == clients.group.size - 1
+    dies = mode == "die" and group.rank == group.size - 1
     train(
         ALGORITHMS[name],
         clients,

@@ -11,7 +11,7 @@ from torch import nn
 
 from equifed.contract.local import LocalSGD, SmoothedHinge
 from equifed.contract.streams import Stream
-from equifed.engines.stacked.chunks import chunks
+from equifed.engines.stacked.chunks import split_into_chunks
 from equifed.engines.stacked.clients import StackedClients
 from equifed.engines.stacked.cuda_graph import SaltedKeys, _uniform
 from equifed.engines.stacked.gradient_rules import products_in
@@ -32,7 +32,9 @@ def test_graphs_take_chunks_whose_clients_keep_step() -> None:
     def chunk(*sizes: int) -> object:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         everyone = np.arange(len(sizes))
-        return next(chunks(everyone, offsets, lambda size: len(sizes), torch.device("cpu")))
+        return next(
+            split_into_chunks(everyone, offsets, lambda size: len(sizes), torch.device("cpu"))
+        )
 
     steps, epochs = (
         LocalSGD(lr=1.0, steps=3, batch_size=4),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +13,13 @@ import torch
 from tests.engines import distributed_program as program
 
 from equifed.data.federation import Federation
-from equifed.engines.distributed.clients import holders, shard
+from equifed.engines.distributed.shards import assign_clients, cut_shard
+from equifed.runs.workers import free_port
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(processes: int, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
@@ -38,7 +32,7 @@ def start(processes: int, *arguments: str) -> list[subprocess.CompletedProcess[s
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "tests.engines.distributed_program", *arguments]
         running.append(
@@ -86,7 +80,7 @@ def test_a_killed_process_ends_the_run_and_another_number_resumes_it(tmp_path: P
 
 def test_every_client_is_held_once_and_the_load_is_shared() -> None:
     sizes = np.random.default_rng(0).integers(1, 100, 1000)
-    held = holders(sizes, 4)
+    held = assign_clients(sizes, 4)
     assert (np.diff(held) >= 0).all()
     load = np.bincount(held, weights=sizes)
     assert load.max() < 1.1 * load.min()
@@ -94,7 +88,7 @@ def test_every_client_is_held_once_and_the_load_is_shared() -> None:
 
 def test_a_shard_keeps_the_clients_and_only_its_samples() -> None:
     whole = program.federation()
-    part = shard(whole, np.arange(7) < 3)
+    part = cut_shard(whole, np.arange(7) < 3)
     assert part.names == whole.names
     assert part.train.sizes.tolist() == [*whole.train.sizes[:3], 0, 0, 0, 0]
     assert np.array_equal(part.train.client(2)[0], whole.train.client(2)[0])
@@ -102,7 +96,8 @@ def test_a_shard_keeps_the_clients_and_only_its_samples() -> None:
 
 
 def test_more_processes_than_clients_are_refused() -> None:
-    assert len(np.unique(holders(np.array([3, 4]), 3))) < 3
+    with pytest.raises(ValueError, match="3 processes are more than these 2 clients"):
+        assign_clients(np.array([3, 4]), 3)
 
 
 def test_a_config_runs_in_processes(tmp_path: Path) -> None:
@@ -132,8 +127,8 @@ def test_the_group_is_left_before_python_ends() -> None:
     program = (
         "import atexit, torch, torch.distributed as dist\n"
         "atexit.register(lambda: print('left:', not dist.is_initialized()))\n"  # the last to run
-        "from equifed.engines.distributed.clients import Group\n"
-        "print('size:', Group(torch.device('cpu')).size)\n"
+        "from equifed.engines.distributed.group import Workers\n"
+        "print('size:', Workers('cpu').size)\n"
     )
     alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     ended = subprocess.run(

@@ -11,8 +11,8 @@ import torch
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.engines.stacked.chunks import map_in_threads
 from equifed.engines.stacked.clients import StackedClients
-from equifed.engines.stacked.threads import in_threads
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy, squared
 
@@ -35,19 +35,19 @@ def test_several_threads_work_on_one_core_each(two_threads) -> None:
             meeting.wait()
         return item, torch.get_num_threads()
 
-    assert in_threads(work, range(5), together=True) == [(i, 1) for i in range(5)]
+    assert map_in_threads(work, range(5), together=True) == [(i, 1) for i in range(5)]
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("items", "together"), [(5, False), (1, True)])
 def test_one_after_the_other(two_threads, items: int, together: bool) -> None:
     main = threading.get_ident()
-    assert in_threads(lambda _: threading.get_ident(), range(items), together) == [main] * items
+    assert map_in_threads(lambda _: threading.get_ident(), range(items), together) == [main] * items
 
 
 def test_errors_come_through_and_threads_are_restored(two_threads) -> None:
     with pytest.raises(ZeroDivisionError):
-        in_threads(lambda item: 1 // item, [1, 2, 0, 3], together=True)
+        map_in_threads(lambda item: 1 // item, [1, 2, 0, 3], together=True)
     assert torch.get_num_threads() == 2
 
 

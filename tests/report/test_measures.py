@@ -217,8 +217,6 @@ def test_a_history_reports_itself(tmp_path):
     run = history(("<b>", "c"))
     path = write_report(run, tmp_path / "deep" / "report.html")
     assert path.exists() and path.with_suffix(".json").exists()
-    assert "&lt;b&gt;" in run._repr_html_() and "<b>" not in run._repr_html_()
-    assert "not evaluated" in History(("a",))._repr_html_()
 
 
 points = st.lists(st.tuples(*[st.integers(0, 5)] * 2), min_size=1, max_size=12)

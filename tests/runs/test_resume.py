@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from equifed.report import build, read_methods, write_report
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
@@ -139,3 +141,36 @@ def test_a_stop_rule_that_fired_holds_after_a_resume(
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"config\.toml is missing"):
         runs.resume(tmp_path)
+
+
+def as_version_0_1(folder: Path) -> None:
+    """Rewrite an interrupted run as version 0.1 left it: no format numbers, old names."""
+    (folder / "summary.json").unlink(missing_ok=True)
+    told = json.loads((folder / "run.json").read_text())
+    told["versions"]["equifed"] = "0.1.0"
+    del told["format"]
+    (folder / "run.json").write_text(json.dumps(told))
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("batch_size = ", "batch = "))
+    for manifest in (folder / "checkpoint").glob("*.json"):
+        old = json.loads(manifest.read_text())
+        del old["format"]
+        old["state"] = {"kind": "State", "fields": {"x": {"kind": "tensor", "key": "state.x"}}}
+        manifest.write_text(json.dumps(old))
+
+
+def test_a_run_of_version_0_1_is_read_and_not_resumed(
+    tmp_path: Path, save_every_round: None
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(config(), tmp_path / "old", callbacks=[Dies(4)])
+    before = History.load(tmp_path / "old")
+    as_version_0_1(tmp_path / "old")
+    again = History.load(tmp_path / "old")
+    assert again.per_client() == before.per_client() and len(again.rounds) == len(before.rounds)
+    report = build(read_methods([tmp_path / "old"]))
+    assert write_report(report, tmp_path / "report.html").exists()
+    content = {p: p.read_bytes() for p in (tmp_path / "old").rglob("*") if p.is_file()}
+    with pytest.raises(RunFolderError, match=r"was written by equifed 0\.1.*start it again"):
+        runs.resume(tmp_path / "old")
+    assert content == {p: p.read_bytes() for p in (tmp_path / "old").rglob("*") if p.is_file()}

@@ -116,7 +116,7 @@ def test_a_state_with_a_chosen_phi_survives_a_checkpoint(tmp_path: Path) -> None
     for r in range(4):
         state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
     checkpoints.save(tmp_path, 4, state, {})
-    _, loaded, _ = checkpoints.load(tmp_path, template, algorithm)
+    _, loaded, _ = checkpoints.load(tmp_path, template)
     after = [algorithm.round(s, clients, Stream(0).at("round", 4))[0] for s in (state, loaded)]
     assert torch.equal(after[0].x, after[1].x) and after[0].phi == after[1].phi
 

@@ -233,7 +233,7 @@ def test_a_state_of_automatic_steps_survives_a_checkpoint(tmp_path: Path) -> Non
     for r in range(5):
         state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
     checkpoints.save(tmp_path, 5, state, {})
-    _, loaded, _ = checkpoints.load(tmp_path, template, algorithm)
+    _, loaded, _ = checkpoints.load(tmp_path, template)
     after = [algorithm.round(s, clients, Stream(0).at("round", 5))[0] for s in (state, loaded)]
     assert torch.equal(after[0].x, after[1].x)
     assert inner_state(after[0]).sizes == inner_state(after[1]).sizes

@@ -18,6 +18,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from equifed.cli.terminal import BAD_INPUT, FAILED
+
 app = typer.Typer(
     help="Run the same algorithms on a real federation, with Flower.",
     no_args_is_help=True,
@@ -26,7 +28,6 @@ app = typer.Typer(
 INSTALL = (
     "This needs Flower, which is not installed. Install it with: pip install 'equifed[flower]'"
 )
-BAD_INPUT, FAILED = 2, 1
 
 FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
@@ -45,7 +46,6 @@ RunConfig = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")]
 
 
 @app.callback()
@@ -83,6 +83,7 @@ def up(
 ) -> None:
     """Start a SuperLink and SuperNodes here, run the app on them, and stop everything."""
     from equifed.flower.app_config import read_app_settings
+    from equifed.training.tables import is_complete
 
     try:
         count = nodes or int(read_app_settings(folder)["clients"])
@@ -91,7 +92,7 @@ def up(
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
     code = run_here(folder, count, settings, keep, insecure)
-    if out is not None and code == 0 and not (out / "summary.json").exists():
+    if out is not None and code == 0 and not is_complete(out):
         code = FAILED  # Flower's own command succeeds whatever became of the run
     raise typer.Exit(code)
 
@@ -113,6 +114,8 @@ def resume(
     insecure: Insecure = False,
 ) -> None:
     """Go on with a run that was interrupted, as a new Flower run; who takes part cannot change."""
+    from equifed.training.tables import is_complete
+
     given = re.findall(r"(?:^|\s)([\w-]+)\s*=", "\n".join(run_config or []))
     fixed = [key for key in FIXED if key in given]
     if fixed:
@@ -132,11 +135,11 @@ def resume(
         stop(f"{out} holds no run of a federation to go on with.")
     if nodes not in (None, count):
         stop(f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}.")
-    if (out / "summary.json").exists():
+    if is_complete(out):
         typer.echo(f"{out} is complete; there is nothing to go on with.", err=True)
         return
     code = run_here(folder, count, settings, keep, insecure)
-    raise typer.Exit(code if code or (out / "summary.json").exists() else FAILED)
+    raise typer.Exit(code if code or is_complete(out) else FAILED)
 
 
 @app.command()

@@ -141,10 +141,10 @@ def resume(
         _run_in_processes(workers)
     with explain_errors(run=folder):
         from equifed.runs import run as runs
-        from equifed.training.folder import RunFolder
         from equifed.training.progress import ProgressBar
+        from equifed.training.tables import is_complete
 
-        complete = RunFolder(folder, ()).complete
+        complete = is_complete(folder)
         with ProgressBar(open_console(quiet), folder.name) as bar:
             history = runs.resume(folder, callbacks=[bar])
         if complete and not quiet:
@@ -154,9 +154,10 @@ def resume(
 
 def _run_in_processes(workers: int, *more: str) -> None:
     """Run this very command in several processes instead, and leave with their status."""
-    from equifed.runs.workers import launch, without
+    from equifed.runs.workers import drop_option, run_workers
 
-    raise typer.Exit(launch([*without(sys.argv[1:], "--workers"), *more], workers))
+    arguments = [*drop_option(sys.argv[1:], "--workers"), *more]
+    raise typer.Exit(run_workers(workers, arguments))
 
 
 def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:

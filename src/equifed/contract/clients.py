@@ -23,6 +23,7 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.curvature import Curvature
 from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.group import Group
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 
@@ -138,6 +139,10 @@ class Clients(Protocol):
 
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature of all clients' losses, or why none are known."""
+        ...
+
+    def group(self) -> Group | None:
+        """Return the processes that share these clients; None: this one has them alone."""
         ...
 
     def subset(self, index: Index) -> Clients:

@@ -122,6 +122,20 @@ class LocalSGD:
         assert self.epochs is not None
         return self.epochs * batches_per_pass(sizes, self.batch_size)
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The vectors that a client sends back, by their names in :class:`Moved`.
+
+        >>> LocalSGD(lr=0.1, steps=3, average=True).results
+        ('displacement', 'average')
+        """
+        optional = {
+            "snapshot": self.snapshot is not None,
+            "average": self.average,
+            "mean_gradient": self.mean_gradient,
+        }
+        return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for a message or a file; :meth:`from_dict` reads them back.
 

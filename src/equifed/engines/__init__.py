@@ -1,1 +1,1 @@
-"""."""
+"""Who carries out the contract in our own processes: loop, stacked, distributed."""

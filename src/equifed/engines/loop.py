@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
@@ -25,31 +26,32 @@ from equifed.engines.minibatches import Batch, Minibatches
 class LoopClients(InProcessClients):
     """One client after the other; arguments as for :class:`InProcessClients`."""
 
+    @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        """Return f_i(x) on all of each client's samples, or on one minibatch."""
         with torch.no_grad():
             values = [
                 self._loss(x, k, self._batches(k, stream, batch_size).at(0)) for k in self._each()
             ]
         self._book(down=1, up=0, losses=1)
         out = to_numpy(torch.stack(values))
-        self._refuse_non_finite(out, "loss")
+        self.refuse_non_finite(out, "loss")
         return out
 
+    @override
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        """Return f_i(x) and a handle for the gradients at x."""
         pairs = [
             self._gradient(x, k, self._batches(k, stream, batch_size).at(0)) for k in self._each()
         ]
         self._book(down=1, up=1, losses=1)
         losses = to_numpy(torch.stack([value for value, _ in pairs]))
-        self._refuse_non_finite(losses, "loss")
+        self.refuse_non_finite(losses, "loss")
         gradients = DenseVectors(torch.stack([gradient for _, gradient in pairs]))
-        self._refuse_non_finite(gradients.squared_norms(), "squared gradient norm")
+        self.refuse_non_finite(gradients.squared_norms(), "squared gradient norm")
         return losses, gradients
 
+    @override
     def local_steps(
         self,
         x: Tensor,
@@ -60,7 +62,6 @@ class LoopClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        """Let every client do ``work`` from x, one after the other."""
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)
@@ -72,22 +73,16 @@ class LoopClients(InProcessClients):
             slope = None if slopes is None else float(slopes[k])
             results.append(self._walk(x, work, stream, k, int(steps[k]), correction, slope))
         self._book_local(work, corrected=target is not None)
-        columns = [
+        *vectors, thresholds = (
             None if column[0] is None else torch.stack(column)
             for column in map(list, zip(*results, strict=True))
-        ]
-        moved, snapshot, average, mean_gradient, thresholds = columns
-        assert moved is not None
-        displacement = DenseVectors(moved)
-        self._refuse_non_finite(displacement.squared_norms(), "squared length of the local update")
-        return Moved(
-            displacement,
-            steps,
-            snapshot=None if snapshot is None else DenseVectors(snapshot),
-            average=None if average is None else DenseVectors(average),
-            mean_gradient=None if mean_gradient is None else DenseVectors(mean_gradient),
-            thresholds=None if thresholds is None else to_numpy(thresholds),
         )
+        named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
+        moved = {kind: DenseVectors(rows) for kind, rows in named if rows is not None}
+        lengths = moved["displacement"].squared_norms()
+        self.refuse_non_finite(lengths, "squared length of the local update")
+        ends = None if thresholds is None else to_numpy(thresholds)
+        return Moved(steps=steps, thresholds=ends, **moved)
 
     def _walk(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from equifed.data.federation import Federation
-from equifed.engines.in_process import named_model
+from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.engines.stacked.gradient_rules import Precision
@@ -75,11 +75,11 @@ def simulate(
     >>> import equifed as ef
     >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
     >>> clients.names
-    ('T-shirt/top', 'Pullover', 'Shirt')
+    ('T-shirt', 'pullover', 'shirt')
     """
     if engine not in ("auto", "stacked", "loop"):
         raise ValueError(f"engine must be auto, stacked or loop, got {engine!r}.")
-    module, loss = named_model(data, model, loss)
+    module, loss = resolve_model(data, model, loss)
     given: dict[str, Any] = {"l2": l2, "dtype": dtype, "device": device}
     if engine == "loop":
         return LoopClients(data, module, loss, **given)

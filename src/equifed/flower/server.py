@@ -83,6 +83,9 @@ class FlowerClients(Messenger, Clients):
     def curvature(self) -> Curvature | str:
         return known_curvature(self.model, len(self.names))
 
+    def group(self) -> None:
+        """Return None: the server is one process."""
+
     # -- the verbs --------------------------------------------------------------------------------
 
     @override

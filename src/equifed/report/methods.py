@@ -16,6 +16,7 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
 from equifed.report.scales import Scale
 from equifed.training.history import History
+from equifed.training.tables import is_complete
 
 PLAN = "comparison.json"
 
@@ -143,7 +144,7 @@ def read_run(folder: Path) -> RunData:
         table,
         json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {},
         str(folder),
-        (folder / "summary.json").exists(),
+        is_complete(folder),
     )
 
 
@@ -154,7 +155,7 @@ def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> l
     methods = []
     for entry in plan:
         paths = [folder / run["folder"] for run in entry["runs"]]
-        runs = tuple(read_run(path) for path in paths if (path / "summary.json").exists())
+        runs = tuple(read_run(path) for path in paths if is_complete(path))
         if runs:
             methods.append(Method(entry["name"], runs))
     return methods

@@ -21,6 +21,7 @@ from equifed.training.folder import RunFolder, RunFolderError
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, TrainingError
 from equifed.training.progress import draw_bar, print_line
+from equifed.training.tables import is_complete
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ class Job:
     @property
     def complete(self) -> bool:
         """Whether the run has ended."""
-        return RunFolder(self.folder, ()).complete
+        return is_complete(self.folder)
 
     @property
     def started(self) -> bool:

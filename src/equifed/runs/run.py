@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -20,9 +19,12 @@ from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig, build_algorithm
 from equifed.runs.settings import ConfigError, Table, choose, construct
+from equifed.runs.workers import is_first
+from equifed.training import tables
 from equifed.training.folder import RunFolder, RunFolderError
 from equifed.training.history import History
-from equifed.training.loop import Callback, StopRule, train
+from equifed.training.loop import Callback, train
+from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete, write_file
 
 CONFIG, RUN = "config.toml", "run.json"
 
@@ -52,7 +54,7 @@ class Run:
                 seed=self.config.seed,
                 evaluate=self.evaluate,
                 every=self.config.evaluate.every,
-                stop=_agreed(self.config.stop.rules(), self.clients),
+                stop=self.config.stop.rules(),
                 callbacks=callbacks,
                 missing=self.config.missing,
                 folder=folder,
@@ -97,10 +99,11 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
     """Return the configuration with what was left to the data and the machine."""
     import torch
 
-    if config.model["loss"] == "auto":
-        loss = "cross_entropy" if federation.classes is not None else "squared"
-        config = replace(config, model={**config.model, "loss": loss})
-    return replace(config, threads=config.threads or torch.get_num_threads())
+    from equifed.models.losses import resolve_loss
+
+    loss = resolve_loss(config.model["loss"], federation.classes)
+    threads = config.threads or torch.get_num_threads()
+    return replace(config, model={**config.model, "loss": loss}, threads=threads)
 
 
 def _engine(config: RunConfig, federation: Federation) -> Clients:
@@ -152,6 +155,11 @@ def _check_stop(config: RunConfig, federation: Federation) -> None:
         raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
 
 
+def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
+    """Return the trackers of a run by their names in the catalogue."""
+    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
+
+
 def run(
     config: RunConfig,
     out: str | Path | None = None,
@@ -167,16 +175,9 @@ def run(
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that holds a run or cannot be one."""
-    if not _writes():
-        return
-    if out.exists() and not out.is_dir():
-        raise RunFolderError(f"{out} is a file; choose a folder.")
-    if not overwrite and any((out / name).exists() for name in (CONFIG, "rounds.csv")):
-        raise RunFolderError(
-            f"{out} already holds a run; choose another folder, pass --overwrite to replace it, or "
-            f"continue it with: equifed resume {out}"
-        )
+    """Refuse a folder that holds a run, unless to be replaced, or cannot be one."""
+    if is_first():  # to the others it looks as if the run that the first one begins had been there
+        tables.refuse_existing(out, overwrite, CONFIG)
 
 
 def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
@@ -186,12 +187,10 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
     that is written before any table: whatever moment a kill chooses, the folder holds no run, or
     one that :func:`resume` continues under its own configuration.
     """
-    from equifed.training.checkpoints import write_file
-
-    folder = _folder(built, out)
-    if _writes():
+    folder = RunFolder(out, built.federation.names, built.clients.group())
+    if folder.writes:
         out.mkdir(parents=True, exist_ok=True)
-        for old in (out / CONFIG, out / "summary.json", *folder.checkpoints.glob("*.json")):
+        for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
         write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
         write_file(out / CONFIG, built.config.to_toml().encode())
@@ -199,41 +198,11 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
     return built.train(callbacks, folder)
 
 
-def _writes() -> bool:
-    """Tell whether this process writes: in a group, the first one alone does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _folder(built: Run, out: Path) -> RunFolder:
-    group = getattr(built.clients, "group", None)
-    if group is None:
-        return RunFolder(out, built.federation.names)
-    from equifed.engines.distributed.clients import SharedFolder
-
-    return SharedFolder(out, built.federation.names, group)
-
-
-def _agreed(rules: Sequence[StopRule], clients: Clients) -> list[StopRule]:
-    """Return rules that stop all processes of a group together, when the first one's does."""
-    group = getattr(clients, "group", None)
-    if group is None:
-        return list(rules)
-
-    def together(rule: StopRule) -> StopRule:
-        return lambda history: group.from_first(rule(history) or "") or None
-
-    return [together(rule) for rule in rules]
-
-
-def open_trackers(names: Sequence[str], folder: Path, config: Table) -> list[Callback]:
-    """Return the trackers that follow a run elsewhere, by their names in the catalogue."""
-    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
-
-
 def provenance(built: Run) -> dict[str, Any]:
     """Return what the numbers depend on beside the configuration."""
     packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
     return {
+        "format": FORMAT,
         "versions": {**packages, "python": platform.python_version()},
         "data": {
             "name": built.federation.name,
@@ -250,14 +219,15 @@ def resume(out: str | Path, callbacks: Sequence[Callback] = ()) -> History:
         raise RunFolderError(
             f"{out} holds no run that could go on: {CONFIG} is missing. Start one with: equifed run"
         )
-    if RunFolder(out, ()).complete:
+    if is_complete(out):
         return History.load(out)
+    told = json.loads((out / RUN).read_text(encoding="utf-8"))
+    check_format(told, out)
     built = build(RunConfig.read(out / CONFIG))
-    folder = _folder(built, out)
+    folder = RunFolder(out, built.federation.names, built.clients.group())
     if not any(folder.checkpoints.glob("*.json")):
         return start(built, out, callbacks)
-    recorded = json.loads((out / RUN).read_text(encoding="utf-8"))["data"]["sha256"]
-    if recorded != built.federation.checksum():
+    if told["data"]["sha256"] != built.federation.checksum():
         raise RunFolderError(
             f"{out} was trained on other data than its configuration now loads; start it again."
         )

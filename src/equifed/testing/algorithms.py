@@ -170,7 +170,7 @@ def check_checkpoint(algorithm: AnyAlgorithm) -> None:
     state = _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
     with tempfile.TemporaryDirectory() as folder:
         checkpoints.save(Path(folder), 2, state, {})
-        _, restored, _ = checkpoints.load(Path(folder), _begin(algorithm, clients), algorithm)
+        _, restored, _ = checkpoints.load(Path(folder), _begin(algorithm, clients))
     one, other = (_play(algorithm, clients, s, (3, 4)) for s in (restored, state))
     _ensure_equal(one, other, "after a checkpoint")
 

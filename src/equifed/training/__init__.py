@@ -2,5 +2,6 @@
 
 from equifed.training.history import History
 from equifed.training.loop import TrainingError, train
+from equifed.training.states import register_state
 
-__all__ = ["History", "TrainingError", "train"]
+__all__ = ["History", "TrainingError", "register_state", "train"]

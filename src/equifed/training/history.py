@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,62 +12,16 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
+from equifed.training import tables
+from equifed.training.notebook import render_clients
+from equifed.training.tables import MetricRecord, RoundRecord, RunFolderError
 
 if TYPE_CHECKING:
     import torch
 
     from equifed.contract.evaluation import Evaluation
 
-ROUND_COLUMNS = (
-    "round", "objective", "exchanges", "bytes_up", "bytes_down", "seconds", "numbers", "clients"
-)  # fmt: skip
-METRIC_COLUMNS = ("round", "client", "split", "metric", "value", "n")
-WEIGHT_COLUMNS = ("round", "client", "lambda")
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One line of ``rounds.csv``: what a round cost and where the objective stood at its start.
-
-    ``clients`` are the positions of those who took part; None means that all did.
-    """
-
-    round: int
-    objective: float | None
-    exchanges: int
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    numbers: dict[str, float] = field(default_factory=dict)
-    clients: tuple[int, ...] | None = None
-
-    def row(self) -> list[str]:
-        """Return the line of the CSV file."""
-        objective = "" if self.objective is None else repr(self.objective)
-        counts = [str(c) for c in (self.exchanges, self.bytes_up, self.bytes_down)]
-        numbers = json.dumps(self.numbers, sort_keys=True) if self.numbers else ""
-        clients = "" if self.clients is None else " ".join(map(str, self.clients))
-        return [str(self.round), objective, *counts, f"{self.seconds:.6f}", numbers, clients]
-
-    @classmethod
-    def from_row(cls, row: Sequence[str]) -> RoundRecord:
-        """Read the line of the CSV file."""
-        objective = float(row[1]) if row[1] else None
-        numbers = json.loads(row[6]) if row[6] else {}
-        exchanges, up, down = map(int, row[2:5])
-        clients = tuple(map(int, row[7].split())) if len(row) > 7 and row[7] else None
-        return cls(int(row[0]), objective, exchanges, up, down, float(row[5]), numbers, clients)
-
-
-@dataclass(frozen=True, eq=False)
-class MetricRecord:
-    """One metric of all clients on one split after one round; NaN for a client without samples."""
-
-    round: int
-    split: str
-    metric: str
-    values: Losses
-    sizes: Index
+__all__ = ["History", "MetricRecord", "RoundRecord"]
 
 
 @dataclass
@@ -181,39 +133,40 @@ class History:
 
     def save(self, folder: str | Path) -> Path:
         """Write the run's tables and model into a folder, in the form of a run folder."""
-        from equifed.training.folder import write_history
-
-        return write_history(self, Path(folder))
+        out = tables.Tables(folder, self.names)
+        out.create()
+        for record in self.rounds:
+            out.round(record)
+        out.evaluation(self.metrics)
+        for round, weights in self.weights.items():
+            out.weights(round, weights)
+        for event in self.events:
+            out.event(event)
+        out.finish(self.summary(), self.parameters)
+        return out.path
 
     @classmethod
     def load(cls, folder: str | Path, *, model: bool = True) -> History:
-        """Read a run folder; without its model where that is not needed."""
-        from equifed.training.folder import read_history
+        """Read a run folder, complete or not; the model, which needs torch, only if asked for."""
+        path = Path(folder)
+        if not (path / "rounds.csv").exists():
+            raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
+        names = tuple(json.loads((path / tables.CLIENTS).read_text(encoding="utf-8")))
+        history = cls(
+            names,
+            [RoundRecord.from_row(row) for row in tables.read_rows(path / "rounds.csv")],
+            tables.read_metrics(path / "metrics.csv", names),
+            tables.read_weights(path / "weights.csv", names),
+            tables.read_events(path / tables.EVENTS),
+        )
+        if model and (path / tables.MODEL).exists():
+            from safetensors.torch import load_file
 
-        return read_history(Path(folder), model=model)
+            history.parameters = load_file(path / tables.MODEL)
+        return history
 
-
-def metric_rows(record: MetricRecord, names: Sequence[str]) -> list[list[str]]:
-    """Return the lines of ``metrics.csv``; a client without samples in the split has none."""
-    head = str(record.round)
-    return [
-        [head, name, record.split, record.metric, repr(float(value)), str(int(n))]
-        for name, value, n in zip(names, record.values, record.sizes, strict=True)
-        if n > 0
-    ]
-
-
-def weight_rows(round: int, weights: Weights, names: Sequence[str]) -> list[list[str]]:
-    """Return the lines of ``weights.csv``."""
-    return [[str(round), name, repr(float(w))] for name, w in zip(names, weights, strict=True)]
-
-
-def read_rows(path: Path) -> list[list[str]]:
-    """Return the whole lines of a CSV file after its header; none if it does not exist.
-
-    A run that was killed may have left half a line at the end; it is not a record yet.
-    """
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the clients, the worst served first."""
+        chosen = self.main_metric()
+        record = None if chosen is None else self.last(*chosen)
+        return render_clients(self.names, record, len(self.rounds))

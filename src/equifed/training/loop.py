@@ -12,7 +12,7 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, MissingClients
-from equifed.contract.evaluation import Evaluation, Evaluator
+from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -123,24 +123,21 @@ def train(
     ).run(x, resume)
 
 
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        algorithm: AnyAlgorithm,
-        clients: Clients,
-        rounds: int,
-        stream: Stream,
-        evaluate: Sequence[str] | Evaluator,
-        every: int,
-        stop: Sequence[StopRule],
-        callbacks: Sequence[Callback],
-        missing: MissingPolicy,
-        folder: RunFolder | None,
-    ) -> None:
-        self.algorithm, self.clients, self.rounds, self.stream = algorithm, clients, rounds, stream
-        self.evaluate, self.every, self.stop = evaluate, every, stop
-        self.callbacks, self.missing, self.folder = callbacks, missing, folder
-        self.history = History(tuple(clients.names))
+    algorithm: AnyAlgorithm
+    clients: Clients
+    rounds: int
+    stream: Stream
+    evaluate: Sequence[str] | Evaluator
+    every: int
+    stop: Sequence[StopRule]
+    callbacks: Sequence[Callback]
+    missing: MissingPolicy
+    folder: RunFolder | None
+
+    def __post_init__(self) -> None:
+        self.history, self.group = History(tuple(self.clients.names)), self.clients.group()
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
@@ -168,10 +165,15 @@ class _Training:
         return self._end(state, reason)
 
     def _reason_to_stop(self) -> str | None:
-        return next(filter(None, (rule(self.history) for rule in self.stop)), None)
+        reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
+        if self.stop and self.group is not None:  # clocks differ: all stop when the first one does
+            reason = self.group.from_first(reason or "") or None
+        return reason
 
     def _measure(self, r: int, state: Any, info: Info) -> None:
-        self._weights(r, info)
+        self.history.weights[r] = info.weights
+        if self.folder is not None:
+            self.folder.weights(r, info.weights)
         self._evaluate(r, state)
 
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
@@ -184,8 +186,7 @@ class _Training:
             raise
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
-        seconds = time.perf_counter() - started
-        cost = (exchanges, up, down, seconds)
+        cost = (exchanges, up, down, time.perf_counter() - started)
         record = RoundRecord(r, info.objective, *cost, info.numbers, self._participants(info))
         self.history.rounds.append(record)
         if self.folder is not None:
@@ -206,18 +207,15 @@ class _Training:
         """Repeat the round without those who give no usable answer, until the others all do."""
         left = self.clients.index
         while True:
-            present = (
-                self.clients if len(left) == len(self.clients.index) else self.clients.subset(left)
-            )
+            everybody = len(left) == len(self.clients.index)
+            present = self.clients if everybody else self.clients.subset(left)
             try:
                 new, info = self.algorithm.round(state, present, self.stream.at("round", r))
                 return new, info if info.index is not None else replace(info, index=present.index)
             except MissingClients as lost:
                 for i, reason in lost.reasons.items():
-                    client = self.clients.names[i]
-                    self._event(
-                        {"event": "quarantine", "round": r, "client": client, "reason": reason}
-                    )
+                    told = {"round": r, "client": self.clients.names[i], "reason": reason}
+                    self._event({"event": "quarantine", **told})
                 left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
                 self._check_quorum(r, len(left), lost)
 
@@ -247,21 +245,14 @@ class _Training:
     def _evaluate(self, r: int, state: Any) -> None:
         if not self.evaluate:
             return
-        records = self.history.add_evaluation(r, self._measured(self.algorithm.model(state)))
+        x = self.algorithm.model(state)
+        given = self.evaluate
+        found = given(x) if callable(given) else self.clients.evaluate(x, given)
+        records = self.history.add_evaluation(r, found)
         if self.folder is not None:
             self.folder.evaluation(records)
         for callback in self.callbacks:
             callback.evaluation(r, records)
-
-    def _measured(self, x: Vector) -> list[Evaluation]:
-        if callable(self.evaluate):
-            return self.evaluate(x)
-        return self.clients.evaluate(x, self.evaluate)
-
-    def _weights(self, r: int, info: Info) -> None:
-        self.history.weights[r] = info.weights
-        if self.folder is not None:
-            self.folder.weights(r, info.weights)
 
     def _event(self, event: dict[str, Any]) -> None:
         self.history.events.append(event)
@@ -277,20 +268,18 @@ class _Training:
     def _resume(self, template: Any) -> tuple[Any, int]:
         if self.folder is None:
             raise ValueError("resume needs a run folder.")
-        done, state = self.folder.restore(template, self.algorithm)
-        self.history = History.load(self.folder.path)
+        done, state, self.history = self.folder.restore(template)
         self._event({"event": "resume", "round": done})
         self._save(done, state)
         return state, done
 
     def _end(self, state: Any, reason: str | None) -> History:
         if reason is not None:
-            self._event(
-                {"event": "stopped", "round": self.history.rounds[-1].round, "reason": reason}
-            )
+            last = self.history.rounds[-1].round
+            self._event({"event": "stopped", "round": last, "reason": reason})
         self.history.parameters = self.clients.parameters(self.algorithm.model(state))
         if self.folder is not None:
-            self.folder.finish(self.history)
+            self.folder.finish(self.history.summary(), self.history.parameters)
         for callback in self.callbacks:
             callback.end(self.history)
         return self.history

@@ -12,6 +12,7 @@ from typing_extensions import override
 from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
+from equifed.training.notebook import format_metric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,17 +176,6 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     table.add_row("average", *(format_metric(value, metric) for value in averages))
     table.add_row("worst", *(format_metric(value, metric) for value in lowest))
     return table
-
-
-def format_metric(value: float | None, metric: str) -> str:
-    """Return a metric as tables show it.
-
-    >>> format_metric(0.7631, "accuracy"), format_metric(0.51239, "loss"), format_metric(None, "")
-    ('76.3 %', '0.5124', '-')
-    """
-    if value is None:
-        return "-"
-    return find_metric(metric).write(value)
 
 
 def describe_events(history: History) -> list[str]:

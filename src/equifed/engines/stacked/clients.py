@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
@@ -36,17 +37,24 @@ from equifed.engines.stacked.chunks import (
     Chunk,
     SampleStore,
     Supply,
-    chunks,
     put_rows,
     row_bytes,
+    split_into_chunks,
 )
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule
-from equifed.engines.stacked.gradient_rules import PenalisedRule, Precision, Samples, rule_for
+from equifed.engines.stacked.gradient_rules import (
+    CompiledRule,
+    FunctionRule,
+    GradientRule,
+    PenalisedRule,
+    Precision,
+    Samples,
+)
 from equifed.engines.stacked.least_squares import LeastSquares
-from equifed.engines.stacked.local_run import LocalRun, ReplayedVectors
-from equifed.engines.stacked.shared_gradients import SharedGradients
-from equifed.models.flat import SampleLoss
+from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
+from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.models.flat import FlatModel, SampleLoss
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
@@ -89,12 +97,12 @@ class StackedClients(InProcessClients):
         self._memory, self._chunk, self._streamed = memory, chunk, streamed
         super().__init__(data, model, loss, l2=l2, dtype=dtype, device=device)
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
-        self.store = SampleStore(self._inputs, self._targets, self.model.device)
-        rule = rule_for(self.model, self._inputs.dim() - 1, fast, compiled)
+        self._store = SampleStore(self._inputs, self._targets, self.model.device)
+        rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
         self.rule = PenalisedRule(rule, l2, precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
-        on_device = self.model.device.type == "cuda" and not self.store.streamed
-        self.graphs = Graphs() if on_device else None
+        on_device = self.model.device.type == "cuda" and not self._store.streamed
+        self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
         written_out = isinstance(rule, DenseLayersRule) and layer is None
@@ -104,8 +112,8 @@ class StackedClients(InProcessClients):
 
     # The verbs.
 
+    @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        """Return f_i(x) on all of each client's samples, or on one minibatch."""
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
@@ -116,13 +124,13 @@ class StackedClients(InProcessClients):
                 put_rows(values, chunk.places, total)
         self._book(down=1, up=0, losses=1)
         losses = to_numpy(values)
-        self._refuse_non_finite(losses, "loss")
+        self.refuse_non_finite(losses, "loss")
         return losses
 
+    @override
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        """Return f_i(x) and a handle for the gradients at x."""
         handle = SharedGradients(self, x, stream, batch_size)
         if not self._fits(1):
             losses = self.losses(x, stream, batch_size)
@@ -130,10 +138,11 @@ class StackedClients(InProcessClients):
             return losses, handle
         losses, norms, gradients = handle.everything()
         self._book(down=1, up=1, losses=1)
-        self._refuse_non_finite(losses, "loss")
-        self._refuse_non_finite(norms, "squared gradient norm")
+        self.refuse_non_finite(losses, "loss")
+        self.refuse_non_finite(norms, "squared gradient norm")
         return losses, gradients
 
+    @override
     def local_steps(
         self,
         x: Tensor,
@@ -144,17 +153,16 @@ class StackedClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        """Let every client do ``work`` from x, chunk by chunk."""
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors | SharedGradients)
         run = LocalRun(self, x, work, stream, control, target, slopes)
         self._book_local(work, corrected=target is not None)
         thresholds = None
-        if self._fits(len(run.kinds)):
+        if self._fits(len(work.results)):
             matrices, thresholds = run.everything()
             vectors: dict[str, ClientVectors] = {k: DenseVectors(m) for k, m in matrices.items()}
         else:
-            vectors = {kind: ReplayedVectors(run, kind) for kind in run.kinds}
+            vectors = {kind: ReplayedVectors(run, kind) for kind in work.results}
             if work.hinge is not None:
                 thresholds = run.everything(keep=False)[1]
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
@@ -165,9 +173,8 @@ class StackedClients(InProcessClients):
         """Return the clients in chunks of similar sizes, so that padding stays small."""
         index, known = self._chunks.get(batch_size, (None, []))
         if index is not self.index:
-            known = list(
-                chunks(self.index, self._offsets, self._length_for(batch_size), self.store.home)
-            )
+            length_for, home = self._length_for(batch_size), self._store.home
+            known = list(split_into_chunks(self.index, self._offsets, length_for, home))
             self._chunks[batch_size] = (self.index, known)
         return known
 
@@ -181,7 +188,7 @@ class StackedClients(InProcessClients):
 
         def length_for(size: int) -> int:
             width = size if batch_size is None else min(size, batch_size)
-            most = budget // (model + width * self.store.sample_bytes)
+            most = budget // (model + width * self._store.sample_bytes)
             if self._chunk is not None or not 1 < most < len(self.index) or not self.independent:
                 return self._chunk or max(1, most)
             turns = math.ceil(len(self.index) / (most * torch.get_num_threads()))
@@ -201,7 +208,18 @@ class StackedClients(InProcessClients):
             multiple=PADDED if self.model.device.type == "cuda" else 1,
             starts=chunk.starts,
         )
-        return Supply(self.store, chunk, batches)
+        return Supply(self._store, chunk, batches)
+
+    def walk(self, given: ChunkWork, room: Tensor | None) -> Walk:
+        """Carry out the local steps of a chunk's clients, in the fastest way there is."""
+        chunk, work, quick = given.chunk, given.work, self.least_squares
+        if quick is not None and quick.pays(work, int(given.steps[0]), int(chunk.sizes[0])):
+            return quick.walk(given, self.supply(chunk, given.stream, None).whole)
+        replayed = None if self.graphs is None else self.graphs.walk(given, self.supply)
+        if replayed is not None:
+            return replayed
+        own = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
+        return given.walk(self.rule, self.supply(chunk, given.stream, work.batch_size), own)
 
     def _check_batched(self) -> None:
         """Refuse a module that cannot be batched over clients, by trying."""
@@ -214,8 +232,9 @@ class StackedClients(InProcessClients):
                 f"({str(error).splitlines()[0][:120]}); use the loop engine."
             ) from error
 
-    def _placed(self, inputs: Tensor, device: torch.device) -> Tensor:
-        """Return the samples on the device, or pinned on the host if the device lacks room."""
+    @override
+    def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
+        # On the device, or pinned on the host if the device lacks room.
         if device.type != "cuda":
             return inputs
         if self._streamed is None:
@@ -234,3 +253,17 @@ class StackedClients(InProcessClients):
             x, samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1), keys
         )
         return each.view(samples.weights.shape)
+
+
+def choose_rule(
+    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
+) -> GradientRule:
+    """Return the fastest rule for a model whose samples have that many dimensions.
+
+    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
+    hand-written gradients gain nothing by that.
+    """
+    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
+    if layers is not None:
+        return DenseLayersRule(model, layers)
+    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)

@@ -8,21 +8,21 @@ clients, the seed of the shuffles, the corrections) is copied into the places th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed.contract.local import LocalSGD, batches_per_pass
-from equifed.contract.streams import Stream, mix
-from equifed.engines.stacked.chunks import Chunk
-from equifed.engines.stacked.walk import Walk, walked
+from equifed.contract.streams import mix
+from equifed.engines.minibatches import Keys
+from equifed.engines.stacked.chunks import Chunk, Supply
+from equifed.engines.stacked.gradient_rules import PenalisedRule
+from equifed.engines.stacked.walk import ChunkWork, Walk
 
-if TYPE_CHECKING:
-    from equifed.engines.stacked.clients import StackedClients
+Supplier = Callable[[Chunk, Keys, int | None], Supply]
 
 KEPT = 4
 """Graphs kept; each holds the memory of its chunk's models and samples."""
@@ -53,51 +53,38 @@ class CapturedWalk:
     """The local steps of one chunk's shape, as a graph."""
 
     def __init__(
-        self,
-        clients: StackedClients,
-        x: Tensor,
-        work: LocalSGD,
-        chunk: Chunk,
-        correction: Tensor | None,
-        slope: Tensor | None,
-        kinds: list[str],
+        self, given: ChunkWork, rule: PenalisedRule, supply: Supplier, drops: bool
     ) -> None:
-        self._x, self._correction, self._slope = x.clone(), _clone(correction), _clone(slope)
-        self._starts, self._ids = chunk.starts.clone(), chunk.ids.clone()
-        purposes = ["shuffle"] * (work.batch_size is not None) + ["dropout"] * bool(
-            clients.model.dropouts
+        chunk = replace(given.chunk, starts=given.chunk.starts.clone(), ids=given.chunk.ids.clone())
+        self._own = replace(
+            given,
+            x=given.x.clone(),
+            chunk=chunk,
+            correction=_clone(given.correction),
+            slope=_clone(given.slope),
         )
-        self._salts = {purpose: x.new_zeros((), dtype=torch.int64) for purpose in purposes}
-        own = replace(chunk, starts=self._starts, ids=self._ids)
+        purposes = ["shuffle"] * (given.work.batch_size is not None) + ["dropout"] * drops
+        self._salts = {purpose: given.x.new_zeros((), dtype=torch.int64) for purpose in purposes}
         # The graph reads what the supply holds, so it must live as long.
-        self._supply = supply = clients.supply(own, SaltedKeys(self._salts), work.batch_size)
-        steps, rule = work.steps_for(chunk.sizes), clients.rule
+        self._supply = supply(chunk, SaltedKeys(self._salts), given.work.batch_size)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._walk = walked(
-                Walk(self._x, work, steps, self._correction, self._slope), rule, supply
-            )
-            for kind in ("lengths", *kinds):
+            self._walk = self._own.walk(rule, self._supply)
+            for kind in ("lengths", *given.work.results):
                 self._walk.result(kind)
         self._chunk: Chunk | None = None
 
-    def __call__(
-        self,
-        x: Tensor,
-        stream: Stream,
-        chunk: Chunk,
-        correction: Tensor | None,
-        slope: Tensor | None,
-    ) -> Walk:
+    def __call__(self, given: ChunkWork) -> Walk:
         """Replay the steps; what the walk returns is overwritten by the next replay."""
-        self._x.copy_(x)
+        own, chunk = self._own, given.chunk
+        own.x.copy_(given.x)
         if chunk is not self._chunk:
-            self._starts.copy_(chunk.starts)
-            self._ids.copy_(chunk.ids)
+            own.chunk.starts.copy_(chunk.starts)
+            own.chunk.ids.copy_(chunk.ids)
             self._chunk = chunk
         for purpose, salt in self._salts.items():
-            salt.fill_(stream.at(purpose).salt())
-        for place, value in ((self._correction, correction), (self._slope, slope)):
+            salt.fill_(given.stream.at(purpose).salt())
+        for place, value in ((own.correction, given.correction), (own.slope, given.slope)):
             if place is not None and value is not None:
                 place.copy_(value)
         self._graph.replay()
@@ -105,27 +92,27 @@ class CapturedWalk:
 
 
 class Graphs:
-    """Captured walks by the shape of their work; the second call of a shape captures it."""
+    """Captured walks by the shape of their work; the second call of a shape captures it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    rule : PenalisedRule
+        How gradients are computed.
+    drops : bool
+        Whether the model has dropout.
+    """
+
+    def __init__(self, rule: PenalisedRule, drops: bool) -> None:
+        self._rule, self._drops = rule, drops
         self._known: OrderedDict[object, CapturedWalk | None] = OrderedDict()
 
-    def walk(
-        self,
-        clients: StackedClients,
-        x: Tensor,
-        work: LocalSGD,
-        stream: Stream,
-        chunk: Chunk,
-        correction: Tensor | None,
-        slope: Tensor | None,
-        kinds: list[str],
-    ) -> Walk | None:
+    def walk(self, given: ChunkWork, supply: Supplier) -> Walk | None:
         """Return the walk of a chunk, or None if it is to be carried out step by step."""
+        work, chunk = given.work, given.chunk
         if not _uniform(work, chunk):
             return None
         run = None if work.batch_size is not None or chunk.run is None else chunk.run.start
-        key = (work, chunk.sizes.tobytes(), correction is None, run)
+        key = (work, chunk.sizes.tobytes(), given.correction is None, run)
         if key not in self._known:
             self._known[key] = None  # the first call, step by step, also warms the libraries up
             while len(self._known) > KEPT:
@@ -133,10 +120,9 @@ class Graphs:
             return None
         captured = self._known[key]
         if captured is None:
-            captured = self._known[key] = CapturedWalk(
-                clients, x, work, chunk, correction, slope, kinds
-            )
-        return captured(x, stream, chunk, correction, slope)
+            captured = CapturedWalk(given, self._rule, supply, self._drops)
+            self._known[key] = captured
+        return captured(given)
 
 
 def _uniform(work: LocalSGD, chunk: Chunk) -> bool:

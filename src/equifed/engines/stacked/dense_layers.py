@@ -20,9 +20,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from equifed.engines.stacked.chunks import empty_rows
-from equifed.engines.stacked.gradient_rules import Samples
+from equifed.engines.stacked.gradient_rules import GradientRule, Samples
 from equifed.models.flat import AddressedDropout, FlatModel, SampleLoss
 from equifed.models.losses import cross_entropy
 
@@ -44,7 +45,7 @@ class Layer(Protocol):
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Layer):
     """W h + b; its parameters lie in u from ``start`` on."""
 
     start: int
@@ -61,14 +62,14 @@ class Linear:
         """Return the bias vectors (c, out) in the rows of u, as a view."""
         return u.narrow(1, self.start + self.fan_in * self.fan_out, self.fan_out)
 
+    @override
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and the inputs again."""
         if self.bias:
             return torch.baddbmm(self.offset(u).unsqueeze(2), self.weight(u), inputs), inputs
         return torch.bmm(self.weight(u), inputs), inputs
 
+    @override
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
-        """Return W^T delta."""
         return torch.bmm(self.weight(u).transpose(1, 2), delta)
 
     def add_gradient(
@@ -95,54 +96,51 @@ def scale_and_add(out: Tensor, values: Tensor, beta: float, alpha: float) -> Non
     out.add_(values, alpha=alpha)
 
 
-class ReLU:
-    """max(0, h)."""
+@dataclass(frozen=True)
+class Activation(Layer):
+    """A function of every unit whose derivative can be told from its value."""
 
+    function: Callable[[Tensor], Tensor]
+    chain: Callable[[Tensor, Tensor], Tensor]
+
+    @override
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs, twice."""
-        outputs = torch.relu(inputs)
+        outputs = self.function(inputs)
         return outputs, outputs
 
+    @override
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
-        """Return delta where the output was positive."""
-        below: Tensor = torch.ops.aten.threshold_backward(delta, saved, 0.0)
-        return below
+        return self.chain(delta, saved)
 
 
-class Tanh:
-    """tanh(h)."""
-
-    def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs, twice."""
-        outputs = torch.tanh(inputs)
-        return outputs, outputs
-
-    def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
-        """Return delta (1 - tanh^2)."""
-        below: Tensor = torch.ops.aten.tanh_backward(delta, saved)
-        return below
+ACTIVATIONS = {
+    nn.ReLU: Activation(
+        torch.relu, lambda delta, out: torch.ops.aten.threshold_backward(delta, out, 0.0)
+    ),
+    nn.Tanh: Activation(torch.tanh, torch.ops.aten.tanh_backward),
+}
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Layer):
     """The module's own dropout, with its own masks."""
 
     module: AddressedDropout
 
+    @override
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs and the factors."""
         assert keys is not None
         factors = self.module.factors(keys.reshape(-1), inputs.shape[1:2], inputs.dtype)
         factors = factors.view(*keys.shape, -1).transpose(1, 2).contiguous()
         return inputs * factors, factors
 
+    @override
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
-        """Return delta times the factors."""
         return delta * saved
 
 
-class DenseLayersRule:
-    """The gradient rule of fully connected networks; see :class:`GradientRule`."""
+class DenseLayersRule(GradientRule):
+    """The gradient rule of fully connected networks."""
 
     def __init__(self, model: FlatModel, layers: list[Layer]) -> None:
         self.layers, self._loss = layers, model.loss
@@ -168,25 +166,23 @@ class DenseLayersRule:
                 flat = True
             elif isinstance(part, AddressedDropout) and flat and not part.channels:
                 layers += [Dropout(part)] if part.p > 0 else []
-            elif type(part) is nn.ReLU:
-                layers.append(ReLU())
-            elif type(part) is nn.Tanh:
-                layers.append(Tanh())
+            elif type(part) in ACTIVATIONS:
+                layers.append(ACTIVATIONS[type(part)])
             elif type(part) is not nn.Identity:
                 return None
         # A layer used twice has its parameters once; then the sizes differ.
         return layers if flat and start == model.size else None
 
+    @override
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """See :class:`GradientRule`."""
         outputs, saved = self._forward(u, samples)
         each = self._loss(as_rows(outputs), samples.targets.flatten(0, 1))
         gradient = empty_rows(len(u), u)
         self._backward(u, samples, outputs, saved, gradient, 0.0, 1.0)
         return gradient, (each.view(samples.weights.shape) * samples.weights).sum(dim=1)
 
+    @override
     def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
-        """See :class:`GradientRule`."""
         outputs, saved = self._forward(u, samples)
         self._backward(u, samples, outputs, saved, u, keep, -lr)
 

@@ -2,7 +2,7 @@
 
 One interface, several rules: :class:`FunctionRule` takes any module through ``torch.func``;
 :class:`equifed.engines.stacked.dense_layers.DenseLayersRule` writes the products of fully
-connected layers out by hand. :func:`rule_for` chooses.
+connected layers out by hand.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
+from typing_extensions import override
 
 from equifed.models.flat import FlatModel
 
@@ -70,10 +71,11 @@ class GradientRule(Protocol):
 
     def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
-        ...
+        gradient, _ = self.gradient(u, samples)
+        u.mul_(keep).sub_(gradient, alpha=lr)
 
 
-class FunctionRule:
+class FunctionRule(GradientRule):
     """Any module, batched over clients by ``torch.func``."""
 
     def __init__(self, model: FlatModel) -> None:
@@ -81,17 +83,12 @@ class FunctionRule:
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
 
+    @override
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """See :class:`GradientRule`."""
         gradient, value = self._batched(
             u, samples.inputs, samples.targets, samples.weights, samples.keys
         )
         return gradient, value
-
-    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
-        """See :class:`GradientRule`."""
-        gradient, _ = self.gradient(u, samples)
-        u.mul_(keep).sub_(gradient, alpha=lr)
 
     def _weighted_loss(
         self, u: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, keys: Tensor | None
@@ -156,19 +153,3 @@ class CompiledRule:
     def __init__(self, rule: GradientRule) -> None:
         self.gradient = torch.compile(rule.gradient)
         self.step = torch.compile(rule.step)
-
-
-def rule_for(
-    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
-) -> GradientRule:
-    """Return the fastest rule for a model whose samples have that many dimensions.
-
-    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
-    hand-written gradients gain nothing by that.
-    """
-    from equifed.engines.stacked.dense_layers import DenseLayersRule
-
-    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
-    if layers is not None:
-        return DenseLayersRule(model, layers)
-    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
-from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
 from equifed.engines.stacked.dense_layers import DenseLayersRule, Linear
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, Samples
-from equifed.engines.stacked.walk import Walk
+from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.losses import squared
 
 
@@ -100,21 +100,16 @@ class Dual:
         return own + z[:, :, m, None] * self._z + z[:, :, m + 1, None] * self._c
 
 
-class QuadraticRule:
+class QuadraticRule(GradientRule):
     """The gradient rule in one of these sets of coordinates."""
 
     def __init__(self, coordinates: Primal | Dual) -> None:
         self._at, self._shape = coordinates, coordinates.start.shape[1:]
 
+    @override
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return the gradients; the losses, which no step here needs, are not numbers."""
         slope = self._at.slope(u.view(-1, *self._shape)).flatten(1)
-        return slope, u.new_full((len(u),), float("nan"))
-
-    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
-        """See :class:`~equifed.engines.stacked.gradient_rules.GradientRule`."""
-        slope, _ = self.gradient(u, samples)
-        u.mul_(keep).sub_(slope, alpha=lr)
+        return slope, u.new_full((len(u),), float("nan"))  # no step here needs the losses
 
 
 class LeastSquares:
@@ -151,18 +146,11 @@ class LeastSquares:
         plain = work.batch_size is None and work.hinge is None and work.radius is None
         return plain and 2 * steps >= min(size, self._features)
 
-    def walk(
-        self,
-        x: Tensor,
-        work: LocalSGD,
-        steps: Index,
-        correction: Tensor | None,
-        samples: Samples,
-        key: bytes,
-    ) -> Walk:
-        """Carry out the local steps of the clients that ``key`` names, on all their samples."""
-        z = self._as_matrices(x.expand(len(steps), -1))
-        c = None if correction is None else self._as_matrices(correction)
+    def walk(self, given: ChunkWork, samples: Samples) -> Walk:
+        """Carry out the local steps of a chunk's clients on all their samples."""
+        steps, key = given.steps, given.chunk.clients.tobytes()
+        z = self._as_matrices(given.x.expand(len(steps), -1))
+        c = None if given.correction is None else self._as_matrices(given.correction)
         coordinates: Primal | Dual
         if samples.weights.shape[1] + 2 < self._features:
             data = self._data(samples)
@@ -171,9 +159,9 @@ class LeastSquares:
         else:
             a, b = self._remembered(key, lambda: self._data(samples).moments())
             coordinates = Primal(a, b, z, c)
-        given = None if coordinates.correction is None else coordinates.correction.flatten(1)
+        pull = None if coordinates.correction is None else coordinates.correction.flatten(1)
         start = coordinates.start.flatten(1)
-        walk = Walk(start, work, steps, given, None, torch.empty_like(start))
+        walk = Walk(start, given.work, steps, pull, None, torch.empty_like(start))
         rule = PenalisedRule(QuadraticRule(coordinates), self._l2)
         for step in range(int(steps[0])):
             walk.advance(step, rule, [samples])

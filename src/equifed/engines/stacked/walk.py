@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,8 +11,36 @@ from torch import Tensor
 
 from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
-from equifed.engines.stacked.chunks import Supply, empty_rows
+from equifed.contract.streams import Stream
+from equifed.engines.stacked.chunks import Chunk, Supply, empty_rows
 from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkWork:
+    """What the clients of a chunk are to do: ``work`` from x.
+
+    ``correction`` (c, d) is target - control, ``slope`` (c,) the factor of the hinge.
+    """
+
+    x: Tensor
+    work: LocalSGD
+    stream: Stream
+    chunk: Chunk
+    correction: Tensor | None
+    slope: Tensor | None
+
+    @property
+    def steps(self) -> Index:
+        """Steps of each client, shape (c,)."""
+        return self.work.steps_for(self.chunk.sizes)
+
+    def walk(self, rule: PenalisedRule, supply: Supply, room: Tensor | None = None) -> Walk:
+        """Carry out all steps, one by one."""
+        walk = Walk(self.x, self.work, self.steps, self.correction, self.slope, room)
+        for step in range(walk.longest):
+            walk.advance(step, rule, supply.at(step, walk.live(step)))
+        return walk
 
 
 class Walk:
@@ -138,10 +167,3 @@ class Walk:
             return total / int(self._steps[0])
         steps = torch.as_tensor(self._steps, dtype=total.dtype, device=total.device)
         return total / steps.unsqueeze(1)
-
-
-def walked(walk: Walk, rule: PenalisedRule, supply: Supply) -> Walk:
-    """Carry out all steps of a walk and return it."""
-    for step in range(walk.longest):
-        walk.advance(step, rule, supply.at(step, walk.live(step)))
-    return walk

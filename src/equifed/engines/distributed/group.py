@@ -1,0 +1,95 @@
+"""The processes of a ``torch.distributed`` group, and the few ways in which they talk."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from equifed.contract.group import Group
+
+TIMEOUT = datetime.timedelta(minutes=30)
+"""How long a process waits for another before it takes it for lost."""
+
+
+class WorkerLost(RuntimeError):
+    """Another process of the group ended or does not answer."""
+
+
+class Workers(Group):
+    """The group that ``torchrun`` or ``equifed run --workers N`` has started.
+
+    Without the variables that these set it is a group of one.
+
+    Parameters
+    ----------
+    device : str or torch.device
+        Where this process computes; ``"cuda"`` is a GPU of its own.
+    """
+
+    def __init__(self, device: str | torch.device) -> None:
+        local = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if str(device) == "cuda" else device
+        self.device = torch.device(local)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # objects travel by way of the current device
+        if not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            if "RANK" in os.environ:
+                dist.init_process_group(backend, timeout=TIMEOUT)
+            else:
+                store = dist.HashStore()  # type: ignore[attr-defined]
+                dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=0, world_size=1)
+            atexit.register(_leave)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def sum_in_order(self, part: Tensor) -> Tensor:
+        """Add up one tensor of every process, in the order of the processes."""
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        _talk(lambda: dist.all_gather(parts, part.contiguous()))
+        total = parts[0]
+        for other in parts[1:]:
+            total = total + other
+        return total
+
+    def unite(self, part: Tensor) -> Tensor:
+        """Put together tensors of which every entry is zero in all processes but one."""
+        whole = part.contiguous().clone()
+        _talk(lambda: dist.all_reduce(whole))
+        return whole
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the texts of all processes."""
+        texts = [""] * self.size
+        _talk(lambda: dist.all_gather_object(texts, text))
+        return texts
+
+    @override
+    def from_first(self, text: str) -> str:
+        return self.gather_texts(text if self.rank == 0 else "")[0]
+
+    @override
+    def wait(self) -> None:
+        _talk(dist.barrier)
+
+
+def _talk(exchange: Callable[[], object]) -> None:
+    try:
+        exchange()
+    except RuntimeError as error:
+        raise WorkerLost(
+            "A process of the group ended or does not answer "
+            f"({str(error).splitlines()[0][:120]}). Nothing up to the last checkpoint is lost: "
+            "continue the run with 'equifed resume', with any number of processes."
+        ) from error
+
+
+def _leave() -> None:
+    """End the group's threads while Python still runs: left to the exit they may abort it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,217 @@
+"""Client vectors of the stacked engine that are made again, chunk by chunk, when asked for.
+
+A handle keeps how to make them; randomness has an address, so they come out the same every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.clients import ClientVectors
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.engines.in_process import DenseVectors, InProcessVectors, to_numpy, to_tensor
+from equifed.engines.minibatches import Keys
+from equifed.engines.stacked.chunks import (
+    Chunk,
+    Supply,
+    empty_rows,
+    map_in_threads,
+    put_rows,
+    rows_of,
+)
+from equifed.engines.stacked.gradient_rules import PenalisedRule
+from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.models.flat import FlatModel
+
+Used = TypeVar("Used")
+
+
+class Maker(Protocol):
+    """What the handles need of the engine."""
+
+    index: Index
+    model: FlatModel
+    rule: PenalisedRule
+    independent: bool
+
+    def chunks(self, batch_size: int | None) -> list[Chunk]:
+        """Return the clients in chunks of similar sizes."""
+        ...
+
+    def supply(self, chunk: Chunk, stream: Keys, batch_size: int | None) -> Supply:
+        """Return the samples of a chunk's clients, step by step."""
+        ...
+
+    def walk(self, given: ChunkWork, room: Tensor | None) -> Walk:
+        """Carry out the local steps of a chunk's clients, in the fastest way there is."""
+        ...
+
+    def refuse_non_finite(self, values: Losses, what: str) -> None:
+        """Raise for those whose numbers are not finite."""
+        ...
+
+
+class SharedGradients(ClientVectors):
+    """Gradients at one shared model, not kept: a weighted sum is one pass over the samples."""
+
+    def __init__(self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None) -> None:
+        self._clients, self._x, self._stream, self._batch = clients, x, stream, batch_size
+
+    @override
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        # Each sample counts its client's weight.
+        clients, x = self._clients, self._x.unsqueeze(0)
+        total = clients.model.l2 * float(weights.sum()) * self._x
+        for chunk in clients.chunks(self._batch):
+            shares = to_tensor(weights[chunk.places], x)
+            for samples in clients.supply(chunk, self._stream, self._batch).at(0):
+                total += clients.rule.data.gradient(x, samples.as_one(shares))[0].squeeze(0)
+        if not torch.isfinite(total).all():
+            clients.refuse_non_finite(self.squared_norms(), "squared gradient norm")
+        return total
+
+    @override
+    def squared_norms(self) -> Losses:
+        out = np.zeros(len(self._clients.index))
+        for chunk in self._clients.chunks(self._batch):
+            out[chunk.places] = to_numpy(self.rows(chunk)[0].square().sum(dim=1))
+        return out
+
+    def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return gradients (c, d) and losses (c,) of a chunk's clients."""
+        samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
+        return self._clients.rule.gradient(self._x.expand(len(chunk), -1), samples)
+
+    def everything(self) -> tuple[Losses, Losses, DenseVectors]:
+        """Return the losses, the squared norms and all gradients, side by side."""
+        n = len(self._clients.index)
+        matrix, numbers = empty_rows(n, self._x), self._x.new_empty(n, 2)
+
+        def store(chunk: Chunk) -> None:
+            gradient, value = self.rows(chunk)
+            put_rows(matrix, chunk.places, gradient)
+            norm = torch.linalg.vector_norm(gradient, dim=1)
+            put_rows(numbers, chunk.places, torch.stack([value, norm.square()], dim=1))
+
+        map_in_threads(store, self._clients.chunks(self._batch), self._clients.independent)
+        losses, norms = to_numpy(numbers).T  # one copy, since it waits for the device
+        return losses.copy(), norms, DenseVectors(matrix)
+
+
+class LocalRun:
+    """One call of ``local_steps`` that can be carried out as often as needed."""
+
+    def __init__(
+        self,
+        clients: Maker,
+        x: Tensor,
+        work: LocalSGD,
+        stream: Stream,
+        control: DenseVectors | SharedGradients | None,
+        target: Tensor | None,
+        slopes: Weights | None,
+    ) -> None:
+        self._clients, self._x, self._work, self._stream = clients, x, work, stream
+        self._control, self._target, self._slopes = control, target, slopes
+        self._sums: tuple[bytes, dict[str, Tensor]] | None = None
+
+    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
+        """Return the vectors of all clients (unless not to be kept) and their thresholds."""
+        n = len(self._clients.index)
+        matrices = {kind: empty_rows(n, self._x) for kind in self._work.results} if keep else {}
+        thresholds = np.zeros(n)
+
+        def store(chunk: Chunk, walk: Walk) -> None:
+            for kind, matrix in matrices.items():
+                put_rows(matrix, chunk.places, walk.result(kind))  # nothing to do if it is there
+            if walk.threshold is not None:
+                thresholds[chunk.places] = to_numpy(walk.threshold)
+
+        self._carry_out(store, matrices.get("displacement"))
+        return matrices, thresholds if self._work.hinge is not None else None
+
+    def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
+        """Return one kind's weighted sum; all kinds are summed in the same run and remembered."""
+        key = np.asarray(weights, dtype=np.float64).tobytes()
+
+        def part(chunk: Chunk, walk: Walk) -> dict[str, Tensor]:
+            share = to_tensor(np.asarray(weights)[chunk.places], self._x)
+            return {k: share @ walk.result(k) for k in self._work.results}
+
+        if self._sums is None or self._sums[0] != key:
+            parts = self._carry_out(part)
+            sums = {k: torch.stack([one[k] for one in parts]).sum(0) for k in self._work.results}
+            self._sums = (key, sums)
+        return self._sums[1][kind]
+
+    def squared_norms(self, kind: str) -> Losses:
+        """Return the squared norms of one kind of vector."""
+        out = np.zeros(len(self._clients.index))
+
+        def norms(chunk: Chunk, walk: Walk) -> None:
+            out[chunk.places] = to_numpy(walk.result(kind).square().sum(dim=1))
+
+        self._carry_out(norms)
+        return out
+
+    def _carry_out(
+        self, use: Callable[[Chunk, Walk], Used], room: Tensor | None = None
+    ) -> list[Used]:
+        """Carry out the local steps and use every chunk's; raise at the end for diverged ones.
+
+        If there is ``room`` for all clients, their displacements may be made right there.
+        """
+        lengths = self._x.new_zeros(len(self._clients.index))
+
+        def one(chunk: Chunk) -> Used:
+            walk = self._clients.walk(self._given(chunk), room)
+            put_rows(lengths, chunk.places, walk.result("lengths"))
+            return use(chunk, walk)
+
+        chunks = self._clients.chunks(self._work.batch_size)
+        used = map_in_threads(one, chunks, self._clients.independent)
+        squared = to_numpy(lengths) ** 2
+        self._clients.refuse_non_finite(squared, "squared length of the local update")
+        return used
+
+    def _given(self, chunk: Chunk) -> ChunkWork:
+        slope = None
+        if self._slopes is not None:
+            slope = to_tensor(self._slopes[chunk.places], self._x)
+        correction = self._correction(chunk)
+        return ChunkWork(self._x, self._work, self._stream, chunk, correction, slope)
+
+    def _correction(self, chunk: Chunk) -> Tensor | None:
+        """Return target - control of a chunk's clients."""
+        if self._target is None or self._control is None:
+            return None
+        if isinstance(self._control, SharedGradients):
+            return self._target - self._control.rows(chunk)[0]
+        return self._target - rows_of(self._control.matrix, chunk.places)
+
+
+class ReplayedVectors(InProcessVectors):
+    """One kind of vector of a local run that is carried out when it is asked for."""
+
+    def __init__(self, run: LocalRun, kind: str) -> None:
+        self._run, self._kind = run, kind
+
+    @override
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        return self._run.weighted_sum(self._kind, weights)
+
+    @override
+    def squared_norms(self) -> Losses:
+        return self._run.squared_norms(self._kind)
+
+    @override
+    def dense(self) -> Tensor:  # whatever the memory bound says
+        return self._run.everything()[0][self._kind]
