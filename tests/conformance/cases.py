@@ -25,7 +25,8 @@ from equifed.steps.schedules import ConstantSteps
 STEPS = LocalSGD(lr=0.05, steps=3, batch_size=3)
 EPOCHS = LocalSGD(lr=0.05, epochs=1, batch_size=3)  # ragged: from one to four steps
 PRIMAL_DUAL = ConstantSteps(0.1, 0.2, 0.9)
-WORK = {"lr": 0.05, "objective": ChiSquare(0.1), "steps": PRIMAL_DUAL}
+INNER = ScaffPD(CVaR(0.5))
+WORK = {"lr": 0.05, "objective": ChiSquare(0.1), "steps": PRIMAL_DUAL, "algorithm": INNER}
 """Settings that suit the small problems, where an algorithm has them."""
 
 SAMPLED = {"participation": 0.5, "clients_per_round": 3}
@@ -36,6 +37,7 @@ OTHER = {
     "objective": CVaR(0.5),
     "dual": Entropic(),
     "warmup": 1,
+    "every": 2,
 }
 
 MORE: dict[str, AnyAlgorithm] = {

@@ -2,12 +2,14 @@
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.certified import Certified
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.rfedfair import RFedFair
+from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
@@ -20,11 +22,13 @@ __all__ = [
     "AgnosticFedAvg",
     "Algorithm",
     "AnyAlgorithm",
+    "Certified",
     "DeltaFL",
     "FedAvg",
     "Info",
     "QFedAvg",
     "RFedFair",
+    "Safeguarded",
     "ScaffPD",
     "ScaffPDIA",
     "Scaffold",

@@ -27,7 +27,7 @@ class State:
 
 @dataclass(frozen=True)
 class QFedAvg:
-    r"""q-FedAvg (Li et al. 2019), Algorithm 2: minimises :math:`\sum_k p_k F_k^{q+1}/(q+1)`.
+    r"""q-FedAvg (Li et al. 2020), Algorithm 2: minimises :math:`\sum_k p_k F_k^{q+1}/(q+1)`.
 
     .. math::
 
@@ -104,7 +104,7 @@ def qfedsgd(
     weighting: Weighting = "uniform",
     participation: float = 1.0,
 ) -> QFedAvg:
-    r"""Return q-FedSGD (Li et al. 2019, Algorithm 1): :math:`\Delta w_k = \nabla F_k(w)`, L = 1/lr.
+    r"""Return q-FedSGD (Li et al. 2020, Algorithm 1): :math:`\Delta w_k = \nabla F_k(w)`, L = 1/lr.
 
     It is q-FedAvg with one local step of size 1/L, since then :math:`L (w - w_k) = \nabla F_k(w)`.
 

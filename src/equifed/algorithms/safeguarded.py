@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -47,20 +46,20 @@ class State:
         What rounds are judged by: ``"gap"`` (certified), ``"residual"`` (how far from a saddle
         point), ``"value"`` (the objective), or its running ``"mean"`` where minibatches make it
         noisy.
-    first : float
+    first : float, optional
         What the first point was worth.
     stale : int
         Rounds since the best point; negative in the rounds of grace.
-    mean : float
+    mean : float, optional
         Running mean of the objective.
     """
 
     inner: Any
     best: BestPoint | None = None
     measure: Measure | None = None
-    first: float = math.inf
+    first: float | None = None
     stale: int = 0
-    mean: float = math.nan
+    mean: float | None = None
 
     @property
     def x(self) -> Vector:
@@ -76,6 +75,7 @@ class State:
         """Return what is much worse than the best."""
         if self.vanishes:
             return MUCH_WORSE * best
+        assert self.first is not None
         return max(best + abs(best), (self.first + best) / 2)
 
 
@@ -139,9 +139,8 @@ class Safeguarded:
         start = state.x
         state = replace(state, inner=inner, measure=state.measure or self._measure(inner, info))
         if state.measure == "mean":
-            fresh = math.isnan(state.mean)
-            mean = info.objective if fresh else 0.9 * state.mean + 0.1 * info.objective
-            state = replace(state, mean=mean)
+            value, mean = info.objective, state.mean
+            state = replace(state, mean=value if mean is None else 0.9 * mean + 0.1 * value)
         merit, best = self._merit(state, info), state.best
         if merit is None:  # somebody is missing: nothing to compare with
             return state

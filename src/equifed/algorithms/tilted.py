@@ -29,7 +29,7 @@ class State:
 
 @dataclass(frozen=True)
 class TiltedERM:
-    r"""Descent on the tilted risk of the clients (TERM, Li et al. 2020a), with local steps.
+    r"""Descent on the tilted risk of the clients (TERM, Li et al. 2021), with local steps.
 
     .. math::
 

@@ -56,10 +56,10 @@ ALGORITHMS = {
     "q-fedavg": Entry(
         "equifed.algorithms.qfedavg:QFedAvg",
         "clients with larger losses move the model further",
-        "Li et al. 2019",
+        "Li et al. 2020",
     ),
     "q-fedsgd": Entry(
-        "equifed.algorithms.qfedavg:qfedsgd", "q-FedAvg with one gradient step", "Li et al. 2019"
+        "equifed.algorithms.qfedavg:qfedsgd", "q-FedAvg with one gradient step", "Li et al. 2020"
     ),
     "delta-fl": Entry(
         "equifed.algorithms.delta_fl:DeltaFL",
@@ -74,7 +74,7 @@ ALGORITHMS = {
     "tilted-erm": Entry(
         "equifed.algorithms.tilted:TiltedERM",
         "clients weighted by the exponential of their losses",
-        "Li et al. 2020a",
+        "Li et al. 2021",
     ),
     "scaff-pd": Entry(
         "equifed.algorithms.scaff_pd:ScaffPD",
@@ -84,7 +84,15 @@ ALGORITHMS = {
     "scaff-pd-ia": Entry(
         "equifed.algorithms.scaff_pd_ia:ScaffPDIA",
         "SCAFF-PD for relative fairness; phi given or chosen after a first training",
-        "Nakakita et al., relative fairness",
+        "Nakakita et al. 2024",
+    ),
+    "certified": Entry(
+        "equifed.algorithms.certified:Certified",
+        "any of these; its rounds prove how far they are from the optimum",
+    ),
+    "safeguarded": Entry(
+        "equifed.algorithms.safeguarded:Safeguarded",
+        "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold",
     ),
 }
 
@@ -102,16 +110,16 @@ OBJECTIVES = {
         "Yu et al. 2023, (3.3)",
     ),
     "kl": Entry(
-        "equifed.objectives:KL", "worst case less a KL divergence from a prior", "Deng et al. 2020"
+        "equifed.objectives:KL", "worst case minus a KL divergence from a prior", "Deng et al. 2020"
     ),
     "l1-distance": Entry(
-        "equifed.objectives:L1Distance", "worst case less an l1 distance", "Deng et al. 2020"
+        "equifed.objectives:L1Distance", "worst case minus an l1 distance", "Deng et al. 2020"
     ),
     "l2-distance": Entry(
-        "equifed.objectives:L2Distance", "worst case less an l2 distance", "Deng et al. 2020"
+        "equifed.objectives:L2Distance", "worst case minus an l2 distance", "Deng et al. 2020"
     ),
     "transport": Entry(
-        "equifed.objectives:Transport", "worst case less a transport cost", "Deng et al. 2020"
+        "equifed.objectives:Transport", "worst case minus a transport cost", "Deng et al. 2020"
     ),
     "heterogeneous-cvar": Entry(
         "equifed.objectives:HeterogeneousCVaR", "CVaR with a tail for each client", "RC-FL"

@@ -9,7 +9,7 @@ import numpy as np
 
 from equifed.contract.arrays import Index
 from equifed.contract.evaluation import SPLITS
-from equifed.data.federation import Federation, Split
+from equifed.data import Federation, Split
 
 
 def assign_clients(sizes: Index, processes: int) -> Index:
