@@ -25,7 +25,7 @@ WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {"scaff-pd": {"objective": CVaR(0.5
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", catalogue.ALGORITHMS)
+@pytest.mark.parametrize("name", [n for n in catalogue.ALGORITHMS if n not in catalogue.WRAPPERS])
 @pytest.mark.parametrize(
     ("data", "fraction"),
     [

@@ -141,7 +141,7 @@ def test_settings_are_shown_with_their_meaning() -> None:
     text = equifed("list", "algorithms", "scaff-pd").stdout
     assert "objective  (required; see: equifed list objectives)" in text
     assert "participation = 1.0  (float)" in text
-    assert "Set and penalty of the weights" in text
+    assert "penalty psi of the weights" in text
     wrong = equifed("list", "algorithms", "scaf-pd")
     assert (wrong.exit_code, "did you mean 'scaff-pd'" in wrong.stderr) == (2, True)
 

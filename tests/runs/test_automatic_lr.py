@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from equifed.runs import run as runs
-from equifed.runs.catalogue import ALGORITHMS
+from equifed.runs.catalogue import ALGORITHMS, WRAPPERS
 from equifed.runs.config import RunConfig
 
 
@@ -53,7 +53,7 @@ def test_scaff_pd_has_its_own_schedule() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n != "scaff-pd"])
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n not in ("scaff-pd", *WRAPPERS)])
 def test_every_algorithm_learns_without_a_number(name: str) -> None:
     history = runs.run(config(name, rounds=20))
     rounds, losses = history.series("loss", "train")

@@ -46,7 +46,7 @@ from . import neighbour
 
 
 @dataclass(frozen=True)
-class Blend:
+class Blend(SaddleObjective):
     """(1 - worst) times the mean plus worst times the largest loss."""
 
     worst: float = 0.5
@@ -57,22 +57,10 @@ class Blend:
     def weights(self, losses: Losses) -> Weights:
         return self._mix(WorstCase().weights(losses))
 
-    def penalty(self, weights: Weights) -> float:
-        return 0.0
-
     def prox(self, point: Weights, step: float) -> Weights:
         point = np.asarray(point, dtype=np.float64)
         share = (1 - self.worst) / len(point)
         return self._mix(WorstCase().prox((point - share) / self.worst, step))
-
-    def start(self, n: int) -> Weights:
-        return np.full(n, 1 / n)
-
-    def strong_convexity(self, n: int) -> float:
-        return 0.0
-
-    def l1_norm(self, n: int) -> float:
-        return 1.0
 
     def _mix(self, weights: Weights) -> Weights:
         return (1 - self.worst) / len(weights) + self.worst * weights

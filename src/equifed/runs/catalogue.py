@@ -96,6 +96,9 @@ ALGORITHMS = {
     ),
 }
 
+WRAPPERS = ("certified", "safeguarded")
+"""Algorithms that add to another one, which they need."""
+
 OBJECTIVES = {
     "average": Entry("equifed.objectives:Average", "mean client loss, uniform or by a prior"),
     "worst-case": Entry("equifed.objectives:WorstCase", "largest client loss", "Mohri et al. 2019"),
