@@ -19,7 +19,7 @@ from equifed.contract.evaluation import SPLITS, Evaluation
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.evaluator import FederationEvaluator
+from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.models.architectures import build, initialise
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import FlatModel, SampleLoss, as_data
@@ -141,6 +141,10 @@ class InProcessClients(TorchClients):
         if wanted not in self._evaluators:
             self._evaluators[wanted] = FederationEvaluator(self._federation, self.model, wanted)
         return self._evaluators[wanted](x)
+
+    def feature_scales(self) -> Losses | None:
+        """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
+        return measure_scales(self._federation.train.inputs)
 
     @override
     def curvature(self) -> Curvature | str:

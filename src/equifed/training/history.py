@@ -13,13 +13,14 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
+from equifed.training.hits import HITS, read_hits
 from equifed.training.notebook import render_clients
 from equifed.training.tables import MetricRecord, RoundRecord, RunFolderError
 
 if TYPE_CHECKING:
     import torch
 
-    from equifed.contract.evaluation import Evaluation
+    from equifed.contract.evaluation import Evaluation, Hits
 
 __all__ = ["History", "MetricRecord", "RoundRecord"]
 
@@ -37,9 +38,11 @@ class History:
     weights : dict of arrays
         Client weights by round, kept at the rounds that were evaluated.
     events : list of dict
-        Quarantines, missing clients, resumes, and why the run stopped.
+        Quarantines, missing clients, resumes, warnings, and why the run stopped.
     parameters : dict of tensors, optional
         The final model by parameter name.
+    hits : dict of Hits
+        By split, which samples the model of the last evaluation answers correctly.
     """
 
     names: tuple[str, ...]
@@ -48,6 +51,15 @@ class History:
     weights: dict[int, Weights] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] | None = None
+    hits: dict[str, Hits] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Refuse values that no client can have, as an accuracy of 7.0."""
+        for record in self.metrics:
+            record.check(self.names)
 
     def add_evaluation(self, round: int, evaluations: Sequence[Evaluation]) -> list[MetricRecord]:
         """Record an evaluation after a round, and return the new records."""
@@ -56,7 +68,10 @@ class History:
             for e in evaluations
             for metric, values in e.metrics.items()
         ]
+        for record in new:
+            record.check(self.names)
         self.metrics.extend(new)
+        self.hits = {e.split: e.hits for e in evaluations if e.hits is not None}
         return new
 
     def last(self, metric: str = "accuracy", split: str = "test") -> MetricRecord | None:
@@ -101,6 +116,7 @@ class History:
             "bytes_down": sum(r.bytes_down for r in self.rounds),
             "quarantines": sum(e["event"] == "quarantine" for e in self.events),
             "certificate": self.certificate(),
+            "warnings": [e["reason"] for e in self.events if e["event"] == "warning"],
             "metrics": {},
         }
         for split, metric in dict.fromkeys((r.split, r.metric) for r in self.metrics):
@@ -142,6 +158,7 @@ class History:
             out.weights(round, weights)
         for event in self.events:
             out.event(event)
+        out.hits(self.hits)
         out.finish(self.summary(), self.parameters)
         return out.path
 
@@ -158,6 +175,7 @@ class History:
             tables.read_metrics(path / "metrics.csv", names),
             tables.read_weights(path / "weights.csv", names),
             tables.read_events(path / tables.EVENTS),
+            hits=read_hits(path / HITS),
         )
         if model and (path / tables.MODEL).exists():
             from safetensors.torch import load_file

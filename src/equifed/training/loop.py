@@ -12,10 +12,11 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, MissingClients
-from equifed.contract.evaluation import Evaluator
+from equifed.contract.evaluation import Evaluator, KnowsFeatures
 from equifed.contract.streams import Stream
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
+from equifed.training.warnings import check_finite, find_warnings
 
 CHECKPOINT_SECONDS = 2.0
 """Least time between two checkpoints; a kill costs at most this and one round."""
@@ -164,6 +165,17 @@ class _Training:
                 self._save(r, state)
         return self._end(state, reason)
 
+    def _check_end(self, last: int) -> None:
+        """Refuse a model that is not finite, and record what else is wrong with the run."""
+        wrong = check_finite(self.history.parameters or {})
+        if wrong is not None:
+            self._event({"event": "stopped", "round": last, "reason": wrong})
+            raise TrainingError(f"After round {last} {wrong}")
+        told = self.clients if isinstance(self.clients, KnowsFeatures) else None
+        scales = None if told is None else told.feature_scales()
+        for sentence in find_warnings(self.history, scales):
+            self._event({"event": "warning", "round": last, "reason": sentence})
+
     def _reason_to_stop(self) -> str | None:
         reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)
         if self.stop and self.group is not None:  # clocks differ: all stop when the first one does
@@ -263,6 +275,7 @@ class _Training:
 
     def _save(self, r: int, state: Any) -> None:
         if self.folder is not None:
+            self.folder.hits(self.history.hits)
             self.folder.save(r, state)
 
     def _resume(self, template: Any) -> tuple[Any, int]:
@@ -274,10 +287,11 @@ class _Training:
         return state, done
 
     def _end(self, state: Any, reason: str | None) -> History:
-        if reason is not None:
-            last = self.history.rounds[-1].round
-            self._event({"event": "stopped", "round": last, "reason": reason})
+        last = self.history.rounds[-1].round
         self.history.parameters = self.clients.parameters(self.algorithm.model(state))
+        self._check_end(last)
+        if reason is not None:
+            self._event({"event": "stopped", "round": last, "reason": reason})
         if self.folder is not None:
             self.folder.finish(self.history.summary(), self.history.parameters)
         for callback in self.callbacks:

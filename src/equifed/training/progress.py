@@ -179,7 +179,7 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
 
 
 def describe_events(history: History) -> list[str]:
-    """Return what happened besides rounds: quarantines by client, and why the run stopped."""
+    """Return what happened besides rounds: quarantines by client, warnings, why it stopped."""
     quarantined: dict[str, list[dict[str, Any]]] = {}
     for event in history.events:
         if event["event"] == "quarantine":
@@ -192,5 +192,6 @@ def describe_events(history: History) -> list[str]:
     if len(lines) > SHOWN_EVENTS:
         more = len(lines) - SHOWN_EVENTS
         lines = [*lines[:SHOWN_EVENTS], f"and {more} more clients; see events.jsonl"]
+    lines += [f"warning: {e['reason']}" for e in history.events if e["event"] == "warning"]
     stopped = [e for e in history.events if e["event"] == "stopped"]
     return [*lines, *(f"stopped after round {e['round']}: {e['reason']}" for e in stopped[-1:])]

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.evaluation import Hits
+from equifed.metrics.metric import find_metric
+from equifed.training.hits import HITS, pack_hits
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +88,19 @@ class MetricRecord:
     values: Losses
     sizes: Index
 
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse fractions outside [0, 1]."""
+        if not find_metric(self.metric).is_fraction:
+            return
+        wrong = np.flatnonzero((self.values < 0) | (self.values > 1 + 1e-9))
+        if len(wrong):
+            i = int(wrong[0])
+            raise ValueError(
+                f"Client {names[i]} has a {self.split} {self.metric} of {self.values[i]:.6g} after "
+                f"round {self.round}; it is a fraction and must lie in [0, 1]: divide percentages "
+                "by 100, and counts by the number of samples."
+            )
+
     def to_rows(self, names: Sequence[str]) -> list[list[str]]:
         """Return the lines of ``metrics.csv``; a client without samples in the split has none."""
         head = str(self.round)
@@ -117,7 +133,7 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, SUMMARY, MODEL):
+        for name in (*TABLES, EVENTS, HITS, SUMMARY, MODEL):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
         for name, columns in TABLES.items():
@@ -142,6 +158,11 @@ class Tables:
         """Append an event; its time is added here."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._write(EVENTS, json.dumps({**event, "time": now}) + "\n")
+
+    def hits(self, hits: Mapping[str, Hits]) -> None:
+        """Replace what is known about single samples."""
+        if self.writes and hits:
+            write_file(self.path / HITS, pack_hits(hits))
 
     def finish(
         self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None

@@ -23,7 +23,7 @@ from typing_extensions import override
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, MissingClients, Moved
 from equifed.contract.curvature import Curvature
-from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.evaluation import SPLITS, Evaluation, Hits
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -209,7 +209,18 @@ class DistributedClients(TorchClients):
         for name, values in own.metrics.items():
             whole = self.gather(np.where(own.sizes > 0, values, 0.0), everywhere, len(own.sizes))
             metrics[name] = np.where(sizes > 0, whole, np.nan)
-        return replace(own, sizes=sizes.astype(np.int64), metrics=metrics)
+        hits = None if own.hits is None else self._join_hits(own.hits, own.sizes, sizes)
+        return replace(own, sizes=sizes.astype(np.int64), metrics=metrics, hits=hits)
+
+    def _join_hits(self, own: Hits, here: Index, sizes: Losses) -> Hits:
+        """Return all clients' hits; those of the clients here lie where ``sizes`` puts them."""
+        places = np.flatnonzero(np.repeat(here > 0, sizes.astype(np.int64)))
+        correct = self.gather(own.correct.astype(np.float64), places, int(sizes.sum()))
+        everywhere = np.arange(len(here))
+        checksums = self.gather(own.checksums.astype(np.float64), everywhere, len(here))
+        counts = torch.as_tensor(own.predicted, dtype=torch.float64, device=self.workers.device)
+        predicted = self.workers.sum_in_order(counts).cpu().numpy()
+        return Hits(correct > 0, checksums.astype(np.int64), predicted.astype(np.int64))
 
     def _part(self) -> tuple[Index, InProcessClients | None]:
         """Return which of the clients are here, and the local engine on them, if any are."""

@@ -1,0 +1,135 @@
+"""What a run must not leave unsaid at its end: training that did not train.
+
+Every check is a function of what was recorded, and returns a sentence or None. The training loop
+records the sentences as events; a report asks again, so that older runs are checked as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equifed.contract.arrays import Losses
+from equifed.metrics.metric import find_metric
+from equifed.training.history import History
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDING = 1e-7
+"""Relative difference of two losses that says nothing: single precision has no more."""
+CERTIFIED = 0.01
+"""A run whose certified gap is this fraction of its objective has nothing left to descend."""
+MOST_SCALES = 100.0
+"""Largest ratio of two features' standard deviations that is not remarked upon."""
+
+
+def find_warnings(history: History, scales: Losses | None = None) -> list[str]:
+    """Return what is wrong with a run, given the scales of its features where they are known."""
+    found = (
+        check_descent(history),
+        check_against_start(history),
+        check_classes(history),
+        check_scales(scales),
+    )
+    return [sentence for sentence in found if sentence is not None]
+
+
+def check_descent(history: History) -> str | None:
+    """Tell whether the objective, or else the average training loss, is not below its start."""
+    found = _compare_objectives(history) or _compare_means(history, "loss", "train")
+    if found is None:
+        return None
+    what, start, end = found
+    if not math.isfinite(start) or end < start - ROUNDING * abs(start):
+        return None
+    cure = "use smaller step sizes" if not end <= start + ROUNDING * abs(start) else (
+        "it did not move: use larger step sizes, unless it began at the optimum"
+    )  # fmt: skip
+    return f"training did not lower {what}: from {start:.4g} to {end:.4g}; {cure}."
+
+
+def check_against_start(history: History) -> str | None:
+    """Tell whether the clients are served worse, on average, than before training."""
+    chosen = history.main_metric()
+    found = None if chosen is None else _compare_means(history, *chosen)
+    if chosen is None or found is None:
+        return None
+    metric = find_metric(chosen[0])
+    what, start, end = found
+    if not metric.sign * end < metric.sign * start - ROUNDING * abs(start):
+        return None
+    side = "below" if metric.higher_is_better else "above"
+    return (
+        f"{what} is {metric.write(end)}, {side} the {metric.write(start)} of the model before "
+        "training."
+    )
+
+
+def check_classes(history: History) -> str | None:
+    """Tell whether one class is predicted for everybody, and wrongly for some."""
+    for split in ("test", "validation", "train"):
+        if split in history.hits:
+            hits = history.hits[split]
+            total = len(hits.correct)
+            if total < 2 or np.count_nonzero(hits.predicted) != 1 or hits.correct.all():
+                return None
+            return (
+                f"one class ({int(hits.predicted.argmax())}) is predicted for all {total:,} "
+                f"samples of the {split} split, right or wrong: the model does not tell them apart."
+            )
+    return None
+
+
+def check_scales(scales: Losses | None) -> str | None:
+    """Tell whether the features have scales that no one step size suits.
+
+    >>> check_scales(np.array([1.0, np.nan, 90.0])) is None
+    True
+    """
+    if scales is None or np.isnan(scales).all():
+        return None
+    low, high = int(np.nanargmin(scales)), int(np.nanargmax(scales))
+    ratio = scales[high] / scales[low]
+    if not ratio > MOST_SCALES:
+        return None
+    return (
+        f"the scales of the features differ by a factor of {ratio:,.0f}: the standard deviation of "
+        f"feature {high} is {scales[high]:.3g}, that of feature {low} {scales[low]:.3g}; "
+        "standardise them (equifed.data.standardise)."
+    )
+
+
+def check_finite(parameters: Mapping[str, torch.Tensor]) -> str | None:
+    """Tell which parameters are infinite or not a number somewhere."""
+    bad = [name for name, value in parameters.items() if not bool(value.isfinite().all())]
+    if not bad:
+        return None
+    return f"the model is not finite ({', '.join(bad)}): it diverged; use smaller step sizes."
+
+
+def _compare_objectives(history: History) -> tuple[str, float, float] | None:
+    """Return the objective of the first and of the last round, if the same clients gave it."""
+    known = [record for record in history.rounds if record.objective is not None]
+    if len(known) < 2 or known[0].clients != known[-1].clients:
+        return None
+    first, last = known[0].objective, known[-1].objective
+    assert first is not None and last is not None
+    if known[-1].numbers.get("gap", math.inf) <= CERTIFIED * abs(last):
+        return None
+    return "the objective", first, last
+
+
+def _compare_means(history: History, metric: str, split: str) -> tuple[str, float, float] | None:
+    """Return a metric's average before and after training, over those measured both times."""
+    rounds, values = history.series(metric, split)
+    if len(rounds) < 2 or rounds[0] != 0:
+        return None
+    both = ~np.isnan(values[0]) & ~np.isnan(values[-1])
+    if not both.any():
+        return None
+    start, end = (float(row[both].mean()) for row in (values[0], values[-1]))
+    return f"the average {split} {metric}", start, end
