@@ -56,9 +56,9 @@ def test_differences_are_paired_within_seeds():
     report = build(methods)
     ours, theirs = ([r.history.last().values.min() for r in m.runs] for m in methods[::-1])
     expected = paired_difference(ours, theirs)
-    assert report.estimates[1]["worst"].difference == expected
+    assert report.estimates[1]["worst"].difference.interval == expected
     shuffled = Method("scaff-pd", methods[1].runs[::-1])  # seeds decide, not their order
-    again = build([methods[0], shuffled]).estimates[1]["worst"].difference
+    again = build([methods[0], shuffled]).estimates[1]["worst"].difference.interval
     assert again.estimate == pytest.approx(expected.estimate)
     assert again.upper == pytest.approx(expected.upper)
 
@@ -66,10 +66,22 @@ def test_differences_are_paired_within_seeds():
 def test_one_seed_has_no_interval_between_seeds():
     report = build(comparison(clients=5, methods=("a", "b"), seeds=1))
     found = report.estimates[1]["worst"]
-    assert found.source == "samples" and math.isinf(found.difference.upper)
+    assert found.source == found.difference.about == "samples" and not found.difference.paired
     document = as_json(report)
-    assert document["methods"][1]["measures"]["worst"]["difference"]["upper"] is None
+    told = document["methods"][1]["measures"]["worst"]["difference"]
+    assert told["limits_about"] == "samples" and told["lower"] < told["estimate"] < told["upper"]
     assert "with one seed" in document["headline"]["sentences"][0]
+    assert "did not record" in document["headline"]["sentences"][0]
+
+
+def test_losses_of_one_seed_have_no_interval():
+    runs = {
+        "a": accuracies([3.0], [1.0], metric="loss"),
+        "b": accuracies([3.0], [0.5], metric="loss"),
+    }
+    report = build(as_methods(runs))
+    assert math.isinf(report.estimates[1]["worst"].difference.interval.upper)
+    assert "nothing is known about other samples" in as_json(report)["headline"]["sentences"][0]
 
 
 def test_target_is_reached_when_the_worst_client_gets_there():

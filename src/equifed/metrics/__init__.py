@@ -39,6 +39,13 @@ from equifed.metrics.levels import (
 )
 from equifed.metrics.metric import METRICS, Metric, find_metric
 from equifed.metrics.paired import mean_interval, paired_difference
+from equifed.metrics.paired_samples import (
+    assume_independent,
+    combine_sources,
+    count_pairs,
+    difference_intervals,
+    newcombe_interval,
+)
 from equifed.metrics.summary import Direction, Reducer, describe, reducers, summary
 from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
 
@@ -50,6 +57,7 @@ __all__ = [
     "Reducer",
     "WorstClient",
     "accuracy_intervals",
+    "assume_independent",
     "atkinson",
     "average_by_client",
     "average_by_sample",
@@ -59,10 +67,13 @@ __all__ = [
     "bootstrap_clients",
     "burden",
     "clopper_pearson_interval",
+    "combine_sources",
     "correct_counts",
     "cosine",
+    "count_pairs",
     "cvar",
     "describe",
+    "difference_intervals",
     "entropy",
     "find_metric",
     "gini",
@@ -72,6 +83,7 @@ __all__ = [
     "maximum",
     "mean_interval",
     "minimum",
+    "newcombe_interval",
     "paired_difference",
     "palma",
     "reducers",

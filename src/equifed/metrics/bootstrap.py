@@ -55,7 +55,8 @@ Resample: TypeAlias = Literal["samples", "both"]
 _BLOCK = 2_000_000  # numbers resampled at a time, so that memory does not grow with resamples
 
 
-def _blocks(resamples: int, clients: int) -> Iterator[int]:
+def split_resamples(resamples: int, clients: int) -> Iterator[int]:
+    """Yield how many resamples of so many numbers to draw at a time."""
     if resamples < 2:
         raise ValueError(
             f"resamples must be at least 2 (1,000 or more to be useful), got {resamples}."
@@ -94,8 +95,9 @@ def corrected_interval(
     if not (np.isfinite(array).all() and math.isfinite(estimate) and math.isfinite(quantile)):
         return Interval(estimate, *bounds, level)
     centre, half = 2 * estimate - array.mean(), quantile * array.std()
-    lower, upper = (float(np.clip(limit, *bounds)) for limit in (centre - half, centre + half))
-    return Interval(estimate, lower, upper, level)
+    limits = (centre - half, centre + half, centre)
+    lower, upper, corrected = (float(np.clip(limit, *bounds)) for limit in limits)
+    return Interval(estimate, lower, upper, level, corrected)
 
 
 def _columns(columns: Sequence[ArrayLike]) -> list[Values]:
@@ -112,7 +114,7 @@ def resample_clients(columns: list[Values], resamples: int, seed: int) -> Iterat
     """Yield blocks of resamples, each a list with one array (b, n) for each column."""
     draw = Stream(seed).at("bootstrap", "clients").generator()
     clients = columns[0].size
-    for rows in _blocks(resamples, clients):
+    for rows in split_resamples(resamples, clients):
         pick = draw.integers(clients, size=(rows, clients))
         yield [column[pick] for column in columns]
 
@@ -121,7 +123,7 @@ def resample_samples(k: Values, m: Values, resamples: int, seed: int) -> Iterato
     """Yield blocks (b, n) of accuracies, the counts of each client drawn anew."""
     draw = Stream(seed).at("bootstrap", "samples").generator()
     trials, accuracy = m.astype(np.int64), k / m
-    for rows in _blocks(resamples, k.size):
+    for rows in split_resamples(resamples, k.size):
         yield draw.binomial(trials, accuracy, size=(rows, k.size)) / m
 
 

@@ -8,7 +8,7 @@ population, the number of correct answers is binomial, and the intervals here ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Literal, TypeAlias
 
@@ -22,12 +22,17 @@ Method: TypeAlias = Literal["wilson", "clopper_pearson"]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate between two limits that hold at a stated level of confidence."""
+    """An estimate, and two limits that hold at a stated level of confidence.
+
+    The limits may leave a biased estimate outside; ``corrected`` is the estimate without its bias,
+    where it is known, and lies within them.
+    """
 
     estimate: float
     lower: float
     upper: float
     level: float = 0.95
+    corrected: float | None = field(default=None, repr=False, compare=False)
 
     def __contains__(self, value: float) -> bool:
         return self.lower <= value <= self.upper

@@ -49,7 +49,9 @@ class Metric:
 
     def write_number(self, value: float) -> str:
         """Write a value without its unit."""
-        return f"{100 * value:.1f}" if self.is_fraction else f"{value:.4g}"
+        # Twelve digits first: a number that was summed in another order is written the same.
+        shown = float(f"{self.factor * value:.12g}")
+        return f"{shown:.1f}" if self.is_fraction else f"{shown:.4g}"
 
     def write(self, value: float) -> str:
         """Write a value with its unit."""

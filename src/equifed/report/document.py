@@ -43,6 +43,16 @@ class Report:
         return len(self.methods) > 1
 
     @property
+    def single(self) -> bool:
+        """Whether there is one client only, so that nothing is worst or average."""
+        return len(self.methods[0].clients) == 1
+
+    @property
+    def sampled(self) -> bool:
+        """Whether limits of some number are about other test samples."""
+        return any(e.source == "samples" for found in self.estimates for e in found.values())
+
+    @property
     def lead(self) -> int:
         """The method of the headline: the one whose worst client is served best."""
         if self.scale is None:
@@ -100,7 +110,8 @@ def draw_figures(report: Report) -> dict[str, list[Figure]]:
     time: list[Figure | None] = []
     if scale is not None:
         values, losses = [r.value for r in rows], [r.loss for r in rows]
-        clients.append(figures.draw_distribution(methods, rows, scale))
+        averages = figures.list_levels(report.estimates)[0]
+        clients.append(figures.draw_distribution(methods, rows, averages, scale))
         if report.several:
             names = [method.name for method in methods]
             clients.append(figures.draw_frontier(names, report.estimates, scale))

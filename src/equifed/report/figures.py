@@ -16,7 +16,7 @@ from equifed.metrics import gini, lorenz_curve
 from equifed.report import svg
 from equifed.report.measures import Estimate
 from equifed.report.methods import ClientRows, Method
-from equifed.report.scales import Scale
+from equifed.report.scales import Scale, plural
 
 MOST_DOTS = 8000
 """Beyond this many dots in one figure, bars are drawn instead."""
@@ -73,7 +73,7 @@ def colour(i: int) -> str:
 
 
 def draw_distribution(
-    methods: Sequence[Method], rows: Sequence[ClientRows], scale: Scale
+    methods: Sequence[Method], rows: Sequence[ClientRows], averages: Losses, scale: Scale
 ) -> Figure:
     """One row of dots per method, one dot per client."""
     many = len(methods[0].clients) > 40
@@ -93,14 +93,15 @@ def draw_distribution(
             _draw_bars(plot, value, middle, room, m)
         else:
             _draw_dots(plot, value, middle, room, m, rows[m].worst_position(scale))
-        mean = float(np.nanmean(value)) if np.isfinite(value).any() else math.nan
+        mean = float(averages[m]) * scale.factor
         if math.isfinite(mean):
-            tip = f"{method.name}: average {scale.text(mean / scale.factor)}"
+            tip = f"{method.name}: average {scale.text(averages[m])}"
             ends = {"x1": x.at(mean), "x2": x.at(mean), "y1": base + 18, "y2": base + step - 4}
             plot.add(svg.tag("line", **ends, class_="mean", data_tip=tip))
     pairs = list(zip(methods, rows, strict=True))
-    alt = f"Distribution of {scale.label} over {len(methods[0].clients)} clients. "
-    alt += " ".join(_describe_range(method, row, scale) for method, row in pairs)
+    alt = f"Distribution of {scale.label} over {plural(len(methods[0].clients), 'client')}. "
+    ranges = zip(methods, rows, averages, strict=True)
+    alt += " ".join(_describe_range(*one, scale) for one in ranges)
     caption = "One dot per client; the bar marks the average, the ring the worst-served client."
     numbers = [
         [method.name, name, float(v)]
@@ -137,17 +138,18 @@ def _draw_bars(plot: svg.Plot, values: Losses, middle: float, room: float, m: in
         if count:
             tall = room * count / counts.max()
             width = plot.x.at(right) - plot.x.at(left) - 0.6
-            tip = f"{count} clients between {left:.4g} and {right:.4g}"
+            tip = f"{plural(int(count), 'client')} between {left:.4g} and {right:.4g}"
             box = {"x": plot.x.at(left), "y": middle + room / 2 - tall, "width": width}
             mark = {"class_": f"bar {colour(m)}", "data_tip": tip}
             plot.add(svg.tag("rect", **box, height=tall, **mark))
 
 
-def _describe_range(method: Method, rows: ClientRows, scale: Scale) -> str:
+def _describe_range(method: Method, rows: ClientRows, average: float, scale: Scale) -> str:
     i = rows.worst_position(scale)
     if i is None:
         return f"{method.name}: not evaluated."
-    average = float(np.nanmean(rows.value))
+    if len(method.clients) == 1:
+        return f"{method.name}: {scale.text(float(rows.value[i]))}."
     best = float((np.nanmax if scale.higher_is_better else np.nanmin)(rows.value))
     return (
         f"{method.name}: worst {method.clients[i]} {scale.text(float(rows.value[i]))}, average "
@@ -212,7 +214,7 @@ def find_non_dominated(average: Losses, worst: Losses, *, higher_is_better: bool
 
 def find_frontier(found: Sequence[dict[str, Estimate]], scale: Scale) -> list[bool]:
     """Return which methods are not dominated in average and worst client."""
-    return find_non_dominated(*_levels(found), higher_is_better=scale.higher_is_better)
+    return find_non_dominated(*list_levels(found), higher_is_better=scale.higher_is_better)
 
 
 def draw_frontier(
@@ -223,7 +225,8 @@ def draw_frontier(
 ) -> Figure:
     """Average against worst client, with the seeds and the non-dominated methods marked."""
     colours = range(len(names)) if colours is None else colours
-    average, worst = _levels(found) * scale.factor
+    levels = list_levels(found)
+    average, worst = levels * scale.factor
     best = find_frontier(found, scale)
     seeds = [_seeds(e, scale) for e in found]
     xs, ys = [s[:, 0] for s in seeds], [s[:, 1] for s in seeds]
@@ -240,7 +243,7 @@ def draw_frontier(
             continue
         for x, y in seeds[m] if len(seeds[m]) > 1 else ():
             plot.dot(x, y, 1.8, class_=f"dot faint {colour(colours[m])}")
-        values = [float(v) / scale.factor for v in (average[m], worst[m])]
+        values = [float(level[m]) for level in levels]
         said = f"{name}: average {scale.text(values[0])}, worst {scale.text(values[1])}"
         mark = "dot big" if best[m] else "dot big hollow"
         plot.dot(average[m], worst[m], 5.0, class_=f"{mark} {colour(colours[m])}", data_tip=said)
@@ -282,7 +285,7 @@ def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) ->
         plot.add(svg.tag("text", short, **anchor, y=level, class_="name"))
 
 
-def _levels(found: Sequence[dict[str, Estimate]]) -> Losses:
+def list_levels(found: Sequence[dict[str, Estimate]]) -> Losses:
     """Return the average and the worst client of every method, shape (2, methods)."""
     keys = ("average_by_client", "worst")
     means = [[e[k].interval.estimate if k in e else math.nan for e in found] for k in keys]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,9 +15,9 @@ from equifed.metrics import (
     accuracy_intervals,
     describe,
     mean_interval,
-    paired_difference,
     summary,
 )
+from equifed.report.differences import Difference, Samples, agree, compare_samples, compare_values
 from equifed.report.methods import Method, count_correct
 from equifed.report.scales import DASH, Scale, bytes_text
 from equifed.training.history import History
@@ -49,19 +49,16 @@ class Estimate:
     interval : Interval
         Their mean; limits are infinite where nothing is known about them.
     source : str
-        What the limits are about: other ``"seeds"``, other test ``"samples"`` of these clients
-        (one run of a classifier), or ``"none"``.
-    difference : Interval, optional
-        Mean difference to the baseline within seeds.
-    pairs : int
-        Over how many seeds.
+        What the limits are about: other ``"seeds"``, other test ``"samples"`` of these clients (a
+        classifier with one seed, or whose seeds all agree), or ``"none"``.
+    difference : Difference, optional
+        How far it lies from the baseline.
     """
 
     values: tuple[float, ...]
     interval: Interval
     source: Source = "none"
-    difference: Interval | None = None
-    pairs: int = 0
+    difference: Difference | None = None
 
     @property
     def reached(self) -> int:
@@ -87,6 +84,8 @@ def choose_scale(methods: Sequence[Method]) -> Scale | None:
     return None
 
 
+COSTS = ("rounds", "bytes", "rounds_to_target", "bytes_to_target")
+"""Measures that were counted, not estimated from samples."""
 LEVELS = ("average_by_client", "worst", "worst_20_percent", "best_20_percent")
 LABELS = {
     "average_by_client": "Average over clients",
@@ -182,22 +181,35 @@ def estimate_measures(
     """Return every measure of a method, with the paired difference to the baseline if given."""
     ours = [measure_run(run.history, scale, target) for run in method.runs]
     theirs = {} if baseline is None else _by_seed(baseline, scale, target)
+    common = [seed for seed in _positions(method) if seed in theirs]
+    mine = dict(zip(_positions(method), ours, strict=True))
     keys = dict.fromkeys(key for row in ours for key in row)
-    sampled = _sample_intervals(method, scale) if len(ours) == 1 else {}
+    columns = {key: tuple(row.get(key, math.nan) for row in ours) for key in keys}
+    pairs = {
+        key: [(mine[s].get(key, math.nan), theirs[s].get(key, math.nan)) for s in common]
+        for key in keys
+    }
+    samples = None if baseline is None else _compare_runs(method, baseline, scale, pairs)
+    sampled = _sample_intervals(method, scale, columns)
     out = {}
-    for key in keys:
-        values = tuple(row.get(key, math.nan) for row in ours)
-        pairs = [
-            (value, theirs[seed].get(key, math.nan))
-            for value, seed in zip(values, _positions(method), strict=True)
-            if seed in theirs
-        ]
-        # A mean over the pairs that happen to be defined would be a biased one.
-        defined = pairs and np.isfinite(pairs).all()
-        difference = paired_difference(*zip(*pairs, strict=True)) if defined else None
-        interval, source = _interval(values, sampled.get(key))
-        out[key] = Estimate(values, interval, source, difference, len(pairs))
+    for key, values in columns.items():
+        cost = key in COSTS
+        difference = compare_values(key, pairs[key], samples, cost)
+        interval, source = _interval(values, sampled.get(key), cost)
+        out[key] = Estimate(values, interval, source, difference)
     return out
+
+
+def _compare_runs(
+    method: Method, baseline: Method, scale: Scale, pairs: dict[str, list[tuple[float, float]]]
+) -> Samples | None:
+    """Return what single samples say about two methods that share seeds."""
+    ours, theirs = (dict(zip(_positions(m), m.runs, strict=True)) for m in (method, baseline))
+    runs = [(run, theirs[seed]) for seed, run in ours.items() if seed in theirs]
+    levels = [np.array(found) for key, found in pairs.items() if key not in COSTS and found]
+    known = [found for found in levels if np.isfinite(found).all()]
+    vary = not any(agree(found[:, 0] - found[:, 1]) for found in known)
+    return compare_samples(runs, scale, vary) if known else None
 
 
 def _positions(method: Method) -> list[object]:
@@ -210,22 +222,27 @@ def _by_seed(method: Method, scale: Scale, target: Target | None) -> dict[object
     return dict(zip(_positions(method), rows, strict=True))
 
 
-def _interval(values: Sequence[float], sampled: Interval | None) -> tuple[Interval, Source]:
+def _interval(
+    values: Sequence[float], sampled: Interval | None, cost: bool
+) -> tuple[Interval, Source]:
     known = [value for value in values if math.isfinite(value)]
     if len(known) < len(values) or not known:
         # A mean over the runs that got there would flatter a method that seldom does.
         mean = math.nan if not known else math.inf if len(known) < len(values) else known[0]
         return Interval(mean, -math.inf, math.inf), "none"
-    if len(known) > 1:
+    if len(known) > 1 and (cost or not agree(known)):
         return mean_interval(known), "seeds"
     if sampled is not None:
-        return sampled, "samples"
-    return mean_interval(known), "none"
+        return replace(sampled, estimate=mean_interval(known).estimate), "samples"
+    return mean_interval(known[:1]), "none"  # seeds that agree say nothing about other samples
 
 
-def _sample_intervals(method: Method, scale: Scale) -> dict[str, Interval]:
-    """Return intervals over test samples, for one run of a classifier."""
-    known = count_correct(method, scale)
+def _sample_intervals(
+    method: Method, scale: Scale, columns: dict[str, tuple[float, ...]]
+) -> dict[str, Interval]:
+    """Return intervals over test samples, for a classifier of which some measure does not vary."""
+    levels = [v for key, v in columns.items() if key not in COSTS and np.isfinite(v).all()]
+    known = count_correct(method, scale) if any(agree(v) for v in levels) else None
     if known is None:
         return {}
     _, counts, sizes = known

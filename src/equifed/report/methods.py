@@ -188,6 +188,7 @@ def check_methods(methods: list[Method]) -> list[Method]:
         if not method.runs:
             raise ReportError(f"{method.name} has no runs.")
         for run in method.runs:
+            run.history.check()
             if run.history.names != methods[0].clients:
                 raise ReportError(
                     f"{method.name} and {methods[0].name} have different clients, so they cannot "

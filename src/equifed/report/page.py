@@ -19,10 +19,12 @@ import numpy as np
 from markupsafe import Markup
 
 from equifed.report import svg
+from equifed.report.client_table import pack_clients, write_clients_csv
 from equifed.report.curves import Series, collect_series, draw_course
 from equifed.report.document import Report, build, draw_figures
+from equifed.report.effects import describe_evidence
 from equifed.report.figures import colour, draw_frontier, find_frontier
-from equifed.report.measures import LABELS, choose_format
+from equifed.report.measures import COSTS, LABELS, choose_format
 from equifed.report.methods import ReportError, as_methods
 from equifed.report.scales import TIMES, plural
 from equifed.report.tables import (
@@ -32,8 +34,6 @@ from equifed.report.tables import (
     format_event,
     list_all_measures,
     list_comparison,
-    pack_clients,
-    write_clients_csv,
 )
 from equifed.report.words import (
     collect_certificate_notes,
@@ -51,6 +51,8 @@ SLUG = 40
 """Characters of a name in a path."""
 SUMMARY = ("average_by_client", "worst", "worst_20_percent", "best_20_percent", "spread")
 """What a participant hears of the others."""
+SINGLE = ("worst", *COSTS)
+"""Rows of the comparison when there is one client only."""
 POINT = (*SUMMARY, "gini")
 """What the page of a sweep shows of every setting."""
 
@@ -138,7 +140,8 @@ def render(report: Report) -> str:
         palette=choose_palette(len(report.methods), report.baseline, report.lead),
         headline=write_headline(report),
         cards=list_cards(report),
-        comparison=list_comparison(report),
+        comparison=[r for r in list_comparison(report) if not report.single or r["key"] in SINGLE],
+        evidence=_describe_differences(report),
         all_measures=list_all_measures(report),
         figures=draw_figures(report),
         certificate_notes=collect_certificate_notes(report.methods),
@@ -148,6 +151,14 @@ def render(report: Report) -> str:
         events=[format_event(e) for method in report.methods for e in method.events()],
         **load_script(),
     )
+
+
+def _describe_differences(report: Report) -> str:
+    """Say what the limits of the differences allow for."""
+    found = report.estimates[report.lead].get("worst") if report.estimates else None
+    if report.scale is None or found is None or found.difference is None:
+        return ""
+    return describe_evidence(found.difference, report.scale)
 
 
 def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
@@ -228,7 +239,7 @@ def _summarise(report: Report) -> list[dict[str, str]]:
             "label": LABELS[key],
             "value": choose_format(by_key[key], report.scale)(found[key].interval.estimate),
         }
-        for key in SUMMARY
+        for key in (() if report.single else SUMMARY)
         if key in found
     ]
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from equifed.metrics import Interval
 from equifed.metrics.summary import BY_SAMPLE, reducers
+from equifed.report.differences import Difference
 from equifed.report.document import Report
-from equifed.report.figures import csv_text
 from equifed.report.measures import Estimate, Measure, choose_format
 from equifed.report.methods import Method
 from equifed.report.scales import DASH, Scale, add_sign, is_finite
@@ -33,7 +33,9 @@ def list_comparison(report: Report) -> list[dict[str, Any]]:
             format_cell(found.get(measure.key), measure, report.scale, m == report.baseline)
             for m, found in enumerate(report.estimates)
         ]
-        rows.append({"label": measure.label, "meaning": measure.meaning, "cells": cells})
+        label = "The client" if report.single and measure.key == "worst" else measure.label
+        row = {"key": measure.key, "label": label, "meaning": measure.meaning, "cells": cells}
+        rows.append(row)
     return rows
 
 
@@ -51,18 +53,25 @@ def format_cell(
     write = choose_format(measure, scale)
     out |= {"value": write(found.interval.estimate), "note": _format_limits(found, write)}
     if found.difference is not None and not baseline:
-        out["change"], out["tone"] = _format_change(found.difference, measure, write)
+        interval, over_seeds = found.difference.interval, found.difference.about == "seeds"
+        out["change"], out["tone"] = _format_change(interval, over_seeds, measure, write)
     return out
 
 
 def _format_limits(found: Estimate, write: Callable[[float], str]) -> str:
-    """Return the interval over seeds as ±, which is symmetric; that over samples by its ends."""
+    """Return the interval over seeds as ±, which is symmetric; that over samples by its ends.
+
+    A number that its interval leaves outside has the corrected one beside it.
+    """
     interval = found.interval
     if not is_finite(interval) or interval.lower == interval.upper:
         return ""
     if found.source == "seeds":
         return "± " + _bare(write(interval.upper - interval.estimate))
-    return f"{_bare(write(interval.lower))} to {_bare(write(interval.upper))}"
+    span = f"{_bare(write(interval.lower))} to {_bare(write(interval.upper))}"
+    if interval.estimate in interval or interval.corrected is None:
+        return span
+    return f"corrected {_bare(write(interval.corrected))}: {span}"
 
 
 def _bare(text: str) -> str:
@@ -70,13 +79,19 @@ def _bare(text: str) -> str:
 
 
 def _format_change(
-    difference: Interval, measure: Measure, write: Callable[[float], str]
+    difference: Interval, over_seeds: bool, measure: Measure, write: Callable[[float], str]
 ) -> tuple[str, str]:
     """Return the paired difference, and whether it is for better or worse beyond doubt."""
-    text = add_sign(difference.estimate, _bare(write(abs(difference.estimate))))
+
+    def signed(value: float) -> str:
+        return add_sign(value, _bare(write(abs(value))))
+
+    text = signed(difference.estimate)
     if not is_finite(difference) or difference.lower == difference.upper == 0:
         return text, ""
-    if difference.lower < difference.upper:
+    if not over_seeds:
+        text = f"{text} ({signed(difference.lower)} to {signed(difference.upper)})"
+    elif difference.lower < difference.upper:
         text = add_margin(text, _bare(write(difference.upper - difference.estimate)))
     if difference.lower <= 0 <= difference.upper:
         return text, ""
@@ -108,49 +123,6 @@ def list_all_measures(report: Report) -> list[dict[str, Any]]:
         shown = [f"{v:.4f}" if np.isfinite(v) else "∞" if v > 0 else DASH for v in values]
         rows.append({"name": reducer.name, "meaning": reducer.meaning, "values": shown})
     return rows
-
-
-def pack_clients(report: Report) -> dict[str, Any]:
-    """Return what the page's script needs for the table of clients and for the names on hover."""
-    data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
-    data["lead"], data["baseline"] = report.lead, report.baseline
-    if report.scale is None:
-        return data
-    scale = report.scale
-    data |= {"percent": scale.kind.is_fraction, "higher": scale.higher_is_better}
-    data["label"] = scale.label
-    data["n"] = [int(n) for n in report.rows[0].sizes]
-    for method, rows in zip(report.methods, report.rows, strict=True):
-        columns = {
-            "value": rows.value, "lower": rows.lower, "upper": rows.upper, "loss": rows.loss,
-            "weight": rows.weight, "participation": rows.participation,
-        }  # fmt: skip
-        packed: dict[str, Any] = {k: [_shorten(v) for v in column] for k, column in columns.items()}
-        packed["quarantines"] = [int(q) for q in rows.quarantines]
-        data["methods"].append({"name": method.name, **packed})
-    return data
-
-
-def _shorten(value: float) -> float | None:
-    """Return a number with the digits that a page shows."""
-    known = to_json_number(value)
-    return None if known is None else float(f"{known:.5g}")
-
-
-def write_clients_csv(report: Report) -> str:
-    """Return the table of clients as CSV."""
-    shown = "value" if report.scale is None else report.scale.metric
-    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *COLUMNS[5:]]
-    rows = (
-        [method.name, client, *(_plain(getattr(found, name)[i]) for name in COLUMNS)]
-        for method, found in zip(report.methods, report.rows, strict=False)
-        for i, client in enumerate(method.clients)
-    )
-    return csv_text(columns, rows)
-
-
-def _plain(value: Any) -> object:
-    return int(value) if isinstance(value, np.integer) else float(value)
 
 
 def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
@@ -239,17 +211,26 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
 
 
 def _estimate_json(found: Estimate) -> dict[str, Any]:
+    difference = found.difference
     return {
         "values": [to_json_number(v) for v in found.values],
         **_interval_json(found.interval),
         "limits_about": found.source,
-        "difference": None if found.difference is None else _interval_json(found.difference),
-        "pairs": found.pairs,
+        "difference": None if difference is None else _difference_json(difference),
+        "pairs": 0 if difference is None else difference.pairs,
     }
 
 
+def _difference_json(difference: Difference) -> dict[str, Any]:
+    told = {"limits_about": difference.about, "paired_samples": difference.paired}
+    return {**_interval_json(difference.interval), **told}
+
+
 def _interval_json(interval: Interval) -> dict[str, float | None]:
-    return {key: to_json_number(getattr(interval, key)) for key in ("estimate", "lower", "upper")}
+    out = {key: to_json_number(getattr(interval, key)) for key in ("estimate", "lower", "upper")}
+    if interval.corrected is not None and interval.estimate not in interval:
+        out["corrected"] = to_json_number(interval.corrected)
+    return out
 
 
 def to_json_number(value: Any) -> float | int | None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from equifed.metrics import Interval
 from equifed.report.document import Report
+from equifed.report.effects import describe_cost, write_change
 from equifed.report.measures import Estimate, choose_format
 from equifed.report.methods import ClientRows, Method
-from equifed.report.scales import DASH, TIMES, Scale, bytes_text, is_finite, plural
+from equifed.report.scales import DASH, Scale, bytes_text, plural
+from equifed.training.history import History
+from equifed.training.warnings import find_warnings
 
 NAMED = 5
 """At most this many clients are named in a sentence."""
@@ -24,7 +26,7 @@ def write_headline(report: Report) -> dict[str, Any]:
         return {
             "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
             "chance": "",
-            "warnings": describe_quarantines(report.methods),
+            "warnings": [*describe_quarantines(report.methods), *describe_warnings(report.methods)],
         }
     lead, base = report.lead, report.baseline
     method, rows = report.methods[lead], report.rows[lead]
@@ -33,11 +35,12 @@ def write_headline(report: Report) -> dict[str, Any]:
         found = report.estimates[lead]
         sentences.append(describe_cost(method, report.methods[base], found, report.scale))
     who = f"Under {method.name}, " if report.several else ""
-    sentences.append(who + describe_worst(method, rows, report.scale))
+    sentences.append(who + describe_worst(method, rows, report.scale, report.estimates[lead]))
+    told = [*describe_quarantines(report.methods), *describe_warnings(report.methods)]
     return {
         "sentences": sentences,
         "chance": describe_chance(method, rows),
-        "warnings": [*describe_quarantines(report.methods), *report.problems],
+        "warnings": [*told, *report.problems],
     }
 
 
@@ -61,13 +64,13 @@ def list_cards(report: Report) -> list[dict[str, str]]:
         return []
     base = report.methods[report.baseline].name
     shown = []
-    for key, label in (("worst", "Worst client"), ("average_by_client", "Average over clients"),
-                       ("spread", "Best to worst")):  # fmt: skip
+    cards = {"worst": "Worst client", "average_by_client": "Average over clients"}
+    cards = {"worst": "The client"} if report.single else cards | {"spread": "Best to worst"}
+    for key, label in cards.items():
         measure = next(m for m in report.measures if m.key == key)
         estimate = found[key]
         note = _name_worst(method, worst) if key == "worst" else ""
-        difference = estimate.difference
-        change = "" if difference is None else f"{scale.change(difference.estimate)} against {base}"
+        change = write_change(estimate.difference, base, scale)
         value = choose_format(measure, scale)(estimate.interval.estimate)
         shown.append(make_card(label, value, note, change))
     sent = found["bytes"].interval.estimate
@@ -86,7 +89,9 @@ def _name_worst(method: Method, worst: int) -> str:
     return method.clients[worst] if len(method.runs) == 1 else several
 
 
-def describe_worst(method: Method, rows: ClientRows, scale: Scale) -> str:
+def describe_worst(
+    method: Method, rows: ClientRows, scale: Scale, found: dict[str, Estimate]
+) -> str:
     """Say who is served worst, how badly, and how sure that is."""
     i = rows.worst_position(scale)
     if i is None:
@@ -97,15 +102,17 @@ def describe_worst(method: Method, rows: ClientRows, scale: Scale) -> str:
     samples = plural(int(rows.sizes[i]), "sample")
     clients = plural(int(np.isfinite(rows.value).sum()), "client")
     seeds = f" in the mean over {plural(len(method.runs), 'seed')}" if len(method.runs) > 1 else ""
-    average = scale.text(float(np.nanmean(rows.value)))
-    out = (
-        f"{method.clients[i]} is served worst{seeds}: {scale.text(value)} {scale.label}"
-        f"{_write_interval(rows, i, scale)} on {samples}. The average over {clients} is {average}"
-    )
+    measured = f"{scale.text(value)} {scale.label}{_write_interval(rows, i, scale)} on {samples}"
+    if len(method.clients) == 1:
+        return f"{method.clients[i]}, the only client, has {measured}{seeds}."
+    out = f"{method.clients[i]} is served worst{seeds}: {measured}."
+    if "average_by_client" not in found:
+        return out
+    average = scale.text(found["average_by_client"].interval.estimate)
+    out += f" The average over {clients} is {average}"
     if seeds:  # the spread of means is narrower than the mean spread, which the table has
         return out + "."
-    spread = scale.gap(float(np.nanmax(rows.value) - np.nanmin(rows.value)))
-    return f"{out}; from best to worst it is {spread}."
+    return f"{out}; from best to worst it is {scale.gap(found['spread'].interval.estimate)}."
 
 
 def _write_interval(rows: ClientRows, i: int, scale: Scale) -> str:
@@ -116,16 +123,17 @@ def _write_interval(rows: ClientRows, i: int, scale: Scale) -> str:
 
 def describe_chance(method: Method, rows: ClientRows) -> str:
     """Say how much of the worst client may be chance, and who else may be the worst."""
-    worst = rows.worst
-    if worst is None:
+    worst, n = rows.worst, int((np.isfinite(rows.lower)).sum())
+    if worst is None or n == 1:
         return ""
     scale = Scale("accuracy", "")
-    n, others = len(method.clients), [i for i in worst.candidates if i != worst.observed]
+    others = [i for i in worst.candidates if i != worst.observed]
     ends = scale.number(worst.interval.lower), scale.text(worst.interval.upper)
+    seed = " of the first seed" if len(method.runs) > 1 else ""
     first = (
-        f"The lowest of {n:,} measured accuracies is low partly by chance. "
-        f"The lowest true accuracy lies between {ends[0]} and {ends[1]} with 95 % confidence, "
-        f"which allows for that{' (first seed)' if len(method.runs) > 1 else ''}. "
+        f"The lowest of {n:,} measured accuracies{seed}, {scale.text(worst.interval.estimate)}, is "
+        f"low partly by chance. The lowest true accuracy lies between {ends[0]} and {ends[1]} with "
+        "95 % confidence, which allows for that. "
     )
     if not others:
         return (
@@ -138,77 +146,6 @@ def describe_chance(method: Method, rows: ClientRows) -> str:
         f"These samples cannot tell whether it is {method.clients[worst.observed]}'s or that of "
         f"{plural(len(others), 'other client')}: {names}{more}."
     )
-
-
-def describe_cost(
-    method: Method, baseline: Method, found: dict[str, Estimate], scale: Scale
-) -> str:
-    """Say what the worst client gained, what the average paid and what was sent."""
-    worst, average, spread = (found.get(k) for k in ("worst", "average_by_client", "spread"))
-    if worst is None or average is None or spread is None or worst.difference is None:
-        return f"{method.name} and {baseline.name} have no seeds in common to compare."
-    assert average.difference is not None and spread.difference is not None
-    of = f"the worst client's {scale.label}"
-    worse, mean = (describe_effect(d, scale) for d in (worst.difference, average.difference))
-    sentences = [
-        f"Against {baseline.name}, {method.name} {worse.format(of)} and "
-        f"{mean.format('the average over clients')}.",
-        _describe_gap(spread, scale),
-        _describe_bytes(found),
-        f"Measured on {plural(len(method.clients), 'client')} {describe_seeds(worst.pairs)}.",
-    ]
-    return " ".join(filter(None, sentences))
-
-
-def describe_effect(difference: Interval, scale: Scale) -> str:
-    """Say what happened to a level of service, with {} in the place of its name.
-
-    >>> describe_effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
-    'lowered {} by 2.0 points (95 % interval −3.0 to −1.0)'
-    """
-    change = difference.estimate
-    if change == 0:
-        return "did not change {}"
-    verb, shown = ("raised" if change > 0 else "lowered"), scale.gap(abs(change))
-    if not is_finite(difference):
-        return f"{verb} {{}} by {shown}"
-    span = f"95 % interval {scale.signed(difference.lower)} to {scale.signed(difference.upper)}"
-    if difference.lower <= 0 <= difference.upper:
-        return f"did not measurably change {{}} ({scale.change(change)}, {span})"
-    return f"{verb} {{}} by {shown} ({span})"
-
-
-def _describe_gap(spread: Estimate, scale: Scale) -> str:
-    assert spread.difference is not None
-    after, change = spread.interval.estimate, spread.difference.estimate
-    word = "shrank" if change < 0 else "grew"
-    if change == 0:
-        return f"The gap from best to worst client stayed at {scale.gap(after)}."
-    span = f"from {scale.number(after - change)} to {scale.gap(after)}"
-    return f"The gap from best to worst client {word} {span}."
-
-
-def _describe_bytes(found: dict[str, Estimate]) -> str:
-    sent = found["bytes"]
-    if sent.difference is None:
-        return ""
-    ours = sent.interval.estimate
-    theirs = ours - sent.difference.estimate
-    if theirs <= 0:
-        return ""
-    if ours == theirs:
-        return "It sent as many bytes."
-    return f"It sent {ours / theirs:.3g} {TIMES} the bytes."
-
-
-def describe_seeds(count: int) -> str:
-    """Say how many seeds there were, and what one seed does not tell.
-
-    >>> describe_seeds(5)
-    'over 5 seeds'
-    """
-    alone = "with one seed, which does not show how much it varies between seeds"
-    return alone if count == 1 else f"over {count} seeds"
 
 
 def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
@@ -238,21 +175,43 @@ def describe_quarantines(methods: Sequence[Method]) -> list[str]:
     return out
 
 
+def describe_warnings(methods: Sequence[Method]) -> list[str]:
+    """Say which methods did not train, as their first run with a warning has it."""
+    out = []
+    for method in methods:
+        told = [list_warnings(run.history) for run in method.runs]
+        some = [sentences for sentences in told if sentences]
+        if some:
+            more = f" ({len(some)} of {len(told)} runs have warnings.)" if len(told) > 1 else ""
+            out += [f"{method.name}: {sentence}{more}" for sentence in some[0]]
+    return out
+
+
+def list_warnings(history: History) -> list[str]:
+    """Return the warnings of a run: recorded ones, and those that its numbers call for."""
+    recorded = [str(e["reason"]) for e in history.events if e["event"] == "warning"]
+    return list(dict.fromkeys([*recorded, *find_warnings(history)]))
+
+
 def describe_participant(report: Report, i: int) -> str:
     """Tell a client how the model serves it, beside the average."""
     assert report.scale is not None
     scale, rows = report.scale, report.rows[report.lead]
-    value, average = float(rows.value[i]), float(np.nanmean(rows.value))
+    value, found = float(rows.value[i]), report.estimates[report.lead]
     if not np.isfinite(value):
         return f"There is no {scale.label} of yours: you have no samples in that split."
+    measured = (
+        f"The model has a {scale.label} of {scale.text(value)} on your "
+        f"{plural(int(rows.sizes[i]), 'sample')}{_write_interval(rows, i, scale)}."
+    )
+    if report.single or "average_by_client" not in found:
+        return measured
+    average = found["average_by_client"].interval.estimate
     better = (value > average) == scale.higher_is_better
     side = "better" if better else "worse"
-    distance = f"{scale.gap(abs(value - average))} {side} than" if value != average else "equal to"
-    return (
-        f"The model has a {scale.label} of {scale.text(value)} on your "
-        f"{plural(int(rows.sizes[i]), 'sample')}{_write_interval(rows, i, scale)}. "
-        f"That is {distance} the average over clients, {scale.text(average)}."
-    )
+    same = scale.text(value) == scale.text(average)
+    distance = "equal to" if same else f"{scale.gap(abs(value - average))} {side} than"
+    return f"{measured} That is {distance} the average over clients, {scale.text(average)}."
 
 
 def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:

@@ -1,10 +1,6 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const percent = (v, digits = 1) => (v === null ? "–" : (100 * v).toFixed(digits) + " %");
-  const plain = (v) => (v === null ? "–" : String(Number(v.toPrecision(4))));
-  const value = (v) => (data.percent ? percent(v) : plain(v));
-
   // -- the table of clients ------------------------------------------------------------------
   const body = document.querySelector("#clients tbody");
   const heads = [...document.querySelectorAll("#clients th[data-key]")];
@@ -35,31 +31,23 @@
     bar.style.width = place(high) - place(low) + "%";
     tick.style.left = place(method.value[i]) + "%";
     box.append(bar, tick);
-    td.append((100 * low).toFixed(1) + " to " + (100 * high).toFixed(1), box);
+    td.append(method.text.limits[i], box);
     return td;
-  }
-
-  function difference(method, base, i) {
-    if (method.value[i] === null || base.value[i] === null) return cell("–");
-    const change = method.value[i] - base.value[i];
-    const size = data.percent ? (100 * Math.abs(change)).toFixed(1) : plain(Math.abs(change));
-    return cell((change < 0 ? "−" : change > 0 ? "+" : "±") + size);
   }
 
   function fill() {
     const method = data.methods[choice ? Number(choice.value) : 0];
-    const base = data.methods[data.baseline];
     const lows = method.lower.filter((v) => v !== null);
     const highs = method.upper.filter((v) => v !== null);
     const range = [Math.min(...lows), Math.max(...highs)];
     rows = data.clients.map((name, i) => {
       const tr = document.createElement("tr");
-      tr.append(cell(name, "first"), cell(value(method.value[i])));
+      const text = method.text;  // numbers are written once, by the program that made the page
+      tr.append(cell(name, "first"), cell(text.value[i]));
       if (data.percent) tr.append(meter(method, i, range));
-      if (data.methods.length > 1) tr.append(difference(method, base, i));
-      tr.append(cell(plain(method.loss[i])), cell(data.n[i].toLocaleString("en")),
-        cell(method.weight[i] === null ? "–" : method.weight[i].toFixed(4)),
-        cell(percent(method.participation[i], 0)), cell(String(method.quarantines[i])));
+      if (data.methods.length > 1) tr.append(cell(text.change[i]));
+      tr.append(cell(text.loss[i]), cell(data.n[i].toLocaleString("en")), cell(text.weight[i]),
+        cell(text.participation[i]), cell(String(method.quarantines[i])));
       return tr;
     });
     arrange();
@@ -69,10 +57,6 @@
     const method = data.methods[choice ? Number(choice.value) : 0];
     if (order.key === "client") return data.clients[i];
     if (order.key === "n") return data.n[i];
-    if (order.key === "change") {
-      const base = data.methods[data.baseline];
-      return method.value[i] === null ? null : method.value[i] - base.value[i];
-    }
     return method[order.key][i];
   }
 
@@ -89,8 +73,9 @@
     });
     body.replaceChildren(...list.map((i) => rows[i]));
     const total = rows.length.toLocaleString("en");
-    shown.textContent = list.length === rows.length ? total + " clients"
-      : list.length.toLocaleString("en") + " of " + total + " clients";
+    const noun = rows.length === 1 ? " client" : " clients";
+    shown.textContent = (list.length === rows.length ? total
+      : list.length.toLocaleString("en") + " of " + total) + noun;
     for (const head of heads) {
       const mine = head.dataset.key === order.key;
       head.setAttribute("aria-sort", mine ? (order.down ? "descending" : "ascending") : "none");
@@ -120,10 +105,8 @@
     const i = Number(mark.dataset.c);
     const method = data.methods[Number(mark.dataset.m)];
     if (!method) return data.clients[i];
-    let text = data.clients[i] + ": " + value(method.value[i]);
-    if (method.lower[i] !== null) {
-      text += " (" + percent(method.lower[i]) + " to " + percent(method.upper[i]) + ")";
-    }
+    let text = data.clients[i] + ": " + method.text.value[i];
+    if (method.lower[i] !== null) text += " (" + method.text.limits[i] + ")";
     return data.methods.length > 1 ? text + ", " + method.name : text;
   }
 

@@ -1,0 +1,214 @@
+r"""Differences between two models that answered the same test samples.
+
+Of a client's m samples, a are answered correctly by both models, b by ours alone, c by theirs alone
+and d by neither; the accuracies differ by (b - c)/m. The four counts say how far the two models'
+luck with the samples is shared, which an interval from two separate accuracies ignores.
+
+* One client: Newcombe's interval, two Wilson intervals put together with the correlation of the
+  answers. It is never of width zero, however few the samples.
+* Averages over clients: clients are independent, so the distances from each client's difference to
+  its limits add up as squares (the MOVER of Zou and Donner).
+* The worst client: the intervals of the two worst clients, which allow for the lowest of many
+  measurements being low by chance, put together in the same way; with the correlation of the
+  answers if it is the same client, and without any, which is cautious, if it is not.
+* Other reducers that rest on more than one client: a bootstrap of the four counts.
+
+When it is not known who answered which sample correctly, :func:`assume_independent` stands in for
+the counts; intervals are then usually too wide.
+
+References
+----------
+Newcombe, "Improved confidence intervals for the difference between binomial proportions based on
+paired data", Statistics in Medicine 17, 1998 (method 10). Zou and Donner, Statistics in Medicine
+27, 2008.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equifed.contract.streams import Stream
+from equifed.metrics.bootstrap import split_resamples
+from equifed.metrics.checks import Values, check_nonnegative
+from equifed.metrics.intervals import (
+    Interval,
+    check_level,
+    limit_one_side,
+    worst_client_interval,
+)
+from equifed.metrics.summary import Reducer, describe
+
+Joint = Values
+"""Counts (n, 4) of each client: right for both, for ours alone, for theirs alone, for neither."""
+
+
+def count_pairs(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], sizes: ArrayLike) -> Joint:
+    """Count the pairs of answers of each client; samples lie one client after the other.
+
+    >>> both, ours = np.array([True, True, False]), np.array([True, False, False])
+    >>> count_pairs(ours, both, [2, 1])
+    array([[1., 0., 1., 0.],
+           [0., 0., 0., 1.]])
+    """
+    m = np.asarray(sizes, dtype=np.int64)
+    if not len(ours) == len(theirs) == m.sum():
+        raise ValueError(f"expected {m.sum()} answers of both, got {len(ours)} and {len(theirs)}.")
+    cell = 2 * ~ours + ~theirs
+    owner = np.repeat(np.arange(len(m)), m)
+    counts = np.bincount(4 * owner + cell, minlength=4 * len(m))
+    return counts.reshape(len(m), 4).astype(np.float64)
+
+
+def assume_independent(ours: ArrayLike, theirs: ArrayLike, sizes: ArrayLike) -> Joint:
+    """Return the counts that are expected if who is right about a sample does not depend on it.
+
+    >>> assume_independent([3], [2], [4])
+    array([[1.5, 1.5, 0.5, 0.5]])
+    """
+    m = check_nonnegative(sizes, "sizes")
+    p, q = np.asarray(ours) / m, np.asarray(theirs) / m
+    return (m * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)])).T
+
+
+def correlate(joint: Joint) -> Values:
+    """Return the correlation of the two models' answers of each client, cautiously: Newcombe's."""
+    a, b, c, d = joint.T
+    product, m = a * d - b * c, joint.sum(axis=1)
+    shared = np.where(product > 0, np.maximum(product - m / 2, 0.0), product)
+    scale = np.sqrt((a + b) * (c + d) * (a + c) * (b + d))
+    return np.divide(shared, scale, out=np.zeros_like(scale), where=scale > 0)
+
+
+def newcombe_interval(joint: Joint, level: float = 0.95) -> tuple[Values, Values, Values]:
+    r"""Return each client's difference of accuracies, and its limits, shape (n,) each.
+
+    With Wilson's limits l and u of both accuracies p and q and their correlation phi,
+
+    .. math:: p - q - \sqrt{(p-l_p)^2 - 2\phi(p-l_p)(u_q-q) + (u_q-q)^2}
+
+    and in the same way upwards.
+
+    >>> counts = np.array([[36.0, 12.0, 2.0, 0.0]])  # the paper's Table II
+    >>> [limit.round(4).item() for limit in newcombe_interval(counts)]
+    [0.2, 0.0569, 0.3404]
+    """
+    m, k = joint.sum(axis=1), (joint[:, 0] + joint[:, 1], joint[:, 0] + joint[:, 2])
+    miss, phi = (1 - check_level(level)) / 2, correlate(joint)
+    (p, below, above), (q, low, high) = (_distances(count, m, miss) for count in k)
+    lower = p - q - _combine(below, high, phi)
+    upper = p - q + _combine(above, low, phi)
+    return p - q, np.maximum(lower, -1.0), np.minimum(upper, 1.0)
+
+
+def _distances(k: Values, m: Values, miss: float) -> tuple[Values, Values, Values]:
+    """Return accuracies, and how far below and above them Wilson's limits lie."""
+    lower, upper = limit_one_side(k, m, miss, "wilson")
+    p = k / m
+    return p, np.maximum(p - lower, 0.0), np.maximum(upper - p, 0.0)
+
+
+def _combine(x: Values | float, y: Values | float, correlation: Values | float) -> Values:
+    return np.sqrt(np.maximum(np.square(x) - 2 * correlation * x * y + np.square(y), 0.0))
+
+
+def combine_sources(estimate: float, intervals: Iterable[Interval]) -> Interval:
+    """Return limits for an estimate that varies for several independent reasons.
+
+    >>> sources = [Interval(0.0, -3.0, 6.0), Interval(0.0, -4.0, 8.0)]
+    >>> combine_sources(1.0, sources)
+    Interval(estimate=1.0, lower=-4.0, upper=11.0, level=0.95)
+    """
+    listed = list(intervals)
+    below = math.hypot(*(i.estimate - i.lower for i in listed))
+    above = math.hypot(*(i.upper - i.estimate for i in listed))
+    return Interval(estimate, estimate - below, estimate + above, listed[0].level)
+
+
+def average_difference(joint: Joint, weights: ArrayLike, level: float = 0.95) -> Interval:
+    """Return the difference of two weighted averages over clients; the weights add up to 1."""
+    w = np.asarray(weights, dtype=np.float64)
+    found, lower, upper = newcombe_interval(joint, level)
+    estimate = float(w @ found)
+    below = math.sqrt(float(np.square(w * (found - lower)).sum()))
+    above = math.sqrt(float(np.square(w * (upper - found)).sum()))
+    return Interval(estimate, estimate - below, estimate + above, level)
+
+
+def worst_difference(joint: Joint, level: float = 0.95) -> Interval:
+    """Return the difference of the lowest accuracies under the two models."""
+    if len(joint) == 1:
+        return average_difference(joint, [1.0], level)
+    m = np.rint(joint.sum(axis=1))
+    ours, theirs = (
+        worst_client_interval(np.rint(joint[:, 0] + joint[:, alone]), m, level) for alone in (1, 2)
+    )
+    same = ours.observed == theirs.observed
+    phi = float(correlate(joint)[ours.observed]) if same else 0.0
+    a, b = ours.interval, theirs.interval
+    estimate = a.estimate - b.estimate
+    below = float(_combine(a.estimate - a.lower, b.upper - b.estimate, phi))
+    above = float(_combine(a.upper - a.estimate, b.estimate - b.lower, phi))
+    return Interval(estimate, estimate - below, estimate + above, level)
+
+
+def bootstrap_difference(
+    reducer: Reducer, joint: Joint, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> Interval:
+    """Return the difference of a reducer of accuracies, the four counts drawn anew.
+
+    Each client's counts are drawn with one sample's worth of doubt spread over the four cells: no
+    client shows no variation at all.
+    """
+    m = np.rint(joint.sum(axis=1)).astype(np.int64)
+    chances = (joint + 0.25) / (joint.sum(axis=1, keepdims=True) + 1.0)
+    draw = Stream(seed).at("bootstrap", "pairs").generator()
+    draws = []
+    for rows in split_resamples(resamples, 4 * len(m)):
+        counts = draw.multinomial(m, chances, size=(rows, len(m)))
+        draws.append(_reduce_difference(reducer, counts / m[:, None]))
+    estimate = float(_reduce_difference(reducer, joint / joint.sum(axis=1, keepdims=True)))
+    found = np.concatenate(draws)
+    if not (np.isfinite(found).all() and math.isfinite(estimate)):  # a ratio over zero
+        return Interval(estimate, -math.inf, math.inf, level)
+    half = NormalDist().inv_cdf((1 + check_level(level)) / 2) * float(found.std())
+    return Interval(estimate, estimate - half, estimate + half, level)
+
+
+def _reduce_difference(reducer: Reducer, shares: Values) -> Values:
+    ours, theirs = shares[..., 0] + shares[..., 1], shares[..., 0] + shares[..., 2]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(reducer.compute(ours, True) - reducer.compute(theirs, True))
+
+
+def difference_intervals(
+    joint: Joint,
+    names: Sequence[str],
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Return an interval for the difference of each named reducer, if there is a valid one.
+
+    >>> joint = np.array([[3.0, 2.0, 0.0, 3.0], [5.0, 1.0, 1.0, 1.0]])
+    >>> found = difference_intervals(joint, ["average_by_client", "worst", "spread"])
+    >>> list(found), found["average_by_client"].estimate
+    (['average_by_client', 'worst'], 0.125)
+    """
+    sizes, out = joint.sum(axis=1), {}
+    for name in names:
+        if name == "average_by_client":
+            out[name] = average_difference(joint, np.full(len(joint), 1 / len(joint)), level)
+        elif name == "average_by_sample":
+            out[name] = average_difference(joint, sizes / sizes.sum(), level)
+        elif name in ("worst", "minimum"):
+            out[name] = worst_difference(joint, level)
+        elif not describe(name).extreme:
+            settings = {"level": level, "resamples": resamples, "seed": seed}
+            out[name] = bootstrap_difference(describe(name), joint, **settings)  # type: ignore[arg-type]
+    return out
