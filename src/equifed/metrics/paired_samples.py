@@ -91,7 +91,8 @@ def newcombe_interval(joint: Joint, level: float = 0.95) -> tuple[Values, Values
 
     .. math:: p - q - \sqrt{(p-l_p)^2 - 2\phi(p-l_p)(u_q-q) + (u_q-q)^2}
 
-    and in the same way upwards.
+    and in the same way upwards. Like Wilson's, it covers at its level on average over true
+    accuracies, above or below at single ones.
 
     >>> counts = np.array([[36.0, 12.0, 2.0, 0.0]])  # the paper's Table II
     >>> [limit.round(4).item() for limit in newcombe_interval(counts)]
@@ -185,6 +186,14 @@ def _reduce_difference(reducer: Reducer, shares: Values) -> Values:
         return np.asarray(reducer.compute(ours, True) - reducer.compute(theirs, True))
 
 
+def _reduces_to_worst(name: str, clients: int) -> bool:
+    """Tell whether a reducer is the lowest accuracy, whatever the accuracies: a bootstrap errs."""
+    if name in ("worst", "minimum"):
+        return True
+    stem, _, percent = name.removesuffix("_percent").partition("_")
+    return stem == "worst" and float(percent.replace("_", ".")) / 100 * clients <= 1
+
+
 def difference_intervals(
     joint: Joint,
     names: Sequence[str],
@@ -206,7 +215,7 @@ def difference_intervals(
             out[name] = average_difference(joint, np.full(len(joint), 1 / len(joint)), level)
         elif name == "average_by_sample":
             out[name] = average_difference(joint, sizes / sizes.sum(), level)
-        elif name in ("worst", "minimum"):
+        elif _reduces_to_worst(name, len(joint)):
             out[name] = worst_difference(joint, level)
         elif not describe(name).extreme:
             settings = {"level": level, "resamples": resamples, "seed": seed}

@@ -43,7 +43,7 @@ def describe_effect(difference: Interval, scale: Scale) -> str:
     'lowered {} by 2.0 points (95 % interval −3.0 to −1.0)'
     """
     change = difference.estimate
-    if change == 0:
+    if change == 0 and not is_finite(difference):
         return "did not change {}"
     verb, shown = ("raised" if change > 0 else "lowered"), scale.gap(abs(change))
     if not is_finite(difference):

@@ -16,6 +16,7 @@ from equifed.metrics import (
     describe,
     mean_interval,
     summary,
+    wilson_interval,
 )
 from equifed.report.differences import Difference, Samples, agree, compare_samples, compare_values
 from equifed.report.methods import Method, count_correct
@@ -246,7 +247,11 @@ def _sample_intervals(
     if known is None:
         return {}
     _, counts, sizes = known
-    return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
+    if len(sizes) > 1:
+        return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
+    (lower,), (upper,) = wilson_interval(counts[0], sizes)  # as in the table of clients
+    one = Interval(float(counts[0][0] / sizes[0]), float(lower), float(upper))
+    return dict.fromkeys((*LEVELS, "minimum", "maximum", "best", "average_by_sample"), one)
 
 
 def choose_format(measure: Measure, scale: Scale) -> Callable[[float], str]:

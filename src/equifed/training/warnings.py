@@ -118,7 +118,8 @@ def _compare_objectives(history: History) -> tuple[str, float, float] | None:
         return None
     first, last = known[0].objective, known[-1].objective
     assert first is not None and last is not None
-    if known[-1].numbers.get("gap", math.inf) <= CERTIFIED * abs(last):
+    gap = known[-1].numbers.get("gap")
+    if gap is not None and math.isfinite(last) and gap <= CERTIFIED * abs(last):
         return None
     return "the objective", first, last
 
