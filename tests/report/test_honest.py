@@ -181,31 +181,41 @@ def test_the_order_of_a_sum_does_not_change_what_is_written(counts, random):
 lengths = st.one_of(st.lists(st.integers(0, 12), min_size=1, max_size=50), st.just([8]))
 
 
-@st.composite
-def reports(draw):
-    """Draw 1 to 50 clients with tiny test sets, 1 to 5 seeds, ties, clients without samples."""
-    sizes = draw(lengths.filter(any))
-    seeds, methods = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    level, vary = draw(st.sampled_from([0.0, 0.5, 0.8, 1.0])), draw(st.booleans())
-    hits, metric = draw(st.booleans()), draw(st.sampled_from(["accuracy", "loss"]))
+cases = st.fixed_dictionaries(
+    {
+        "sizes": lengths.filter(any),
+        "seeds": st.integers(1, 5),
+        "methods": st.integers(1, 3),
+        "seed": st.integers(0, 10**6),
+        "level": st.sampled_from([0.0, 0.5, 0.8, 1.0]),
+        "vary": st.booleans(),
+        "hits": st.booleans(),
+        "metric": st.sampled_from(["accuracy", "loss"]),
+    }
+)
+
+
+def make_report(sizes, seeds, methods, seed, level, vary, hits, metric):
+    """Return a report of clients with tiny test sets, ties, and clients without samples."""
+    rng = np.random.default_rng(seed)
     base = [rng.random(m) < level for m in sizes]
     made = []
     for m in range(methods):
         first = flip(base, rng, 0.2 * m)
         runs = []
-        for seed in range(seeds):
+        for s in range(seeds):
             run = make_run(flip(first, rng, 0.2 * vary), hits=hits)
             if metric == "loss":
                 run.metrics = [r for r in run.metrics if r.metric == "loss"]
-            runs.append(RunData(run, seed=seed))
+            runs.append(RunData(run, seed=s))
         made.append(Method(f"method {m}", tuple(runs)))
     return build(made)
 
 
 def visible_text(page):
-    """Return the words of a page, the data of its script among them."""
+    """Return the words of a page, the data of its script among them, without the drawings."""
     body = page.partition("<body>")[2].rpartition("<script>")[0]
+    body = re.sub(r"<svg.*?</svg>", " ", body, flags=re.S)
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body))).replace("\xa0", " ")
 
 
@@ -220,9 +230,8 @@ def check_intervals(text):
     found = SPAN.findall(text)
     for estimate, lower, upper in found:
         assert read_number(lower) <= read_number(estimate) <= read_number(upper), text
-    assert len(found) == text.count("95 % interval") - text.count("the 95 % interval") - text.count(
-        "Wilson's 95 % interval"
-    ) - text.count("95 % interval Loss") - text.count("95 % interval Change")
+    # None has escaped the expression above, for which it would say nothing.
+    assert len(found) == len(re.findall(rf"95 % interval {NUMBER} to", text)), text
 
 
 def check_comparison(report):
@@ -263,8 +272,9 @@ def check_levels(report, text):
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
-@given(report=reports())
-def test_every_report_is_true_to_its_numbers(report):
+@given(case=cases)
+def test_every_report_is_true_to_its_numbers(case):
+    report = make_report(**case)
     text = visible_text(render(report))
     check_intervals(text)
     check_comparison(report)
@@ -277,8 +287,7 @@ def test_every_report_is_true_to_its_numbers(report):
         check_intervals(page)
     for words in (text, *pages):
         assert not re.search(r"(?<![\d,.])1 (clients|seeds|rounds|samples|settings)\b", words)
-        assert "nan" not in words.lower().replace("finance", "")
-        assert "over clients" not in words or not report.single or words is text
+        assert not re.search(r"\b(nan|inf)\b", words.lower())
     json.dumps(as_json(report), allow_nan=False)
 
 

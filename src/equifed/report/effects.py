@@ -40,7 +40,7 @@ def describe_effect(difference: Interval, scale: Scale) -> str:
     """Say what happened to a level of service, with {} in the place of its name.
 
     >>> describe_effect(Interval(-0.02, -0.03, -0.01), Scale("accuracy", "test"))
-    'lowered {} by 2.0 points (95 % interval −3.0 to −1.0)'
+    'lowered {} by 2.0 points (95 % interval 1.0 to 3.0)'
     """
     change = difference.estimate
     if change == 0 and not is_finite(difference):
@@ -51,7 +51,8 @@ def describe_effect(difference: Interval, scale: Scale) -> str:
     span = write_span(difference, scale)
     if difference.lower <= 0 <= difference.upper:
         return f"did not measurably change {{}} ({scale.change(change)}, {span})"
-    return f"{verb} {{}} by {shown} ({span})"
+    ends = sorted([abs(difference.lower), abs(difference.upper)])
+    return f"{verb} {{}} by {shown} (95 % interval {' to '.join(map(scale.number, ends))})"
 
 
 def write_span(difference: Interval, scale: Scale) -> str:

@@ -86,7 +86,8 @@ def make_card(label: str, value: str, note: str = "", change: str = "") -> dict[
 def _name_worst(method: Method, worst: int) -> str:
     """Say whose the worst value is: with several seeds not always the same client's."""
     several = f"worst in each seed, mean of {len(method.runs)}"
-    return method.clients[worst] if len(method.runs) == 1 else several
+    alone = len(method.runs) == 1 or len(method.clients) == 1
+    return method.clients[worst] if alone else several
 
 
 def describe_worst(
