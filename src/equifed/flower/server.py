@@ -190,6 +190,8 @@ def _check_metrics(held: dict[str, int], splits: Sequence[str], reply: Reply) ->
         if held[split]:
             for name, value in metrics.items():
                 expect_finite(f"{split} {name}", value)
+                if METRICS[name].is_fraction and not 0 <= value <= 1:
+                    raise WireError(f"{split} {name} is {value}, and a fraction lies in [0, 1]")
 
 
 def _read_evaluation(split: str, replies: dict[int, Reply], n: int) -> Evaluation:

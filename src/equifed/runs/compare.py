@@ -219,13 +219,17 @@ def write_comparison(report: Report, out: Path, plan: list[Table]) -> None:
 def format_comparison(report: Report) -> str:
     """Return the comparison as CSV: one line per method and measure."""
     columns = ["method", "measure", "mean", "lower_95", "upper_95", "limits_about", "difference",
-               "difference_lower_95", "difference_upper_95", "pairs", "seeds"]  # fmt: skip
+               "difference_lower_95", "difference_upper_95", "difference_about", "pairs",
+               "seeds"]  # fmt: skip
     rows = []
     for method, found in zip(report.methods, report.estimates, strict=True):
         for key, e in found.items():
             d = e.difference
-            paired = [""] * 3 if d is None else [d.estimate, d.lower, d.upper]
+            told = ["", "", "", "", 0]
+            if d is not None:
+                within = d.interval
+                told = [within.estimate, within.lower, within.upper, d.about, d.pairs]
             values = " ".join(f"{value:.8g}" for value in e.values)
             limits = [e.interval.estimate, e.interval.lower, e.interval.upper, e.source]
-            rows.append([method.name, key, *limits, *paired, e.pairs, values])
+            rows.append([method.name, key, *limits, *told, values])
     return csv_text(columns, rows)
