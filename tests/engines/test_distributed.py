@@ -56,6 +56,10 @@ def assert_same(history: History, other: History) -> None:
     for a, b in zip(history.metrics, other.metrics, strict=True):
         assert (a.split, a.metric, a.round) == (b.split, b.metric, b.round)
         assert b.values == pytest.approx(a.values, abs=1e-10, nan_ok=True)
+    assert set(history.hits) == set(other.hits)
+    for split, hits in history.hits.items():
+        for name in ("correct", "checksums", "predicted"):
+            np.testing.assert_array_equal(getattr(hits, name), getattr(other.hits[split], name))
     assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in other.rounds]
 
 

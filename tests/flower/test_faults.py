@@ -385,6 +385,25 @@ JSON = st.recursive(
 )
 
 
+def test_an_accuracy_of_seven_is_no_answer(grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task(), QUICK)
+
+    def boast(request: Message, reply: Message) -> list[Message]:
+        record = reply.content.config_records["equifed"]
+        header = json.loads(str(record["header"]))
+        for table in header["numbers"]["splits"].values():
+            table["metrics"]["accuracy"] = 7.0
+        record["header"] = json.dumps(header)
+        return [reply]
+
+    grid.tamper = only(1, "evaluate.metrics", boast)
+    with pytest.raises(
+        MissingClients, match=r"accuracy is 7\.0, and a fraction lies in"
+    ) as missing:
+        clients.evaluate(clients.initial(Stream(0)))
+    assert list(missing.value.reasons) == [1]
+
+
 FUZZED = {
     "evaluate.losses": "loss",
     "train.gradient": "loss",

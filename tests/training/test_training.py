@@ -168,7 +168,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(
     with pytest.raises(Killed):
         run(algorithm, tmp_path / "broken", callbacks=[KillAfter(killed_in)])
     history = run(algorithm, tmp_path / "broken", resume=True)
-    for name in ("metrics.csv", "weights.csv", "model.safetensors", "summary.json"):
+    for name in ("metrics.csv", "weights.csv", "hits.npz", "model.safetensors", "summary.json"):
         whole, broken = (tmp_path / "whole" / name).read_bytes(), tmp_path / "broken" / name
         assert broken.read_bytes() == whole, name
     said = [e["event"] for e in history.events if e["event"] not in ("note", "warning")]

@@ -103,7 +103,7 @@ def _client_means(parts: list[Tensor], offsets: Index) -> Losses:
 def sum_clients(split: Split) -> Index:
     """Return a checksum of every client's samples, 0 for a client without any."""
     sums = np.zeros(len(split.offsets) - 1, dtype=np.int64)
-    for i in np.flatnonzero(np.diff(split.offsets)):
+    for i in np.flatnonzero(np.diff(split.offsets)).tolist():
         inputs, targets = map(np.ascontiguousarray, split.client(i))
         sums[i] = zlib.crc32(targets.data, zlib.crc32(inputs.data))
     return sums

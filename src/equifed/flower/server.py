@@ -22,6 +22,7 @@ from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
 from equifed.flower.vectors import FlowerVectors, LocalWork
 from equifed.flower.wire import Reply, WireError, expect_finite
+from equifed.metrics.metric import find_metric
 from equifed.models.curvature import known_curvature
 
 METRICS = ("loss", "accuracy")
@@ -190,7 +191,7 @@ def _check_metrics(held: dict[str, int], splits: Sequence[str], reply: Reply) ->
         if held[split]:
             for name, value in metrics.items():
                 expect_finite(f"{split} {name}", value)
-                if METRICS[name].is_fraction and not 0 <= value <= 1:
+                if find_metric(name).is_fraction and not 0 <= value <= 1:
                     raise WireError(f"{split} {name} is {value}, and a fraction lies in [0, 1]")
 
 

@@ -72,7 +72,8 @@ def assume_independent(ours: ArrayLike, theirs: ArrayLike, sizes: ArrayLike) -> 
     """
     m = check_nonnegative(sizes, "sizes")
     p, q = np.asarray(ours) / m, np.asarray(theirs) / m
-    return (m * np.array([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)])).T
+    shares: Joint = np.stack([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)], axis=1)
+    return m[:, None] * shares
 
 
 def correlate(joint: Joint) -> Values:
@@ -81,7 +82,9 @@ def correlate(joint: Joint) -> Values:
     product, m = a * d - b * c, joint.sum(axis=1)
     shared = np.where(product > 0, np.maximum(product - m / 2, 0.0), product)
     scale = np.sqrt((a + b) * (c + d) * (a + c) * (b + d))
-    return np.divide(shared, scale, out=np.zeros_like(scale), where=scale > 0)
+    out: Values = np.zeros(len(joint))
+    np.divide(shared, scale, out=out, where=scale > 0)
+    return out
 
 
 def newcombe_interval(joint: Joint, level: float = 0.95) -> tuple[Values, Values, Values]:

@@ -41,8 +41,10 @@ def pack_clients(report: Report) -> dict[str, Any]:
 
 
 def _subtract(values: Losses, baseline: Losses) -> Losses:
+    out: Losses = np.full(values.shape, np.nan)
     both = np.isfinite(values) & np.isfinite(baseline)
-    return np.subtract(values, baseline, out=np.full(values.shape, np.nan), where=both)
+    np.subtract(values, baseline, out=out, where=both)
+    return out
 
 
 def _write_columns(columns: dict[str, Losses], scale: Scale) -> dict[str, list[str]]:

@@ -126,8 +126,9 @@ def compare_samples(
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return None
-    paired = all(sums is not None for _, sums in known)
-    together = paired and all(np.array_equal(sums, known[0][1]) for _, sums in known)
+    sums = [found for _, found in known if found is not None]
+    paired = len(sums) == len(known)
+    together = paired and all(np.array_equal(one, sums[0]) for one in sums)
     if vary and not together:
         return None
     # The seeds share their samples, so that several of them do not narrow the limits.
@@ -155,7 +156,7 @@ def _pair_runs(ours: RunData, theirs: RunData, scale: Scale) -> tuple[Joint, Ind
         counts = [correct_counts(values[known], sizes[known]) for values in (a, b)]
     except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
         return None
-    joint = assume_independent(*counts, sizes[known])
+    joint = assume_independent(counts[0], counts[1], sizes[known])
     hits = [run.history.hits.get(scale.split) for run in (ours, theirs)]
     if hits[0] is None or hits[1] is None:
         return joint, None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.contract.evaluation import Hits
 
@@ -15,14 +17,14 @@ HITS = "hits.npz"
 
 def pack_hits(hits: Mapping[str, Hits]) -> bytes:
     """Return the content of the file: eight samples to a byte."""
-    arrays = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for split, found in hits.items():
         arrays[f"{split}/correct"] = np.packbits(found.correct)
         arrays[f"{split}/total"] = np.array(len(found.correct))
         arrays[f"{split}/checksums"] = found.checksums
         arrays[f"{split}/predicted"] = found.predicted
     out = io.BytesIO()
-    np.savez(out, **arrays)
+    np.savez(out, allow_pickle=False, **arrays)
     return out.getvalue()
 
 
