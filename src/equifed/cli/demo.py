@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equifed.report import build, read_methods, write_report
+from equifed.report import as_methods, build, read_methods, write_report
+from equifed.report.effects import write_span
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training.history import History
@@ -81,13 +82,24 @@ def print_demo(histories: dict[str, History], out: Path, console: Console) -> No
     fair = found["scaff-pd"]
     for name, title in (("fedavg", "FedAvg"), ("scaffold", "SCAFFOLD")):
         plain = found[name]
-        gain, cost = (100 * (fair[key] - plain[key]) for key in ("worst", "average"))
+        gain, cost = _write_differences(histories[name], histories["scaff-pd"])
         print_line(
             console,
             f"SCAFF-PD against {title}: worst client {plain['worst']:.1%} -> {fair['worst']:.1%} "
-            f"({gain:+.1f} points), average {plain['average']:.1%} -> {fair['average']:.1%} "
-            f"({cost:+.1f} points).",
+            f"({gain}), average {plain['average']:.1%} -> {fair['average']:.1%} ({cost}).",
         )
     seconds = sum(record.seconds for history in histories.values() for record in history.rounds)
     print_line(console, f"One seed, {seconds:.0f} s of training; run folders in {out}.")
     print_line(console, f"report: {out / PAGE}")
+
+
+def _write_differences(plain: History, fair: History) -> list[str]:
+    """Return what the worst client and the average gained, with intervals over test samples."""
+    report = build(as_methods({"plain": plain, "fair": fair}))
+    assert report.scale is not None
+    found = [report.estimates[1][key].difference for key in ("worst", "average_by_client")]
+    return [
+        f"{report.scale.change(d.interval.estimate)}, {write_span(d.interval, report.scale)}"
+        for d in found
+        if d is not None
+    ]
