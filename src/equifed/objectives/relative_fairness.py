@@ -12,7 +12,7 @@ from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR
-from equifed.objectives.projections import Permutahedron
+from equifed.objectives.projections import Permutahedron, join_ties
 from equifed.objectives.worst_case import WorstCase
 
 Side = Average | CVaR | WorstCase
@@ -126,9 +126,12 @@ class RelativeFairness(SaddleObjective):
     def l1_norm(self, n: int) -> float:
         return self._penalised.l1_norm(n)
 
-    def extremes(self, losses: Losses) -> tuple[Weights, Weights]:
-        """Return the a in A of the largest and the b in B of the smallest weighted loss."""
-        losses = check_vector(losses, "losses")
+    def extremes(self, losses: Losses, within: float = 0.0) -> tuple[Weights, Weights]:
+        """Return the a in A of the largest and the b in B of the smallest weighted loss.
+
+        Losses that differ by no more than ``within`` are treated alike.
+        """
+        losses = join_ties(check_vector(losses, "losses"), within)
         upper, lower = (side.permutahedron(losses.size) for side in (self.upper, self.lower))
         return upper.maximiser(losses), lower.minimiser(losses)
 
