@@ -65,6 +65,7 @@ class AFL:
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
+        self.dual.check(self.objective, "AFL")
         if not self.dual_step > 0:
             raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
 
@@ -81,10 +82,11 @@ class AFL:
         if state.losses is not None:
             weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
         moved = clients.local_steps(state.x, self.local, stream.at("local"))
-        step = moved.displacement.weighted_sum(scale_to_present(weights, clients.index))
+        total = self.objective.total(weights)  # 1, or the sum where that is free
+        step = moved.displacement.weighted_sum(scale_to_present(weights / total, clients.index))
         info = Info(weights, losses, self.objective.value(losses), clients.index)
         if self.local == LocalSGD(lr=self.local.lr, steps=1):  # one plain step on all samples
-            info = replace(info, gradient=step / self.local.lr)
+            info = replace(info, gradient=total * step / self.local.lr)
         return State(state.x - step, weights, losses), info
 
     def model(self, state: State) -> Vector:

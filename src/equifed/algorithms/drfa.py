@@ -88,6 +88,7 @@ class DRFA:
     def __post_init__(self) -> None:
         if self.local.steps is None:
             raise ValueError("DRFA needs local.steps: tau is the same for every client.")
+        self.dual.check(self.objective, "DRFA")
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
         if self.clients_per_round is not None and self.clients_per_round < 1:
@@ -106,9 +107,10 @@ class DRFA:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         m, lambda_s = self.clients_per_round, state.weights
-        chosen, share = clients, scale_to_present(lambda_s, clients.index)
+        mix = lambda_s / self.objective.total(lambda_s)  # lambda, or its shares of a free sum
+        chosen, share = clients, scale_to_present(mix, clients.index)
         if m is not None:
-            chosen, share = draw_clients(clients, lambda_s, m, stream)  # line 2
+            chosen, share = draw_clients(clients, mix, m, stream)  # line 2
         moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
         v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15

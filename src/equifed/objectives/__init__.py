@@ -3,6 +3,7 @@
 from equifed.objectives.average import Average
 from equifed.objectives.base import (
     CappedSet,
+    FreeSum,
     Objective,
     PriorPenalty,
     SaddleObjective,
@@ -13,6 +14,8 @@ from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
 from equifed.objectives.distances import L1Distance, L2Distance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
 from equifed.objectives.kl import KL
+from equifed.objectives.lp_distance import LpDistance
+from equifed.objectives.proportional import Proportional
 from equifed.objectives.q_fair import QFair
 from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 from equifed.objectives.tilted import Tilted
@@ -28,12 +31,15 @@ __all__ = [
     "DualStep",
     "Entropic",
     "Euclidean",
+    "FreeSum",
     "HeterogeneousCVaR",
     "IntegratedSet",
     "L1Distance",
     "L2Distance",
+    "LpDistance",
     "Objective",
     "PriorPenalty",
+    "Proportional",
     "QFair",
     "RelativeFairness",
     "SaddleObjective",

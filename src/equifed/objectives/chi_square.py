@@ -92,6 +92,11 @@ class ChiSquare(SaddleObjective):
         target = kept * point + (1.0 - kept) * self._centre(point.size)
         return self.base.prox(target, step * kept)
 
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return isinstance(self.base, CappedSet)
+
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not isinstance(self.base, CappedSet):

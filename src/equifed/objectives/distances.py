@@ -152,6 +152,11 @@ class L2Distance(PriorPenalty):
         prior = self.start(point.size)
         return _follow(prior, point - prior, check_step(step) * self.strength, limit=1.0)
 
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return self.squared
+
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not self.squared:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import SaddleObjective, check_step, check_vector
+from equifed.objectives.base import SaddleObjective, check_saddle, check_step, check_vector
 
 
 class DualStep(Protocol):
     """One step of ascent on <w, losses> - psi(w) over the objective's set."""
+
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse an objective for which there is no such step, before any round."""
+        ...
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
@@ -35,6 +39,10 @@ class Euclidean:
     >>> Euclidean().ascend(WorstCase(), np.array([0.5, 0.5]), np.array([1.0, 2.0]), step=0.25)
     array([0.375, 0.625])
     """
+
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse what is no saddle objective."""
+        check_saddle(objective, who)
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
@@ -61,6 +69,15 @@ class Entropic:
     >>> Entropic().ascend(WorstCase(), np.array([0.5, 0.5]), np.log([1.0, 3.0]), step=1.0)
     array([0.25, 0.75])
     """
+
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse what is no saddle objective, or one without an entropic step."""
+        check_saddle(objective, who)
+        if not objective.is_entropic:
+            raise ValueError(
+                f"{who} has an entropic dual step, which {objective!r} does not have exactly; "
+                "give dual=Euclidean()."
+            )
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
