@@ -119,12 +119,15 @@ def max_over_side(side: Any, losses: Array) -> float:
     n = losses.size
     if isinstance(side, Average):
         return float(shares(side.prior, n) @ losses)
-    cap = 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n))
+    if isinstance(side, HeterogeneousCVaR):
+        caps = shares(side.sizes, n) / np.asarray(side.tails)
+    else:
+        caps = np.full(n, 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n)))
     left, total = 1.0, 0.0
-    for loss in sorted(losses, reverse=True):
-        total += min(cap, left) * loss
-        left -= min(cap, left)
-    return total
+    for i in np.argsort(-losses):
+        total += min(caps[i], left) * losses[i]
+        left -= min(caps[i], left)
+    return float(total)
 
 
 def max_over_permutations(corner: Array, losses: Array) -> float:

@@ -91,6 +91,12 @@ CATALOGUE: dict[str, Builder] = {
     "relative, worst over average": lambda order: RelativeFairness(
         0.4, WorstCase(), Average(sizes(order))
     ),
+    "relative, unequal over best": lambda order: RelativeFairness(
+        0.4, HeterogeneousCVaR(tails(order), sizes(order)), WorstCase()
+    ),
+    "relative, unequal over average": lambda order: RelativeFairness(
+        0.5, HeterogeneousCVaR(tails(order), sizes(order)), HeterogeneousCVaR(1.0), rho=0.1
+    ),
     "relative, average over best": lambda order: RelativeFairness(
         0.25, Average(), CVaR(0.5), rho=0.3
     ),
