@@ -35,7 +35,14 @@ from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
 from equifed.engines.loop import LoopClients
 from equifed.models.losses import squared
-from equifed.objectives import Average, ChiSquare, CVaR, Entropic, RelativeFairness
+from equifed.objectives import (
+    Average,
+    ChiSquare,
+    CVaR,
+    Entropic,
+    ProjectedGradient,
+    RelativeFairness,
+)
 from equifed.runs import catalogue
 from equifed.steps.schedules import ConstantSteps
 from equifed.training import checkpoints
@@ -52,11 +59,16 @@ CASES: dict[str, list[AnyAlgorithm]] = {
         Scaffold(EPOCHS, participation=0.5),
         Scaffold(EPOCHS, "fresh", "size", gradient_batch_size=4),
     ],
-    "afl": [AFL(STEPS, 0.05), AFL(EPOCHS, 0.05, CVaR(0.5), 0.5, Entropic())],
+    "afl": [
+        AFL(STEPS, 0.05),
+        AFL(EPOCHS, 0.05, CVaR(0.5), 0.5, Entropic()),
+        AFL(STEPS, 0.05, clients_per_round=3, output="average"),
+    ],
     "drfa": [
         DRFA(STEPS, 0.02, clients_per_round=3, output="average"),
         DRFA(STEPS, 0.02, ChiSquare(0.1), dual=Entropic()),
         DRFA(STEPS, 0.05, ChiSquare(0.1), clients_per_round=2, ascent="full"),
+        DRFA(STEPS, 0.05, ChiSquare(0.1), ascent="full", dual=ProjectedGradient()),
     ],
     "rfedfair": [RFedFair(STEPS), RFedFair(STEPS, 0.4, clients_per_round=3, output="last")],
     "q-fedavg": [QFedAvg(EPOCHS, 1.0), QFedAvg(STEPS, 0.5, 10.0, "size", 0.5)],

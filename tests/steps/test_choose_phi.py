@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from tests.optima import saddle_point
 from tests.problems import PROBLEMS, Array, LeastSquares, Problem, least_squares, logistic
 
@@ -19,6 +19,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.wrapper import inner_state
 from equifed.contract.curvature import Curvature
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import CVaR, RelativeFairness, WorstCase
 from equifed.steps.phi import LARGEST_PHI, UNSOLVED, best_phi, choose_phi, inverse_product
@@ -204,6 +205,30 @@ def test_the_chosen_phi_narrows_the_ratio_and_is_announced() -> None:
         a, b = RelativeFairness(0.0, *sides).extremes(losses)
         ratios.append((a @ losses) / (b @ losses))
     assert ratios[1] < ratios[0]
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_model_stays_in_the_ball_and_is_best_there(name: str) -> None:
+    """One local step, phi = 0: the best model of the ball by an interior-point solver."""
+    problem = PROBLEMS[name]
+    free = saddle_point(problem, tail=0.5)[0]
+    radius = 0.5 * float(np.linalg.norm(free))
+    work = LocalSGD(lr=1.0, steps=1, radius=radius)
+    algorithm, clients = ScaffPDIA(0.0, CVaR(0.5), local=work), problem.clients("stacked")
+    state = algorithm.init(clients, problem.start())
+    for r in range(600):
+        state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
+        assert float(state.x.norm()) <= radius * (1 + 1e-12)
+    cvar = CVaR(0.5)
+    found = minimize(
+        lambda x: cvar.value(problem.losses(x)),
+        state.x.numpy(),
+        constraints={"type": "ineq", "fun": lambda x: radius**2 - x @ x},
+        method="COBYLA",
+        options={"maxiter": 5000, "rhobeg": 0.05 * radius, "tol": 1e-9},
+    )
+    assert cvar.value(problem.losses(state.x.numpy())) <= found.fun * (1 + 1e-4)
+    assert float(state.x.norm()) == pytest.approx(radius)  # and the ball binds
 
 
 def test_a_given_phi_is_scaff_pd_with_that_objective() -> None:

@@ -54,7 +54,8 @@ class DRFA:
     ``ascent="full"`` is the alternative of Section 5.2: in place of lines 12 to 16,
     :math:`\lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(w), \gamma)` with the losses of all
     clients, in full, at the model that the round began with. The paper takes a gradient step in the
-    penalty too; ours treats it exactly: the same fixed points, and no bound on the step.
+    penalty too, which ``dual=ProjectedGradient()`` does; the default treats it exactly: the same
+    fixed points, and no bound on the step.
 
     Absent clients are not drawn, and their v is the mean loss of those asked, so they neither gain
     nor lose. A run records lambda, which is the mean of the weights that are drawn.
@@ -70,11 +71,12 @@ class DRFA:
     clients_per_round : int, optional
         m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
     output : {"last", "average"}
-        Model to give out: the last, or the mean of all local iterates (that of Theorem 1).
+        Model and weights to give out: the last, or the means of all local iterates and of the
+        weights, w-hat and lambda-hat (those of Theorem 1).
     ascent : {"snapshot", "full"}
         Which losses lead the dual step.
     dual : DualStep
-        Euclidean as in the paper, or entropic.
+        Euclidean as in the paper, by gradients as in its Section 5.2, or entropic.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -148,5 +150,10 @@ class DRFA:
         return v, self.local.steps * self.dual_step
 
     def model(self, state: State) -> Vector:
-        """Return the last model, or the mean of all local iterates."""
+        """Return the last model, or the mean of all local iterates (w-hat)."""
         return state.x if state.mean_x is None else state.mean_x
+
+    def weights(self, state: State) -> Weights:
+        """Return the last weights, or the mean of those of all rounds (lambda-hat)."""
+        average = self.output == "average" and state.mean_weights is not None
+        return state.mean_weights if average else state.weights

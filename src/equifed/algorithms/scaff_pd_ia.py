@@ -47,6 +47,11 @@ class ScaffPDIA:
     predicts, weights larger than any proof covers, and a phi that in truth (as many rounds later)
     serves every client worse than phi = 0 did.
 
+    ``local.radius`` is that of the ball Theta onto which the server's step is projected, as in
+    Algorithm 1; the local steps are not, as in Algorithm 2. Where the ball binds, several local
+    steps turn the update away from the gradient, and the solution is exact for one local step
+    alone (the paper assumes that it does not bind, Assumption 7).
+
     Parameters
     ----------
     phi : float or "auto"
@@ -92,6 +97,7 @@ class ScaffPDIA:
         elif state.phi is not None and state.round == 0:
             notes = beyond_theory(self.objective_at(state), clients)
         moved, info = self._with(state.phi or 0.0).round(state, clients, stream)
+        moved = replace(moved, x=self.local.project(moved.x))  # Theta
         before = info.losses if chosen else state.before
         after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
@@ -113,9 +119,8 @@ class ScaffPDIA:
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
-        return ScaffPD(
-            objective, self.local, self.steps, self.gradient_batch_size, self.participation
-        )
+        local = replace(self.local, radius=None)
+        return ScaffPD(objective, local, self.steps, self.gradient_batch_size, self.participation)
 
     def _choose(
         self, state: ScaffPDIAState, clients: Clients, stream: Stream

@@ -12,7 +12,7 @@ from equifed.objectives.base import (
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
 from equifed.objectives.distances import L1Distance, L2Distance
-from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
+from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean, ProjectedGradient
 from equifed.objectives.kl import KL
 from equifed.objectives.lp_distance import LpDistance
 from equifed.objectives.proportional import Proportional
@@ -39,6 +39,7 @@ __all__ = [
     "LpDistance",
     "Objective",
     "PriorPenalty",
+    "ProjectedGradient",
     "Proportional",
     "QFair",
     "RelativeFairness",

@@ -81,6 +81,17 @@ class SaddleObjective(Objective):
         free = np.isinf(self.l1_norm(weights.size))
         return (float(weights.sum()) or 1.0) if free else 1.0
 
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        """Return the gradient of psi, for penalties that have one everywhere on W."""
+        if self.is_smooth:
+            return np.zeros_like(weights)
+        raise ValueError(f"the penalty of {self!r} has no gradient everywhere; use its prox.")
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether psi has a gradient everywhere on W; it does where it is zero."""
+        return False
+
     @property
     def is_entropic(self) -> bool:
         """Whether the objective has an entropic step (:meth:`mirror`)."""
@@ -116,6 +127,11 @@ class SymmetricSet(SaddleObjective):
         losses = check_vector(losses, "losses")
         return self.permutahedron(losses.size).maximiser(losses)
 
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
@@ -128,6 +144,11 @@ class CappedSet(SaddleObjective):
     @abstractmethod
     def caps(self, n: int) -> Weights:
         """Return the largest weight that each client may get."""
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:

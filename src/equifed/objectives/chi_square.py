@@ -92,6 +92,16 @@ class ChiSquare(SaddleObjective):
         target = kept * point + (1.0 - kept) * self._centre(point.size)
         return self.base.prox(target, step * kept)
 
+    @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        away = weights - self._centre(weights.size)
+        return self.base.penalty_gradient(weights) + self.rho * weights.size * away
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self.base.is_smooth
+
     @property
     @override
     def is_entropic(self) -> bool:

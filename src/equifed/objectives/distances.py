@@ -152,6 +152,17 @@ class L2Distance(PriorPenalty):
         prior = self.start(point.size)
         return _follow(prior, point - prior, check_step(step) * self.strength, limit=1.0)
 
+    @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        if not self.squared:
+            return super().penalty_gradient(weights)
+        return self.strength * (weights - self.start(weights.size))
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self.squared
+
     @property
     @override
     def is_entropic(self) -> bool:

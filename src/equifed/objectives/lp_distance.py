@@ -90,6 +90,16 @@ class LpDistance(PriorPenalty):
             return balance(reply, away.max() - away, prior, reach=1.0 + price)
 
     @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        away = weights - self.start(weights.size)
+        return np.asarray(self.strength * np.copysign(np.abs(away) ** (self.power - 1.0), away))
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
+    @override
     def strong_convexity(self, n: int) -> float:
         # tau (r - 1) |w - p|^(r - 2) with |w - p| <= 1
         return self.strength * (self.power - 1.0) if self.power <= 2 else 0.0

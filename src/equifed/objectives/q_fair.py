@@ -83,6 +83,17 @@ class QFair(FreeSum):
         return power_roots(np.maximum(point, 0.0), step, p, self.q)
 
     @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        if self.q == 0:
+            return np.zeros_like(weights)
+        return np.asarray((weights / self.start(weights.size)) ** (1.0 / self.q))
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
+    @override
     def start(self, n: int) -> Weights:
         return np.ones(n) if self.prior is None else normalise(self.prior, n, "QFair prior")
 

@@ -70,6 +70,11 @@ class UnequalIntegratedSet(SaddleObjective):
         upper, lower = (side.caps(point.size) for side in (self.upper, self.lower))
         return IntegratedCaps(upper, lower, self.phi).project(point)
 
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
     @override
     def start(self, n: int) -> Weights:
         return self.prox(np.full(n, 1.0 / n), 0.0)
@@ -159,6 +164,15 @@ class RelativeFairness(SaddleObjective):
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         return self._penalised.prox(point, step)
+
+    @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        return self._penalised.penalty_gradient(weights)
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
 
     @override
     def start(self, n: int) -> Weights:

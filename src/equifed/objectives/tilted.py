@@ -85,6 +85,11 @@ class Tilted(SaddleObjective):
 
     @property
     @override
+    def is_smooth(self) -> bool:
+        return self._is_average()
+
+    @property
+    @override
     def is_entropic(self) -> bool:
         return True
 

@@ -174,6 +174,9 @@ SCHEDULES = {
 
 DUAL_STEPS = {
     "euclidean": Entry("equifed.objectives:Euclidean", "projected (proximal) ascent"),
+    "gradient": Entry(
+        "equifed.objectives:ProjectedGradient", "projected ascent, the penalty by its gradient"
+    ),
     "entropic": Entry("equifed.objectives:Entropic", "mirror ascent: multiplicative weights"),
 }
 
