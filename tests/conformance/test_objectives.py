@@ -22,6 +22,7 @@ from equifed.objectives import (
     L1Distance,
     L2Distance,
     LpDistance,
+    ProjectedGradient,
     Proportional,
     QFair,
     RelativeFairness,
@@ -343,6 +344,30 @@ def test_entropic_steps_are_optimal_or_refused(build, losses, target, step):
 
     for other in (objective.prox(target, 1.0), objective.weights(losses), objective.start(N)):
         assert gain(best) >= gain(other) - 1e-9 * (1 + step)
+
+
+@EVERY
+@some
+@given(target=points, other=points, losses=points)
+def test_penalties_have_the_gradient_they_say_or_refuse(build, target, other, losses):
+    objective = new(build)
+    here, there = objective.prox(target, 1.0), objective.prox(other, 1.0)
+    if not objective.is_smooth:
+        for call in (
+            lambda: objective.penalty_gradient(here),
+            lambda: ProjectedGradient().check(objective, "it"),
+        ):
+            with pytest.raises(ValueError, match="prox"):
+                call()
+        return
+    ProjectedGradient().check(objective, "it")
+    middle, along, h = 0.5 * (here + there), there - here, 1e-5
+    slope = (objective.penalty(middle + h * along) - objective.penalty(middle - h * along)) / h / 2
+    found = objective.penalty_gradient(middle) @ along
+    assert found == pytest.approx(slope, rel=1e-4, abs=1e-4)
+    best = objective.weights(fit(objective, losses))  # where the gradient step stays, too
+    after = ProjectedGradient().ascend(objective, best, fit(objective, losses), 0.1)
+    assert np.allclose(after, best, rtol=1e-8, atol=1e-8)
 
 
 @EVERY

@@ -12,6 +12,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
     carry_over,
+    check_draws,
     check_participation,
     draw_clients,
     running_mean,
@@ -83,12 +84,7 @@ class AFL:
         self.dual.check(self.objective, "AFL")
         if not self.dual_step > 0:
             raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
-        if self.clients_per_round is not None and self.clients_per_round < 1:
-            raise ValueError(
-                f"AFL clients_per_round must be at least 1, got {self.clients_per_round}."
-            )
-        if self.output not in ("last", "average"):
-            raise ValueError(f"AFL output is 'last' or 'average', got {self.output!r}.")
+        check_draws("AFL", self.clients_per_round, self.output)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -12,7 +12,13 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, draw_clients, running_mean, scale_to_present
+from equifed.contract.participation import (
+    carry_over,
+    check_draws,
+    draw_clients,
+    running_mean,
+    scale_to_present,
+)
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
@@ -93,12 +99,7 @@ class DRFA:
         self.dual.check(self.objective, "DRFA")
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
-        if self.clients_per_round is not None and self.clients_per_round < 1:
-            raise ValueError(
-                f"DRFA clients_per_round must be at least 1, got {self.clients_per_round}."
-            )
-        if self.output not in ("last", "average"):
-            raise ValueError(f"DRFA output is 'last' or 'average', got {self.output!r}.")
+        check_draws("DRFA", self.clients_per_round, self.output)
         if self.ascent not in ("snapshot", "full"):
             raise ValueError(f"DRFA ascent is 'snapshot' or 'full', got {self.ascent!r}.")
 
