@@ -156,5 +156,5 @@ class DRFA:
 
     def weights(self, state: State) -> Weights:
         """Return the last weights, or the mean of those of all rounds (lambda-hat)."""
-        average = self.output == "average" and state.mean_weights is not None
-        return state.mean_weights if average else state.weights
+        mean = state.mean_weights if self.output == "average" else None
+        return state.weights if mean is None else mean

@@ -102,7 +102,7 @@ class ScaffPDIA:
         after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
         if state.before is not None and info.losses is not None:
-            notes += self._regret(state, info.losses)
+            notes += self._regret(state, info.losses - state.before)
         return after, replace(info, numbers=numbers, notes=info.notes + notes)
 
     def model(self, state: ScaffPDIAState) -> Vector:
@@ -133,8 +133,8 @@ class ScaffPDIA:
         fresh = replace(fresh, weights=relative.prox(state.weights, 0.0))
         return fresh, choice.notes() + beyond_theory(relative, clients)
 
-    def _regret(self, state: ScaffPDIAState, losses: Losses) -> tuple[str, ...]:
+    def _regret(self, state: ScaffPDIAState, rise: Losses) -> tuple[str, ...]:
         """Say that every client is worse off, once the new problem had as long as the first."""
-        if state.round < 2 * self.warmup or not (losses > state.before).all():
+        if state.round < 2 * self.warmup or not (rise > 0).all():
             return ()
         return (f"with phi = {state.phi:.4g} every client is worse off than with phi = 0",)

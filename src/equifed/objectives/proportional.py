@@ -102,7 +102,7 @@ class Proportional(FreeSum):
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = np.where(half > 0, half + root, room * (room / (root - half)))
         least = np.finfo(np.float64).tiny  # where the root underflows, and for no step at all
-        return np.clip(np.nan_to_num(weights, nan=0.0), least, prior / self._floor)
+        return np.asarray(np.clip(np.nan_to_num(weights, nan=0.0), least, prior / self._floor))
 
     @override
     def start(self, n: int) -> Weights:

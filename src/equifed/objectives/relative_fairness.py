@@ -16,7 +16,8 @@ from equifed.objectives.projections import Permutahedron, join_ties
 from equifed.objectives.unequal_caps import IntegratedCaps, split_by_caps
 from equifed.objectives.worst_case import WorstCase
 
-Side = Average | CVaR | WorstCase | HeterogeneousCVaR
+Equal = Average | CVaR | WorstCase
+Side = Equal | HeterogeneousCVaR
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class IntegratedSet(SymmetricSet):
     """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty."""
 
     phi: float
-    upper: Side
-    lower: Side
+    upper: Equal
+    lower: Equal
 
     @override
     def permutahedron(self, n: int) -> Permutahedron:
@@ -146,12 +147,13 @@ class RelativeFairness(SaddleObjective):
 
     @property
     def _penalised(self) -> ChiSquare:
-        kind = UnequalIntegratedSet if self._unequal else IntegratedSet
-        return ChiSquare(self.rho, base=kind(self.phi, self.upper, self.lower))
+        return ChiSquare(self.rho, base=self._set)
 
     @property
-    def _unequal(self) -> bool:
-        return any(isinstance(side, HeterogeneousCVaR) for side in (self.upper, self.lower))
+    def _set(self) -> IntegratedSet | UnequalIntegratedSet:
+        if isinstance(self.upper, Equal) and isinstance(self.lower, Equal):
+            return IntegratedSet(self.phi, self.upper, self.lower)
+        return UnequalIntegratedSet(self.phi, self.upper, self.lower)
 
     @override
     def weights(self, losses: Losses) -> Weights:
@@ -226,11 +228,12 @@ class RelativeFairness(SaddleObjective):
         transfers, done to the corners of A and B, give a and b. O(n log n).
         """
         weights = check_vector(weights, "weights")
-        if self._unequal:
-            caps = (side.caps(weights.size) for side in (self.upper, self.lower))
-            return split_by_caps(weights, *caps, self.phi)
-        whole = IntegratedSet(self.phi, self.upper, self.lower).permutahedron(weights.size)
-        upper, lower = (side.permutahedron(weights.size) for side in (self.upper, self.lower))
+        both = self._set
+        if isinstance(both, UnequalIntegratedSet):
+            caps = [side.caps(weights.size) for side in (self.upper, self.lower)]
+            return split_by_caps(weights, caps[0], caps[1], self.phi)
+        whole = both.permutahedron(weights.size)
+        upper, lower = (side.permutahedron(weights.size) for side in (both.upper, both.lower))
         order = np.argsort(-(weights - whole.offset), kind="stable")
         target = (weights - whole.offset)[order]
         sides = _transfer(whole.corner, target, (upper.corner, lower.corner[::-1]))

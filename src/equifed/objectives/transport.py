@@ -117,7 +117,7 @@ def _prices(cost: Matrix, prior: Weights, target: Weights) -> Weights:
     n = prior.size
     kept = np.arange(n) != target.argmax()
     rows, columns = kron(eye_array(n), np.ones((1, n))), kron(np.ones((1, n)), eye_array(n))
-    plan = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+    plan = linprog(
         cost.ravel(),
         A_eq=vstack([rows, columns.tocsr()[kept]]),
         b_eq=np.concatenate([prior, target[kept]]),
