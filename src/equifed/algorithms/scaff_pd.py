@@ -47,9 +47,8 @@ class ScaffPD:
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
-    The paper leaves the first extrapolation open: the previous losses are taken to be the first.
-    Absent clients keep their last loss; those present share the whole weight (no guarantee covers
-    that). Where the sum S of the weights is free (q-fair), lambda / S is lambda in c and (4.2).
+    The paper leaves the first l_prev open: here it is l. Absent clients keep their last loss; those
+    present share the whole weight. Where the sum S of lambda is free, c and (4.2) have lambda / S.
 
     Parameters
     ----------
