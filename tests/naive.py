@@ -179,14 +179,21 @@ def drfa(
 
 
 def drfa_gda(
-    problem: Problem, x: Array, rounds: int, lr: float, steps: int, gamma: float, rho: float
-) -> tuple[Array, Array]:
-    """Section 5.2 with every client: one full dual step at the model the round began with."""
+    problem: Problem, x: Array, rounds: int, lr: float, steps: int, gamma: float, rho: float,
+    printed: bool = False,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Section 5.2 with every client: one full dual step at the model the round began with.
+
+    As printed, or with the proximal step in place of the gradient of the penalty.
+    """
     n = problem.n
     weights = np.full(n, 1 / n)
     for _ in range(rounds):
         ends = [walk(problem, i, x, lr, steps)[-1] for i in range(n)]
         new = chi_square_step(weights + gamma * problem.losses(x), gamma, rho)
+        if printed:
+            slope = problem.losses(x) - rho * n * (weights - 1 / n)
+            new = simplex(weights + gamma * slope)
         x, weights = sum(weights[i] * ends[i] for i in range(n)), new
     return x, weights
 

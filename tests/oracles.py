@@ -16,8 +16,12 @@ from equifed.objectives import (
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
+    LpDistance,
+    Proportional,
+    QFair,
     RelativeFairness,
     SaddleObjective,
+    Tilted,
     Transport,
     WorstCase,
 )
@@ -78,6 +82,14 @@ def violation(objective: SaddleObjective, weights: Array) -> float:
             return _violation_of_integrated_set(objective, weights)
         case Average():
             return float(np.abs(weights - shares(objective.prior, n)).max())
+        case QFair(q=0.0) | Tilted(tilt=0.0):
+            return violation(Average(objective.prior), weights)
+        case QFair():
+            return max(-float(weights.min()), 0.0)
+        case Proportional():
+            floor = objective.ceiling / 10 if objective.floor is None else objective.floor
+            over = weights - shares(objective.prior, n) / floor
+            return float(max(-weights.min(), over.max(), 0.0))
         case CVaR():
             caps = np.full(n, 1 / (objective.tail * n))
         case HeterogeneousCVaR():
@@ -107,12 +119,15 @@ def max_over_side(side: Any, losses: Array) -> float:
     n = losses.size
     if isinstance(side, Average):
         return float(shares(side.prior, n) @ losses)
-    cap = 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n))
+    if isinstance(side, HeterogeneousCVaR):
+        caps = shares(side.sizes, n) / np.asarray(side.tails)
+    else:
+        caps = np.full(n, 1.0 if isinstance(side, WorstCase) else min(1.0, 1 / (side.tail * n)))
     left, total = 1.0, 0.0
-    for loss in sorted(losses, reverse=True):
-        total += min(cap, left) * loss
-        left -= min(cap, left)
-    return total
+    for i in np.argsort(-losses):
+        total += min(caps[i], left) * losses[i]
+        left -= min(caps[i], left)
+    return float(total)
 
 
 def max_over_permutations(corner: Array, losses: Array) -> float:
@@ -152,6 +167,30 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             away = w - shares(objective.prior, n)
             penalty = cp.sum_squares(away) / 2 if objective.squared else cp.norm2(away)
             return simplex, objective.strength * penalty
+        case LpDistance():
+            away = cp.abs(w - shares(objective.prior, n))
+            power = cp.sum(cp.power(away, objective.power)) / objective.power
+            return simplex, objective.strength * power
+        case Tilted(tilt=0.0):
+            return solver_parts(Average(objective.prior), w)
+        case Tilted():
+            prior = shares(objective.prior, n)
+            return simplex, cp.sum(cp.rel_entr(w, prior)) / objective.tilt
+        case QFair(q=0.0):
+            return [w == shares(objective.prior, n)], 0.0
+        case QFair():
+            p, r = (
+                np.ones(n) if objective.prior is None else shares(objective.prior, n),
+                objective.q,
+            )
+            return [w >= 0], r / (r + 1) * cp.sum(
+                cp.multiply(p, cp.power(cp.multiply(w, 1 / p), 1 + 1 / r))
+            )
+        case Proportional():
+            p, big = shares(objective.prior, n), objective.ceiling
+            floor = big / 10 if objective.floor is None else objective.floor
+            costs = big * cp.sum(w) - 1 - p @ (cp.log(w) - np.log(p))
+            return [w <= p / floor], costs
         case Transport():
             plan = cp.Variable((n, n), nonneg=True)
             marginals = [

@@ -201,7 +201,7 @@ def integrated_bound(
     samples: int,
     dimension: int,
     *,
-    bound: float = 1.0,
+    loss_range: float = 2.0,
     radius: float = 0.01,
     failure: float = 0.05,
     log_covering: float | None = None,
@@ -209,11 +209,12 @@ def integrated_bound(
     r"""SCAFF-PD-IA's Theorem 4, for every client with the same number of samples.
 
     .. math:: L_\lambda \le \hat L_\lambda + M\epsilon + \sqrt{\frac{\mathfrak s(\Lambda)}{2Nn}}
-              \Bigl(4 \sqrt{\mathrm{VC} \bigl(1 + \log\tfrac{Nn}{\mathrm{VC}}\bigr)}
+              \Bigl(2M \sqrt{\mathrm{VC} \bigl(1 + \log\tfrac{Nn}{\mathrm{VC}}\bigr)}
               + M \sqrt{\log\tfrac{\mathcal N(\Lambda, |\cdot|_1, \epsilon)}{\delta}}\Bigr)
 
-    for all models and all :math:`\lambda \in \Lambda`, for losses -1 and 1 (the paper says [0, M]
-    and {-1, 1} in one breath; its proof uses the latter for the first term).
+    for all models and all :math:`\lambda \in \Lambda`, for losses with two values that are M apart.
+    The paper says [0, M] and {-1, 1} in one breath and prints 4 for 2M, as its proof has it for the
+    latter: M is the range of the losses, 2 for -1 and 1 and 1 for right or wrong.
 
     Parameters
     ----------
@@ -225,7 +226,7 @@ def integrated_bound(
         n and N.
     dimension : int
         VC dimension of the class of losses.
-    bound, radius, failure : float
+    loss_range, radius, failure : float
         M, epsilon and delta.
     log_covering : float, optional
         Logarithm of the covering number; a bound by volume if not given.
@@ -245,13 +246,13 @@ def integrated_bound(
         raise ValueError(
             f"the VC dimension must lie between 1 and the {total} samples, got {dimension}."
         )
-    _positive(bound=bound)
+    _positive(loss_range=loss_range)
     if log_covering is None:
         log_covering = log_covering_number(objective.l1_norm(clients), clients, radius)
     scale = math.sqrt(largest_skewness(objective, clients) / (2 * total))
-    class_term = 4 * math.sqrt(dimension * (1 + math.log(total / dimension)))
-    set_term = bound * math.sqrt(log_covering + _log_inverse(failure))
-    return empirical + bound * radius + scale * (class_term + set_term)
+    class_term = 2 * loss_range * math.sqrt(dimension * (1 + math.log(total / dimension)))
+    set_term = loss_range * math.sqrt(log_covering + _log_inverse(failure))
+    return empirical + loss_range * radius + scale * (class_term + set_term)
 
 
 def _shares_over_tails(shares: Numbers, tails: Numbers) -> Weights:

@@ -18,8 +18,11 @@ from equifed.algorithms import (
     RFedFair,
     Scaffold,
     TiltedERM,
+    drfa_by_theory,
+    rfedfair_by_theory,
 )
 from equifed.contract.local import LocalSGD
+from equifed.objectives import KL, ProjectedGradient
 
 WORK = LocalSGD(lr=0.1, steps=2)
 EPOCHS = LocalSGD(lr=0.1, epochs=1)
@@ -31,6 +34,11 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: FedAvg(WORK, participation=0.0), r"participation .* in \(0, 1\], got 0.0"),
         (lambda: Scaffold(WORK, variates="old"), "'stored' or 'fresh', got 'old'"),
         (lambda: AFL(WORK, 0.0), "dual_step must be positive, got 0.0"),
+        (lambda: AFL(WORK, clients_per_round=0), "clients_per_round must be at least 1, got 0"),
+        (lambda: AFL(WORK, output="best"), "'last' or 'average', got 'best'"),
+        (lambda: AFL(WORK, objective=KL(1.0), dual=ProjectedGradient()), "KL.*Euclidean"),
+        (lambda: drfa_by_theory(0, 1.0, 2), "iterations >= 1"),
+        (lambda: rfedfair_by_theory(0.0, 1.0, 5), "smoothness > 0"),
         (lambda: AgnosticFedAvg(WORK, -1.0), "dual_step must be positive, got -1.0"),
         (lambda: DRFA(EPOCHS), "needs local.steps"),
         (lambda: DRFA(WORK, 0.0), "dual_step must be positive"),
@@ -42,7 +50,7 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: RFedFair(WORK, tails=(0.5, 0.0)), r"must lie in \(0, 1\]"),
         (lambda: RFedFair(WORK, smoothing=0.0), "smoothing must be positive"),
         (lambda: RFedFair(WORK, clients_per_round=0), "at least 1, got 0"),
-        (lambda: RFedFair(WORK, output="best"), "'average' or 'last', got 'best'"),
+        (lambda: RFedFair(WORK, output="best"), "'last' or 'average', got 'best'"),
         (lambda: QFedAvg(WORK, -0.1), "q must be a number of at least 0, got -0.1"),
         (lambda: QFedAvg(WORK, 1.0, 0.0), "lipschitz must be positive, got 0.0"),
         (lambda: DeltaFL(WORK, 0.0), r"level must lie in \(0, 1\], got 0.0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests import naive
@@ -22,7 +24,7 @@ from equifed.algorithms import (
     qfedsgd,
 )
 from equifed.contract.local import LocalSGD
-from equifed.objectives import ChiSquare, CVaR, WorstCase
+from equifed.objectives import ChiSquare, CVaR, Euclidean, ProjectedGradient, WorstCase
 from equifed.steps.schedules import ConstantSteps
 
 ROUNDS = 4
@@ -104,6 +106,14 @@ def test_afl(problem: Problem, steps: int) -> None:
     equal(state.weights, weights)
 
 
+def test_afl_gives_out_the_means_of_its_rounds(problem: Problem) -> None:
+    algorithm = AFL(LocalSGD(lr=0.05, steps=1), dual_step=0.1, output="average")
+    state = play(algorithm, problem)
+    visited = [naive.afl(problem, start(problem), r, 0.05, 0.1) for r in range(1, ROUNDS + 1)]
+    equal(algorithm.model(state), np.mean([x for x, _ in visited], axis=0))
+    equal(algorithm.weights(state), np.mean([weights for _, weights in visited], axis=0))
+
+
 @pytest.mark.parametrize("radius", [None, 0.8])
 @pytest.mark.parametrize("rho", [0.0, 0.2])
 def test_drfa(problem: Problem, rho: float, radius: float | None) -> None:
@@ -116,13 +126,16 @@ def test_drfa(problem: Problem, rho: float, radius: float | None) -> None:
     equal(state.x, x)
     equal(state.weights, weights)
     equal(algorithm.model(state), mean_x)
-    equal(state.mean_weights, mean_weights)
+    equal(algorithm.weights(state), mean_weights)  # lambda-hat
+    equal(replace(algorithm, output="last").weights(state), weights)
 
 
-def test_drfa_with_full_dual_gradient(problem: Problem) -> None:
-    algorithm = DRFA(WORK, 0.1, ChiSquare(0.2), ascent="full")
+@pytest.mark.parametrize("printed", [False, True])
+def test_drfa_with_full_dual_gradient(problem: Problem, printed: bool) -> None:
+    dual = ProjectedGradient() if printed else Euclidean()
+    algorithm = DRFA(WORK, 0.1, ChiSquare(0.2), ascent="full", dual=dual)
     state = play(algorithm, problem)
-    x, weights = naive.drfa_gda(problem, start(problem), ROUNDS, 0.05, 4, 0.1, 0.2)
+    x, weights = naive.drfa_gda(problem, start(problem), ROUNDS, 0.05, 4, 0.1, 0.2, printed)
     equal(algorithm.model(state), x)
     equal(state.weights, weights)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.problems import PROBLEMS, rounds, start
+from tests.problems import PROBLEMS, Logistic, rounds, start
 
 from equifed.algorithms import AFL, DRFA, DeltaFL, ScaffPD
 from equifed.algorithms.delta_fl import upper_quantile
@@ -69,6 +70,29 @@ def test_the_tail_of_delta_fl_carries_the_superquantile(level: float) -> None:
     assert set(info.index) == set(np.argsort(-losses)[: len(info.index)])
     if level != 0.5:
         assert info.objective == pytest.approx(CVaR(level).value(losses))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    level=st.floats(0.05, 1.0),
+    weighting=st.sampled_from(["size", "uniform"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_delta_fl_does_not_decide_by_rounding(
+    seed: int, level: float, weighting: str, dtype: torch.dtype
+) -> None:
+    """Every client has the loss log 2 at the model zero, up to the order of its sum: all train."""
+    draw = np.random.default_rng(seed)
+    inputs = tuple(draw.normal(size=(m, 3)) for m in draw.integers(1, 300, 9))
+    labels = tuple(draw.integers(0, 2, len(a)) for a in inputs)
+    problem = Logistic(inputs, labels, 0.1)
+    for engine in ("loop", "stacked"):
+        clients = problem.clients(engine, dtype=dtype)
+        algorithm, x = DeltaFL(WORK, level, weighting), torch.zeros(3, dtype=dtype)
+        _, info = algorithm.round(algorithm.init(clients, x), clients, Stream(0))
+        assert info.index.tolist() == list(range(9))
+        assert info.objective == pytest.approx(np.log(2), rel=1e-5)
 
 
 @pytest.mark.parametrize(

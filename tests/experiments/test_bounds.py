@@ -144,24 +144,56 @@ def test_the_limit_of_the_skewness_is_that_of_many_clients(tail: float, phi: flo
     n=st.integers(2, 5),
     m=st.integers(10, 10**5),
     phi=st.floats(0, 0.8),
-    big=st.floats(0.1, 3),
     radius=st.floats(1e-3, 0.5),
     delta=st.floats(1e-6, 0.5),
 )
 def test_theorem_4_of_scaff_pd_ia_is_the_formula(
-    n: int, m: int, phi: float, big: float, radius: float, delta: float
+    n: int, m: int, phi: float, radius: float, delta: float
 ) -> None:
-    """Worst case against worst case: all corners have one weight up and one down."""
+    """Worst case against worst case: all corners have one weight up and one down.
+
+    As printed, for losses -1 and 1, whose range M is 2.
+    """
     corner = [1 / (1 - phi), -phi / (1 - phi), *[0.0] * (n - 2)]
     skew = max(n * sum((w - 1 / n) ** 2 for w in c) + 1 for c in permutations(corner))
     norm = sum(map(abs, corner))
     covering = (n - 1) * math.log(1 + 2 * norm / radius)
     class_term = 4 * math.sqrt(7 * (1 + math.log(m * n / 7)))
-    set_term = big * math.sqrt(covering + math.log(1 / delta))
-    wanted = 0.3 + big * radius + math.sqrt(skew / (2 * m * n)) * (class_term + set_term)
-    give = {"bound": big, "radius": radius, "failure": delta}
-    found = integrated_bound(0.3, RelativeFairness(phi), n, m, 7, **give)
+    set_term = 2 * math.sqrt(covering + math.log(1 / delta))
+    wanted = 0.3 + 2 * radius + math.sqrt(skew / (2 * m * n)) * (class_term + set_term)
+    found = integrated_bound(0.3, RelativeFairness(phi), n, m, 7, radius=radius, failure=delta)
     assert found == pytest.approx(wanted, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(scale=st.floats(0.1, 10), shift=st.floats(-3, 3), empirical=st.floats(-1, 1))
+def test_theorem_4_of_scaff_pd_ia_does_not_see_the_unit_of_the_loss(
+    scale: float, shift: float, empirical: float
+) -> None:
+    """Losses scale l + shift, weights that sum to one: the bound is moved in the same way."""
+    give = (CVaR(0.5), 4, 1000, 7)
+    plain = integrated_bound(empirical, *give)
+    other = integrated_bound(scale * empirical + shift, *give, loss_range=2 * scale)
+    assert other == pytest.approx(scale * plain + shift, rel=1e-9, abs=1e-9)
+
+
+def test_luck_with_losses_of_minus_one_and_one_is_within_theorem_4() -> None:
+    """One client, one model: the mean of m signs is off by more than the set's term too seldom.
+
+    With M = 1 it would be off more often than promised: the term is Hoeffding's for the range.
+    """
+    m, failure = 400, 0.05
+    whole, half = (
+        integrated_bound(0.0, CVaR(1.0), 1, m, 1, loss_range=r, failure=failure, log_covering=0.0)
+        - r * 0.01
+        - 2 * r * math.sqrt(1 + math.log(m)) / math.sqrt(2 * m)
+        for r in (2.0, 1.0)
+    )
+
+    def too_good(added: float) -> float:  # the chance that a mean of signs is below -added
+        return float(binom.cdf(math.ceil(m * (1 - added) / 2) - 1, m, 0.5))
+
+    assert too_good(whole) <= failure < too_good(half)
 
 
 def test_a_segment_needs_nearly_its_covering_number() -> None:

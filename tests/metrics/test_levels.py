@@ -106,6 +106,7 @@ def test_variance_is_numpys_and_exactly_zero_for_equal_values(values):
         metrics.twenty_twenty,
         lambda v: metrics.cvar(v, 0.3),
         lambda v: metrics.hcvar(v, np.linspace(0.2, 1, 6)),
+        lambda v: metrics.hcvar_by_tail(v, np.linspace(0.2, 1, 6)),
     ],
 )
 def test_a_stack_of_vectors_gives_the_results_of_its_rows(reducer):

@@ -96,6 +96,40 @@ def test_hcvar_equals_both_sides_of_lemma_1(drawn):
         assert value == pytest.approx(-primal.fun, abs=1e-6)
 
 
+atoms = st.one_of(st.floats(-1.0, 1.0), st.sampled_from([0.0, 0.5, 1.0]))
+
+
+@quick
+@given(
+    st.integers(1, 8).flatmap(
+        lambda n: st.tuples(
+            *(
+                st.lists(numbers, min_size=n, max_size=n)
+                for numbers in (atoms, st.floats(0.05, 1.0), st.floats(0.01, 1.0))
+            )
+        )
+    )
+)
+def test_the_conditional_expectation_is_hcvar_whatever_the_atoms(drawn):
+    """Lemma 1, with ties among the losses, and by the definition itself on a fine grid."""
+    losses, alphas, weights = map(np.array, drawn)
+    value = metrics.hcvar_by_tail(losses, alphas, weights)
+    assert value == pytest.approx(metrics.hcvar(losses, alphas, weights), abs=1e-11)
+    # Spread every atom over many near losses: then the expectation above the quantile is plain.
+    p = weights / weights.sum() / alphas
+    fine = 20_000
+    near = np.repeat(losses, fine) + 1e-6 * np.tile(np.linspace(0, 1, fine), len(losses))
+    mass = np.repeat(p / fine, fine)
+    order = np.argsort(-near)
+    above = np.cumsum(mass[order]) <= 1.0  # of tau, so 1 / tau of the probability
+    plain = (mass[order] * near[order])[above].sum() / mass[order][above].sum()
+    assert value == pytest.approx(plain, abs=2e-3)
+
+
+def test_all_losses_equal_leave_nobody_above_the_quantile():
+    assert metrics.hcvar_by_tail([0.3, 0.3, 0.3], [0.5, 0.4, 1.0]) == pytest.approx(0.3)
+
+
 @quick
 @given(vectors(-1e3, 1e3), st.floats(0.02, 1.0))
 def test_hcvar_with_equal_levels_is_cvar(losses, tail):

@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equifed.objectives import (
+    KL,
     Average,
     ChiSquare,
     CVaR,
     Entropic,
-    Objective,
+    L2Distance,
+    LpDistance,
+    Proportional,
     QFair,
     SaddleObjective,
     Tilted,
@@ -81,9 +84,12 @@ def test_the_defaults_of_a_saddle_objective_are_those_of_the_simplex(losses):
         Entropic().ascend(own, own.start(n), losses, 1.0)
 
 
-def test_objectives_without_a_saddle_form_say_so_by_their_class():
-    for objective in (QFair(1.0), Tilted(-1.0)):
-        assert isinstance(objective, Objective) and not isinstance(objective, SaddleObjective)
+def test_objectives_without_a_saddle_form_say_so():
+    assert QFair(1.0).unfit is None and Tilted(2.0).unfit is None
+    assert "tilted-erm" in Tilted(-1.0).unfit
+    assert Tilted(-1.0).value(np.array([1.0, 2.0])) < 1.5  # a fine objective all the same
+    with pytest.raises(ValueError, match="no dual step"):
+        Tilted(-1.0).prox(np.ones(2), 1.0)
     with pytest.raises(TypeError, match="abstract"):
         SaddleObjective()
 
@@ -105,5 +111,113 @@ def test_objectives_without_a_saddle_form_say_so_by_their_class():
     ],
 )
 def test_wrong_arguments_are_refused(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+positive = st.lists(st.floats(0, 5), min_size=4, max_size=4).map(np.array)
+exponents = st.floats(-1.5, 1.5).map(lambda e: 10**e)
+
+
+@settings(deadline=None)
+@given(
+    q=exponents | st.sampled_from([0.5, 1.0, 2.0]),
+    step=st.floats(-6, 6).map(lambda e: 10**e),
+    point=st.lists(st.floats(-6, 6), min_size=4, max_size=4),
+    signs=st.lists(st.sampled_from([-1.0, 1.0]), min_size=4, max_size=4),
+)
+def test_the_dual_step_of_q_fair_is_a_root_to_the_last_digits(q, step, point, signs):
+    """w + step (w/p)^(1/q) changes its sign within a few units in the last place of w."""
+    objective = QFair(q, (1.0, 2.0, 3.0, 0.01))
+    z = np.array(signs) * 10 ** np.array(point)
+    weights, p = objective.prox(z, step), objective.start(4)
+    assert (weights[z <= 0] == 0).all()
+    up = (z > 0) & (weights > 1e-290)
+    width = 1e-14 * (4 + q)  # a power of q multiplies relative errors by q
+    for factor, sign in ((1 - width, -1), (1 + width, 1)):
+        w = weights[up] * factor
+        assert (sign * (w + step * (w / p[up]) ** (1 / q) - z[up]) >= 0).all()
+
+
+@given(losses=positive, point=positive)
+def test_q_fair_runs_from_the_sum_towards_the_worst_case(losses, point):
+    assert np.array_equal(QFair(0.0).prox(point, 0.7), np.ones(4))
+    mean = QFair(50.0).value(losses / 5) * 51
+    assert mean ** (1 / 51) == pytest.approx(WorstCase().value(losses / 5), rel=0.03, abs=1e-6)
+
+
+@given(losses=positive, tilt=exponents)
+def test_a_positive_tilt_is_kl_in_everything(losses, tilt):
+    one, other = Tilted(tilt, (1, 2, 3, 4)), KL(1 / tilt, (1, 2, 3, 4))
+    weights = one.prox(losses, 0.3)
+    assert np.array_equal(weights, other.prox(losses, 0.3))
+    assert one.penalty(weights) == other.penalty(weights)
+    assert one.value(losses) == other.value(losses)
+    assert one.strong_convexity(4) == other.strong_convexity(4)
+    assert np.array_equal(one.mirror(weights, losses, 0.3), other.mirror(weights, losses, 0.3))
+
+
+@given(losses=st.lists(st.floats(0, 4.5), min_size=4, max_size=4).map(np.array))
+def test_proportional_fairness_is_that_of_nash(losses):
+    """The derivative of sum log(M - l); its price per unit gained is the same for everybody."""
+    objective = Proportional(ceiling=5.0, floor=0.5)
+    gains = 5.0 - losses
+    assert np.exp(-objective.value(losses)) == pytest.approx(np.prod(gains) ** 0.25)
+    assert np.allclose(objective.weights(losses) * gains, 0.25)
+
+
+def test_proportional_fairness_beyond_its_floor_is_its_tangent():
+    objective, far = Proportional(ceiling=2.0, floor=0.5), np.array([1.5, 9.0])
+    assert objective.weights(far) == pytest.approx([1.0, 1.0])
+    assert objective.value(far) == pytest.approx(-np.log(0.5) + 0.5 * 7.5 / 0.5)
+
+
+@pytest.mark.parametrize("power", [1.05, 1.3, 2.0, 3.0, 12.0])
+@settings(deadline=None, max_examples=25)
+@given(losses=positive, point=positive, strength=exponents, step=exponents)
+def test_powers_of_a_distance_meet_the_conditions_of_optimality(
+    power, losses, point, strength, step
+):
+    """Some level nu: a client's pull less its price is nu, or below it at weight zero."""
+    objective = LpDistance(power, strength, (1, 2, 3, 4))
+    prior = objective.start(4)
+    for weights, pull, price in (
+        (objective.weights(losses), losses, strength),
+        (objective.prox(point, step), point, step * strength),
+    ):
+        own = pull - (weights if pull is point else 0.0)
+        # Intervals: the price of weights that are off by a few units in the last place.
+        low, high = (
+            own - price * np.sign(d) * np.abs(d) ** (power - 1)
+            for d in (weights - prior + 1e-14, weights - prior - 1e-14)
+        )
+        size = 1e-12 * (1 + np.abs(own).max() + price)
+        level = high[weights > 0].min()
+        assert low[weights > 0].max() <= level + size
+        assert (low[weights == 0] <= level + size).all()
+        assert weights.sum() == pytest.approx(1, abs=1e-12) and weights.min() >= 0
+
+
+@given(losses=positive, point=positive)
+def test_the_second_power_of_a_distance_is_the_squared_distance(losses, point):
+    one, other = LpDistance(2.0, 0.7, (1, 2, 3, 4)), L2Distance(0.7, (1, 2, 3, 4))
+    assert np.allclose(one.weights(losses), other.weights(losses), rtol=0, atol=1e-14)
+    assert np.allclose(one.prox(point, 0.4), other.prox(point, 0.4), rtol=0, atol=1e-14)
+    assert one.penalty(other.weights(losses)) == pytest.approx(
+        other.penalty(other.weights(losses)), abs=1e-15
+    )
+    assert one.strong_convexity(4) == other.strong_convexity(4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: LpDistance(1.0, 1.0), "L1Distance"),
+        (lambda: LpDistance(2.0, 0.0), "strength"),
+        (lambda: Proportional(0.0), "ceiling"),
+        (lambda: Proportional(1.0, 2.0), "floor must lie between 0 and the ceiling"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
         wrong()

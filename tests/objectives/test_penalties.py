@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from equifed.objectives import (
     Average,
@@ -176,3 +177,29 @@ def test_q_zero_is_the_sum_and_with_a_prior_the_average():
 def test_wrong_arguments_are_refused(wrong, words):
     with pytest.raises(ValueError, match=words):
         wrong()
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 25), kind=st.integers(0, 4))
+def test_every_feasible_weight_has_the_transport_cost_of_a_linear_programme(seed, n, kind):
+    """Among them priors and weights over many orders of magnitude; the reference is the dual."""
+    draw = np.random.default_rng(seed)
+    cost = draw.uniform(0, 1, (n, n)) * (1 - np.eye(n))
+    if seed % 2:
+        cost = np.round(3 * cost)  # ties
+    prior = tuple(10 ** draw.uniform(-5, 5, n)) if seed % 3 else None
+    objective = Transport(10 ** draw.uniform(-2, 1), tuple(map(tuple, cost)), prior)
+    weights = [
+        lambda: objective.prox(draw.normal(size=n), 10 ** draw.uniform(-2, 1)),
+        lambda: objective.weights(draw.normal(size=n)),
+        lambda: draw.dirichlet(np.full(n, 0.03)),
+        lambda: np.eye(n)[draw.integers(n)],
+        lambda: objective.start(n),
+    ][kind]()
+    # Potentials a_i + b_j <= C_ij, by another method of another kind (interior point).
+    pairs = np.array([np.r_[np.eye(n)[i], np.eye(n)[j]] for i in range(n) for j in range(n)])
+    marginals = np.r_[objective.start(n), weights / weights.sum()]
+    bounds = [(None, None)] * (2 * n - 1) + [(0, 0)]
+    dual = linprog(-marginals, A_ub=pairs, b_ub=cost.ravel(), bounds=bounds, method="highs-ipm")
+    wanted = -objective.strength * dual.fun
+    assert objective.penalty(weights) == pytest.approx(wanted, rel=1e-6, abs=1e-7)

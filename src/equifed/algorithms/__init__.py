@@ -13,6 +13,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
 
@@ -34,7 +35,9 @@ __all__ = [
     "Scaffold",
     "TiltedERM",
     "client_weights",
+    "drfa_by_theory",
     "fedprox",
     "qfedsgd",
+    "rfedfair_by_theory",
     "with_measured_step",
 ]

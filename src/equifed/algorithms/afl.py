@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract.algorithm import Info
@@ -11,7 +12,10 @@ from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
     carry_over,
+    check_draws,
     check_participation,
+    draw_clients,
+    running_mean,
     sample_clients,
     scale_to_present,
 )
@@ -23,11 +27,14 @@ from equifed.objectives.worst_case import WorstCase
 
 @dataclass(frozen=True)
 class State:
-    """The model, the client weights, and the losses known so far (None before the first round)."""
+    """Model and weights, the losses known so far, and the means of both (if wanted)."""
 
     x: Vector
     weights: Weights
-    losses: Losses | None = None
+    losses: Losses | None = None  # None before the first round
+    rounds: int = 0
+    mean_x: Vector | None = None
+    mean_weights: Weights | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,13 @@ class AFL:
         Fraction of clients in a round; those absent keep their last loss.
     dual : DualStep
         Euclidean as in the formula, or entropic (multiplicative weights).
+    clients_per_round : int, optional
+        Clients that move the model: so many draws by lambda, with replacement, whose mean step is
+        that of all (the original's stochastic variant). None lets every client do so. The losses
+        are those of all who take part in either case.
+    output : {"last", "average"}
+        Model and weights to give out: the last, or the means over the rounds, which is what is
+        proved about the original.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -62,11 +76,15 @@ class AFL:
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
+    clients_per_round: int | None = None
+    output: Literal["last", "average"] = "last"
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
+        self.dual.check(self.objective, "AFL")
         if not self.dual_step > 0:
             raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
+        check_draws("AFL", self.clients_per_round, self.output)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -80,13 +98,30 @@ class AFL:
         weights = state.weights
         if state.losses is not None:
             weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
-        moved = clients.local_steps(state.x, self.local, stream.at("local"))
-        step = moved.displacement.weighted_sum(scale_to_present(weights, clients.index))
+        total = self.objective.total(weights)  # 1, or the sum where that is free
+        chosen, share = clients, scale_to_present(weights / total, clients.index)
+        if self.clients_per_round is not None:
+            chosen, share = draw_clients(
+                clients, weights / total, self.clients_per_round, stream.at("drawn")
+            )
+        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
+        step = moved.displacement.weighted_sum(share)
         info = Info(weights, losses, self.objective.value(losses), clients.index)
-        if self.local == LocalSGD(lr=self.local.lr, steps=1):  # one plain step on all samples
-            info = replace(info, gradient=step / self.local.lr)
-        return State(state.x - step, weights, losses), info
+        plain = self.local == LocalSGD(lr=self.local.lr, steps=1)  # one step on all samples
+        if plain and self.clients_per_round is None:
+            info = replace(info, gradient=total * step / self.local.lr)
+        x, t = state.x - step, state.rounds + 1
+        if self.output == "last":
+            return State(x, weights, losses, t), info
+        mean_x, mean_weights = (
+            running_mean(state.mean_x, x, t), running_mean(state.mean_weights, weights, t)
+        )  # fmt: skip
+        return State(x, weights, losses, t, mean_x, mean_weights), info
 
     def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
+        """Return the last model, or the mean of all."""
+        return state.x if state.mean_x is None else state.mean_x
+
+    def weights(self, state: State) -> Weights:
+        """Return the last weights, or the mean of all."""
+        return state.weights if state.mean_weights is None else state.mean_weights

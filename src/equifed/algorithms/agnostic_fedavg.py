@@ -78,6 +78,7 @@ class AgnosticFedAvg:
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
+        self.dual.check(self.objective, "AgnosticFedAvg")
         if not self.dual_step > 0:
             raise ValueError(f"AgnosticFedAvg dual_step must be positive, got {self.dual_step}.")
 
@@ -91,7 +92,8 @@ class AgnosticFedAvg:
         seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)  # L_i
         losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        beta = scale_to_present(state.weights, chosen.index)
+        share = state.weights / self.objective.total(state.weights)
+        beta = scale_to_present(share, chosen.index)
         x = state.x - self.server_lr * moved.displacement.weighted_sum(beta)
         weights = self.dual.ascend(self.objective, state.weights, losses, self.dual_step)
         info = Info(state.weights, losses, self.objective.value(losses), chosen.index)

@@ -14,6 +14,9 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.participation import check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
 
+ROUNDING = 256.0
+"""Units in the last place by which a loss may be off: a mean of many samples."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -35,8 +38,10 @@ class DeltaFL:
     where S is a uniform sample of clients and :math:`u_i` the model after local steps from x. The
     paper's :math:`\eta` is the (1 - level)-quantile of the losses, which is not unique when level
     times the number of clients is whole; the largest is taken, so that with equal weights and
-    distinct losses ceil(level m) of m sampled clients train. Level 1 is FedAvg. The paper also adds
-    noise for privacy; that is left out.
+    distinct losses ceil(level m) of m sampled clients train. Losses that differ from it by rounding
+    (:data:`ROUNDING` units in the last place) belong to the tail: at a first model that predicts
+    the same for everybody all clients train, whatever the order of a sum. Level 1 is FedAvg. The
+    paper also adds noise for privacy; that is left out.
 
     Absent clients are not sampled.
 
@@ -75,13 +80,14 @@ class DeltaFL:
         chosen = sample_clients(clients, self.participation, stream)  # S
         losses = chosen.losses(state.x, stream.at("losses"))
         threshold = upper_quantile(losses, client_weights(self.weighting, chosen.sizes), self.level)
-        tail = chosen.subset(chosen.index[losses >= threshold])  # T
+        trains = losses >= threshold - rounding(threshold, state.x)
+        tail = chosen.subset(chosen.index[trains])  # T
         weights = client_weights(self.weighting, tail.sizes)
         moved = tail.local_steps(state.x, self.local, stream.at("local"))
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
         info = Info(
             scatter(weights, tail.index, len(clients.names)),
-            objective=float(weights @ losses[losses >= threshold]),
+            objective=float(weights @ losses[trains]),
             index=tail.index,
             numbers={"threshold": threshold},
         )
@@ -103,3 +109,10 @@ def upper_quantile(losses: Losses, mass: Weights, level: float) -> float:
     enough = above >= level * (1 - 1e-12)  # rounding of the sum must not cost a client
     first = int(np.argmax(enough)) if enough.any() else len(order) - 1
     return float(losses[order[first]])
+
+
+def rounding(loss: float, x: Vector) -> float:
+    """Return by how much a loss in the precision of the model x may be off."""
+    import torch
+
+    return ROUNDING * torch.finfo(x.dtype).eps * abs(loss)

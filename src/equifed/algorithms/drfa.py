@@ -12,7 +12,13 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, draw_clients, running_mean, scale_to_present
+from equifed.contract.participation import (
+    carry_over,
+    check_draws,
+    draw_clients,
+    running_mean,
+    scale_to_present,
+)
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
@@ -54,7 +60,8 @@ class DRFA:
     ``ascent="full"`` is the alternative of Section 5.2: in place of lines 12 to 16,
     :math:`\lambda \leftarrow \mathrm{prox}(\lambda + \gamma\, l(w), \gamma)` with the losses of all
     clients, in full, at the model that the round began with. The paper takes a gradient step in the
-    penalty too; ours treats it exactly: the same fixed points, and no bound on the step.
+    penalty too, which ``dual=ProjectedGradient()`` does; the default treats it exactly: the same
+    fixed points, and no bound on the step.
 
     Absent clients are not drawn, and their v is the mean loss of those asked, so they neither gain
     nor lose. A run records lambda, which is the mean of the weights that are drawn.
@@ -70,11 +77,12 @@ class DRFA:
     clients_per_round : int, optional
         m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
     output : {"last", "average"}
-        Model to give out: the last, or the mean of all local iterates (that of Theorem 1).
+        Model and weights to give out: the last, or the means of all local iterates and of the
+        weights, w-hat and lambda-hat (those of Theorem 1).
     ascent : {"snapshot", "full"}
         Which losses lead the dual step.
     dual : DualStep
-        Euclidean as in the paper, or entropic.
+        Euclidean as in the paper, by gradients as in its Section 5.2, or entropic.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -88,14 +96,10 @@ class DRFA:
     def __post_init__(self) -> None:
         if self.local.steps is None:
             raise ValueError("DRFA needs local.steps: tau is the same for every client.")
+        self.dual.check(self.objective, "DRFA")
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
-        if self.clients_per_round is not None and self.clients_per_round < 1:
-            raise ValueError(
-                f"DRFA clients_per_round must be at least 1, got {self.clients_per_round}."
-            )
-        if self.output not in ("last", "average"):
-            raise ValueError(f"DRFA output is 'last' or 'average', got {self.output!r}.")
+        check_draws("DRFA", self.clients_per_round, self.output)
         if self.ascent not in ("snapshot", "full"):
             raise ValueError(f"DRFA ascent is 'snapshot' or 'full', got {self.ascent!r}.")
 
@@ -106,9 +110,10 @@ class DRFA:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         m, lambda_s = self.clients_per_round, state.weights
-        chosen, share = clients, scale_to_present(lambda_s, clients.index)
+        mix = lambda_s / self.objective.total(lambda_s)  # lambda, or its shares of a free sum
+        chosen, share = clients, scale_to_present(mix, clients.index)
         if m is not None:
-            chosen, share = draw_clients(clients, lambda_s, m, stream)  # line 2
+            chosen, share = draw_clients(clients, mix, m, stream)  # line 2
         moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
         v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15
@@ -146,5 +151,10 @@ class DRFA:
         return v, self.local.steps * self.dual_step
 
     def model(self, state: State) -> Vector:
-        """Return the last model, or the mean of all local iterates."""
+        """Return the last model, or the mean of all local iterates (w-hat)."""
         return state.x if state.mean_x is None else state.mean_x
+
+    def weights(self, state: State) -> Weights:
+        """Return the last weights, or the mean of those of all rounds (lambda-hat)."""
+        mean = state.mean_weights if self.output == "average" else None
+        return state.weights if mean is None else mean

@@ -12,7 +12,7 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD, SmoothedHinge
-from equifed.contract.participation import draw_clients, running_mean, scatter
+from equifed.contract.participation import check_draws, draw_clients, running_mean, scatter
 from equifed.contract.streams import Stream
 
 
@@ -82,12 +82,7 @@ class RFedFair:
             raise ValueError("RFedFair needs local.steps: kappa is the same for every client.")
         if not all(0 < tail <= 1 for tail in np.ravel(self.tails)):
             raise ValueError(f"RFedFair tails must lie in (0, 1], got {self.tails}.")
-        if self.clients_per_round is not None and self.clients_per_round < 1:
-            raise ValueError(
-                f"RFedFair clients_per_round must be at least 1, got {self.clients_per_round}."
-            )
-        if self.output not in ("average", "last"):
-            raise ValueError(f"RFedFair output is 'average' or 'last', got {self.output!r}.")
+        check_draws("RFedFair", self.clients_per_round, self.output)
         SmoothedHinge(0.0, self.smoothing)  # refuses what is not positive
 
     def init(self, clients: Clients, x: Vector) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -167,7 +168,8 @@ class Safeguarded:
             return "value"
         if info.index is not None and len(info.index) < n:
             return "value"
-        return "residual" if self._objective(inner, info).l1_norm(n) > 1 + 1e-9 else "gap"
+        signed = 1 + 1e-9 < self._objective(inner, info).l1_norm(n) < math.inf
+        return "residual" if signed else "gap"
 
     def _merit(self, state: State, info: Info) -> float | None:
         """Return what a round is judged by; smaller is better."""

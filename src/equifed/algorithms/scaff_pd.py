@@ -17,7 +17,7 @@ from equifed.contract.participation import (
     scale_to_present,
 )
 from equifed.contract.streams import Stream
-from equifed.objectives.base import SaddleObjective
+from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
 
@@ -47,9 +47,8 @@ class ScaffPD:
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
-    The paper leaves the first extrapolation open: the previous losses are taken to be the first.
-    Absent clients keep their last loss, and the weights of those present are scaled up to the total
-    of all; the paper's guarantees are for everybody present.
+    The paper leaves the first l_prev open: here it is l. Absent clients keep their last loss; those
+    present share the whole weight. Where the sum S of lambda is free, c and (4.2) have lambda / S.
 
     Parameters
     ----------
@@ -73,6 +72,7 @@ class ScaffPD:
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
+        check_saddle(self.objective, "SCAFF-PD")
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -88,17 +88,17 @@ class ScaffPD:
         before = losses if state.losses is None else state.losses
         ahead = losses + size.extrapolation * (losses - before)  # s
         weights = self.objective.prox(state.weights + size.dual * ahead, size.dual)  # (4.1)
-        present = scale_to_present(weights, clients.index)
+        total = self.objective.total(weights)  # 1, or S
+        present = scale_to_present(weights / total, clients.index)
         target = c.weighted_sum(present)  # c
         moved = clients.local_steps(x, local, stream.at("local"), control=c, target=target)
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
         new_x = x - size.primal * update  # (4.2)
-
-        turned = WeightChange(present - scale_to_present(state.weights, clients.index), weights, c)
+        change = total * present - scale_to_present(state.weights, clients.index)
         value, notes = self.objective.value(losses), size.said() if state.sizes is None else ()
-        gradient = target if self.gradient_batch_size is None else None
+        gradient = total * target if self.gradient_batch_size is None else None
         info = Info(weights, losses, value, clients.index, size.numbers(), notes, gradient)
-        sizes = self.steps.next(size, turned)
+        sizes = self.steps.next(size, WeightChange(change, weights, c))
         return replace(state, x=new_x, weights=weights, losses=losses, sizes=sizes), info
 
     def model(self, state: State) -> Vector:

@@ -9,23 +9,27 @@ from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector
+from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness, Side
 from equifed.objectives.worst_case import WorstCase
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.phi import choose_phi
+from equifed.steps.phi import beyond_theory, choose_phi
 from equifed.steps.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class ScaffPDIAState(State):
-    """SCAFF-PD's state, the phi in force (None before it is chosen), and the rounds so far."""
+    """SCAFF-PD's state, the phi in force (None before it is chosen), and the rounds so far.
+
+    ``before`` holds the losses at which phi was chosen, those of phi = 0.
+    """
 
     phi: float | None = None
     round: int = 0
+    before: Losses | None = None
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,16 @@ class ScaffPDIA:
 
     With a number for phi it is ``ScaffPD(RelativeFairness(phi, upper, lower, rho))`` (Algorithm 1;
     the dual step is exact). With ``phi = "auto"`` it follows Section 5.3: ``warmup`` rounds with
-    phi = 0, then phi from equation (8) at the model reached (:func:`equifed.steps.phi.choose_phi`,
-    two exchanges for each Hessian-vector product of its conjugate gradients), then on with that
-    phi. The choice and the trade-off it predicts are recorded as an event.
+    phi = 0, then phi from equation (8) at the saddle point reached
+    (:func:`equifed.steps.phi.choose_phi`, two exchanges for each Hessian-vector product of its
+    conjugate gradients), then on with that phi. Events record the choice and the trade-off that it
+    predicts, weights larger than any proof covers, and a phi that in truth (as many rounds later)
+    serves every client worse than phi = 0 did.
+
+    ``local.radius`` is that of the ball Theta onto which the server's step is projected, as in
+    Algorithm 1; the local steps are not, as in Algorithm 2. Where the ball binds, several local
+    steps turn the update away from the gradient, and the solution is exact for one local step
+    alone (the paper assumes that it does not bind, Assumption 7).
 
     Parameters
     ----------
@@ -81,11 +92,17 @@ class ScaffPDIA:
     ) -> tuple[ScaffPDIAState, Info]:
         """Return the state after one round of SCAFF-PD; choose phi first when its time has come."""
         notes: tuple[str, ...] = ()
-        if state.phi is None and state.round >= self.warmup:
+        if chosen := state.phi is None and state.round >= self.warmup:
             state, notes = self._choose(state, clients, stream)
+        elif state.phi is not None and state.round == 0:
+            notes = beyond_theory(self.objective_at(state), clients)
         moved, info = self._with(state.phi or 0.0).round(state, clients, stream)
-        after = replace(state, **vars(moved) | {"round": state.round + 1})
+        moved = replace(moved, x=self.local.project(moved.x))  # Theta
+        before = info.losses if chosen else state.before
+        after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
+        if state.before is not None and info.losses is not None:
+            notes += self._regret(state, info.losses - state.before)
         return after, replace(info, numbers=numbers, notes=info.notes + notes)
 
     def model(self, state: ScaffPDIAState) -> Vector:
@@ -102,15 +119,22 @@ class ScaffPDIA:
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
-        return ScaffPD(
-            objective, self.local, self.steps, self.gradient_batch_size, self.participation
-        )
+        local = replace(self.local, radius=None)
+        return ScaffPD(objective, local, self.steps, self.gradient_batch_size, self.participation)
 
     def _choose(
         self, state: ScaffPDIAState, clients: Clients, stream: Stream
     ) -> tuple[ScaffPDIAState, tuple[str, ...]]:
-        """Choose phi at the model of phi = 0 and start anew from there with the larger set."""
-        choice = choose_phi(clients, state.x, self.objective_at(state), stream.at("phi"))
+        """Choose phi at the saddle point of phi = 0 and start anew there with the larger set."""
+        plain = self.objective_at(state)
+        choice = choose_phi(clients, state.x, state.weights, plain, stream.at("phi"))
         fresh = ScaffPDIAState(state.x, state.weights, phi=choice.phi, round=state.round)
-        weights = self.objective_at(fresh).prox(state.weights, 0.0)
-        return replace(fresh, weights=weights), (str(choice),)
+        relative = self.objective_at(fresh)
+        fresh = replace(fresh, weights=relative.prox(state.weights, 0.0))
+        return fresh, choice.notes() + beyond_theory(relative, clients)
+
+    def _regret(self, state: ScaffPDIAState, rise: Losses) -> tuple[str, ...]:
+        """Say that every client is worse off, once the new problem had as long as the first."""
+        if state.round < 2 * self.warmup or not (rise > 0).all():
+            return ()
+        return (f"with phi = {state.phi:.4g} every client is worse off than with phi = 0",)

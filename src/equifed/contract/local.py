@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.contract.arrays import Vector
+
 
 @dataclass(frozen=True)
 class SmoothedHinge:
@@ -135,6 +137,16 @@ class LocalSGD:
             "mean_gradient": self.mean_gradient,
         }
         return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
+
+    def project(self, x: Vector) -> Vector:
+        """Return the nearest model within ``radius`` of the origin: x itself where there is none.
+
+        >>> import torch
+        >>> LocalSGD(lr=0.1, steps=1, radius=1.0).project(torch.tensor([3.0, 4.0])).tolist()
+        [0.6000000238418579, 0.800000011920929]
+        """
+        norm = float(x.norm())
+        return x if self.radius is None or norm <= self.radius else x * (self.radius / norm)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for a message or a file; :meth:`from_dict` reads them back.

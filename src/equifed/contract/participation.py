@@ -24,6 +24,14 @@ def check_participation(participation: float) -> None:
         )
 
 
+def check_draws(who: str, clients_per_round: int | None, output: str) -> None:
+    """Refuse fewer than one draw, and what is neither the last model nor the average."""
+    if clients_per_round is not None and clients_per_round < 1:
+        raise ValueError(f"{who} clients_per_round must be at least 1, got {clients_per_round}.")
+    if output not in ("last", "average"):
+        raise ValueError(f"{who} output is 'last' or 'average', got {output!r}.")
+
+
 def sample_clients(clients: Clients, participation: float, stream: Stream) -> Clients:
     """Return a uniform sample without repeats of the clients that are there.
 

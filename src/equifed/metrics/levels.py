@@ -207,8 +207,9 @@ def hcvar(losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None
     .. math:: \max_q \sum_i p_i q_i \ell_i,\quad 0 \le q_i \le 1/\alpha_i,\ \sum_i p_i q_i = 1
               \qquad = \min_\eta\ \eta + \sum_i \frac{p_i}{\alpha_i} (\ell_i - \eta)_+
 
-    The variational form is the definition here; RC's conditional expectation differs from it when
-    the quantile is an atom (Lemma 1 holds for this one). The maximiser fills the caps in decreasing
+    The variational form is the definition here; :func:`hcvar_by_tail` is RC's conditional
+    expectation, which is the same number where an atom at the quantile is counted in part
+    (Lemma 1). The maximiser fills the caps in decreasing
     order of loss. Equal levels give :func:`cvar`, levels of 1 the weighted average.
 
     Parameters
@@ -227,6 +228,55 @@ def hcvar(losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None
     >>> hcvar([1.0, 2.0], alphas=[1.0, 1.0]), hcvar([1.0, 2.0], alphas=[1.0, 0.5])
     (1.5, 2.0)
     """
+    array, mass = _capped_mass(losses, alphas, weights)
+    order = np.argsort(-array, axis=-1, kind="stable")
+    caps = np.take_along_axis(mass, order, axis=-1)
+    filled = np.minimum(np.cumsum(caps, axis=-1), 1.0)
+    filled[..., -1] = 1.0  # the caps sum to at least 1; rounding must not lose the last crumb
+    used = np.diff(filled, axis=-1, prepend=0.0)
+    return unwrap((used * np.take_along_axis(array, order, axis=-1)).sum(axis=-1))
+
+
+def hcvar_by_tail(
+    losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None
+) -> Reduced:
+    r"""Return the heterogeneous CVaR as the conditional expectation of RC's Definition 2.
+
+    .. math:: \mathbb E_\alpha[\ell_i \mid \ell_i > v], \qquad P_\alpha(i) = \frac{p_i}{\alpha_i
+              \tau_\alpha}, \quad \tau_\alpha = \sum_i \frac{p_i}{\alpha_i}, \quad
+              v \text{ the } (1 - 1/\tau_\alpha)\text{-quantile}
+
+    Client losses have atoms, so that the clients above v rarely have exactly the mass
+    :math:`1/\tau_\alpha`, and sometimes none. Those at v are counted in the part that completes
+    it, :math:`\tau_\alpha\{\mathbb E_\alpha[\ell_i; \ell_i > v] + v\,(1/\tau_\alpha -
+    P_\alpha(\ell_i > v))\}`, which makes it :func:`hcvar`. Without atoms it is the formula above.
+
+    Parameters
+    ----------
+    losses, alphas, weights
+        As for :func:`hcvar`.
+
+    References
+    ----------
+    RC, Definition 2 and Lemma 1; Rockafellar and Uryasev (2002) for atoms.
+
+    >>> hcvar_by_tail([1.0, 2.0], alphas=[1.0, 1.0]), hcvar_by_tail([1.0, 2.0], alphas=[1.0, 0.5])
+    (1.5, 2.0)
+    """
+    array, mass = _capped_mass(losses, alphas, weights)  # tau P_alpha
+    order = np.argsort(-array, axis=-1, kind="stable")
+    held = np.cumsum(np.take_along_axis(mass, order, axis=-1), axis=-1)
+    first = np.minimum((held < 1.0 - 1e-12).sum(axis=-1, keepdims=True), array.shape[-1] - 1)
+    v = np.take_along_axis(np.take_along_axis(array, order, axis=-1), first, axis=-1)
+    above = np.where(array > v, mass, 0.0)
+    rest = 1.0 - above.sum(axis=-1)
+    return unwrap((above * array).sum(axis=-1) + rest * v[..., 0])
+
+
+def _capped_mass(
+    losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None
+) -> tuple[Values, Values]:
+    """Return the losses and p_i / alpha_i, in one shape."""
     array = check_finite(losses)
     levels = check_finite(np.atleast_1d(np.asarray(alphas)), "alphas")
     if levels.shape not in ((1,), array.shape[-1:]):
@@ -237,9 +287,4 @@ def hcvar(losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None
     if not ((levels > 0) & (levels <= 1)).all():
         raise ValueError(f"alphas must lie in (0, 1], got {np.asarray(alphas).tolist()}.")
     p = normalise_sizes(np.ones(array.shape[-1]) if weights is None else weights, array, "weights")
-    order = np.argsort(-array, axis=-1, kind="stable")
-    caps = np.take_along_axis(np.broadcast_to(p / levels, array.shape), order, axis=-1)
-    filled = np.minimum(np.cumsum(caps, axis=-1), 1.0)
-    filled[..., -1] = 1.0  # the caps sum to at least 1; rounding must not lose the last crumb
-    used = np.diff(filled, axis=-1, prepend=0.0)
-    return unwrap((used * np.take_along_axis(array, order, axis=-1)).sum(axis=-1))
+    return array, np.broadcast_to(p / levels, array.shape)

@@ -3,6 +3,7 @@
 from equifed.objectives.average import Average
 from equifed.objectives.base import (
     CappedSet,
+    FreeSum,
     Objective,
     PriorPenalty,
     SaddleObjective,
@@ -11,8 +12,10 @@ from equifed.objectives.base import (
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
 from equifed.objectives.distances import L1Distance, L2Distance
-from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean
+from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean, ProjectedGradient
 from equifed.objectives.kl import KL
+from equifed.objectives.lp_distance import LpDistance
+from equifed.objectives.proportional import Proportional
 from equifed.objectives.q_fair import QFair
 from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
 from equifed.objectives.tilted import Tilted
@@ -28,12 +31,16 @@ __all__ = [
     "DualStep",
     "Entropic",
     "Euclidean",
+    "FreeSum",
     "HeterogeneousCVaR",
     "IntegratedSet",
     "L1Distance",
     "L2Distance",
+    "LpDistance",
     "Objective",
     "PriorPenalty",
+    "ProjectedGradient",
+    "Proportional",
     "QFair",
     "RelativeFairness",
     "SaddleObjective",

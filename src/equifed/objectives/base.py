@@ -65,8 +65,42 @@ class SaddleObjective(Objective):
         return 0.0
 
     def l1_norm(self, n: int) -> float:
-        """Return |W|_1 = max over w in W of |w|_1; 1 on the simplex, more for signed weights."""
+        """Return |W|_1 = max over w in W of |w|_1.
+
+        1 on the simplex, more for signed weights; infinite where the sum of the weights is free
+        (:class:`FreeSum`).
+        """
         return 1.0
+
+    def total(self, weights: Weights) -> float:
+        """Return the sum of the weights where it is free, and 1 where it is 1.
+
+        Algorithms step along the client losses by ``weights / total``, so that their steps of the
+        model are as long on every set.
+        """
+        free = np.isinf(self.l1_norm(weights.size))
+        return (float(weights.sum()) or 1.0) if free else 1.0
+
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        """Return the gradient of psi, for penalties that have one everywhere on W."""
+        if self.is_smooth:
+            return np.zeros_like(weights)
+        raise ValueError(f"the penalty of {self!r} has no gradient everywhere; use its prox.")
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether psi has a gradient everywhere on W; it does where it is zero."""
+        return False
+
+    @property
+    def is_entropic(self) -> bool:
+        """Whether the objective has an entropic step (:meth:`mirror`)."""
+        return False
+
+    @property
+    def unfit(self) -> str | None:
+        """Why this is no maximum over weights after all, for some of its settings; mostly None."""
+        return None
 
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         """Return argmax over w in W of step (<w, losses> - psi(w)) - KL(w, weights), or refuse."""
@@ -93,6 +127,11 @@ class SymmetricSet(SaddleObjective):
         losses = check_vector(losses, "losses")
         return self.permutahedron(losses.size).maximiser(losses)
 
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
@@ -106,14 +145,36 @@ class CappedSet(SaddleObjective):
     def caps(self, n: int) -> Weights:
         """Return the largest weight that each client may get."""
 
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
         return project_capped_simplex(point, self.caps(point.size))
 
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return True
+
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         return tilt(weights, losses, step, self.caps(weights.size))
+
+
+class FreeSum(SaddleObjective):
+    """A set W of weights >= 0 whose sum is free: a sum over clients of functions of their losses.
+
+    Weights are marginal prices of the losses. Algorithms divide them by their ``total`` where they
+    stand for a mix of clients (local steps, draws).
+    """
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        return float("inf")
 
 
 class PriorPenalty(SaddleObjective):
@@ -155,6 +216,25 @@ def check_vector(values: ArrayLike, name: str) -> NDArray[np.float64]:
         more = f" and {bad.size - _SHOWN} more" if bad.size > _SHOWN else ""
         raise ValueError(f"{name} must be finite, got {seen}{more}; leave those clients out.")
     return array
+
+
+def check_saddle(objective: object, who: str) -> None:
+    """Refuse an objective that has no weights to step on, by its name and with the cure.
+
+    >>> from equifed.objectives import Tilted
+    >>> check_saddle(Tilted(-1.0), "AFL")
+    Traceback (most recent call last):
+    ...
+    ValueError: AFL cannot minimise Tilted(tilt=-1.0, prior=None): a negative tilt favours small
+    losses, which is no maximum over weights; use the algorithm tilted-erm.
+    """
+    if not isinstance(objective, SaddleObjective):
+        raise ValueError(
+            f"{who} needs an objective that is a maximum over weights (a SaddleObjective), got "
+            f"{objective!r}."
+        )
+    if objective.unfit is not None:
+        raise ValueError(f"{who} cannot minimise {objective!r}: {objective.unfit}.")
 
 
 def check_step(step: float) -> float:

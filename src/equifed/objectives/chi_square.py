@@ -93,6 +93,21 @@ class ChiSquare(SaddleObjective):
         return self.base.prox(target, step * kept)
 
     @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        away = weights - self._centre(weights.size)
+        return self.base.penalty_gradient(weights) + self.rho * weights.size * away
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self.base.is_smooth
+
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return isinstance(self.base, CappedSet)
+
+    @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not isinstance(self.base, CappedSet):
             raise ValueError(

@@ -153,6 +153,22 @@ class L2Distance(PriorPenalty):
         return _follow(prior, point - prior, check_step(step) * self.strength, limit=1.0)
 
     @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        if not self.squared:
+            return super().penalty_gradient(weights)
+        return self.strength * (weights - self.start(weights.size))
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self.squared
+
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return self.squared
+
+    @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not self.squared:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Two kinds of dual step: Euclidean and entropic (mirror).
+"""Kinds of dual step: Euclidean (proximal or by gradients) and entropic (mirror).
 
-Both raise the weights of clients with large losses and stay in the objective's set exactly; they
-differ in how they measure the distance from the current weights.
+All raise the weights of clients with large losses and stay in the objective's set exactly; they
+differ in how they measure the distance from the current weights, and how they treat the penalty.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import SaddleObjective, check_step, check_vector
+from equifed.objectives.base import SaddleObjective, check_saddle, check_step, check_vector
 
 
 class DualStep(Protocol):
     """One step of ascent on <w, losses> - psi(w) over the objective's set."""
+
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse an objective for which there is no such step, before any round."""
+        ...
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
@@ -36,12 +40,50 @@ class Euclidean:
     array([0.375, 0.625])
     """
 
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse what is no saddle objective."""
+        check_saddle(objective, who)
+
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
         """Return prox(weights + step losses, step); every saddle objective has it."""
         ahead = check_vector(weights, "weights") + check_step(step) * check_vector(losses, "losses")
         return objective.prox(ahead, step)
+
+
+@dataclass(frozen=True)
+class ProjectedGradient:
+    r"""The gradient step that DRFA prints in Section 5.2, for penalties that have a gradient.
+
+    .. math:: w^+ = \Pi_W(w + s (\ell - \nabla\psi(w)))
+
+    Its fixed points are those of the proximal step, but it needs a step below 2 over the
+    smoothness of the penalty (2 / (rho n) for chi-square). Without a penalty the two are one.
+
+    >>> import numpy as np
+    >>> from equifed.objectives import ChiSquare
+    >>> step = ProjectedGradient()
+    >>> step.ascend(ChiSquare(1.0), np.array([0.75, 0.25]), np.array([1.0, 1.0]), step=0.25)
+    array([0.625, 0.375])
+    """
+
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse what is no saddle objective, or one whose penalty has no gradient."""
+        check_saddle(objective, who)
+        if not objective.is_smooth:
+            raise ValueError(
+                f"{who} has a gradient step in the penalty, which {objective!r} has not "
+                "everywhere; use the proximal step, Euclidean()."
+            )
+
+    def ascend(
+        self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
+    ) -> Weights:
+        """Return the projection of weights + step (losses - gradient of the penalty)."""
+        weights, losses = check_vector(weights, "weights"), check_vector(losses, "losses")
+        slope = losses - objective.penalty_gradient(weights)
+        return objective.prox(weights + check_step(step) * slope, 0.0)
 
 
 @dataclass(frozen=True)
@@ -61,6 +103,15 @@ class Entropic:
     >>> Entropic().ascend(WorstCase(), np.array([0.5, 0.5]), np.log([1.0, 3.0]), step=1.0)
     array([0.25, 0.75])
     """
+
+    def check(self, objective: SaddleObjective, who: str) -> None:
+        """Refuse what is no saddle objective, or one without an entropic step."""
+        check_saddle(objective, who)
+        if not objective.is_entropic:
+            raise ValueError(
+                f"{who} has an entropic dual step, which {objective!r} does not have exactly; "
+                "give dual=Euclidean()."
+            )
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float

@@ -77,6 +77,11 @@ class KL(PriorPenalty):
         n = point.size
         return entropic_prox(point, check_step(step) * self.strength, self.start(n), np.ones(n))
 
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return True
+
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         # A geometric mean of the weights and the prior, tilted.

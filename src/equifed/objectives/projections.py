@@ -89,6 +89,26 @@ def spread_evenly(losses: Losses, corner: Weights) -> Weights:
     return result
 
 
+def join_ties(losses: Losses, within: float) -> Losses:
+    """Return losses in which those that differ by no more than ``within`` are equal.
+
+    From the largest down, each group reaches ``within`` below its first member and takes its mean,
+    so that a long row of near losses does not become one group.
+
+    >>> join_ties(np.array([1.0, 3.0, 1.25, 2.875]), within=0.25)
+    array([1.125 , 2.9375, 1.125 , 2.9375])
+    """
+    order = np.argsort(-losses, kind="stable")
+    ordered, starts = losses[order], [0]
+    while (end := int(np.searchsorted(-ordered, within - ordered[starts[-1]], "right"))) < len(
+        order
+    ):
+        starts.append(end)
+    result = np.empty_like(losses)
+    result[order] = _block_means(ordered, np.array(starts))
+    return result
+
+
 def project_permutahedron(point: Weights, corner: Weights) -> Weights:
     """Return the nearest point of conv{permutations of ``corner``}; ``corner`` decreases.
 

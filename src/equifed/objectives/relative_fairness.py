@@ -11,11 +11,13 @@ from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.cvar import CVaR
-from equifed.objectives.projections import Permutahedron
+from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
+from equifed.objectives.projections import Permutahedron, join_ties
+from equifed.objectives.unequal_caps import IntegratedCaps, split_by_caps
 from equifed.objectives.worst_case import WorstCase
 
-Side = Average | CVaR | WorstCase
+Equal = Average | CVaR | WorstCase
+Side = Equal | HeterogeneousCVaR
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class IntegratedSet(SymmetricSet):
     """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty."""
 
     phi: float
-    upper: Side
-    lower: Side
+    upper: Equal
+    lower: Equal
 
     @override
     def permutahedron(self, n: int) -> Permutahedron:
@@ -44,6 +46,47 @@ class IntegratedSet(SymmetricSet):
 
 
 @dataclass(frozen=True)
+class UnequalIntegratedSet(SaddleObjective):
+    """The same set, for sides that treat clients differently (by caps of their own)."""
+
+    phi: float
+    upper: Side
+    lower: Side
+
+    @override
+    def value(self, losses: Losses) -> float:
+        losses = check_vector(losses, "losses")
+        high, low = self.upper.value(losses), -self.lower.value(-losses)
+        return (high - self.phi * low) / (1.0 - self.phi)
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        a, b = self.upper.weights(losses), self.lower.weights(-losses)
+        return np.asarray((a - self.phi * b) / (1.0 - self.phi))
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        point = check_vector(point, "point")
+        upper, lower = (side.caps(point.size) for side in (self.upper, self.lower))
+        return IntegratedCaps(upper, lower, self.phi).project(point)
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
+    @override
+    def start(self, n: int) -> Weights:
+        return self.prox(np.full(n, 1.0 / n), 0.0)
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        """Return a bound, attained where the two sides can be on different clients."""
+        return (1.0 + self.phi) / (1.0 - self.phi)
+
+
+@dataclass(frozen=True)
 class RelativeFairness(SaddleObjective):
     r"""High losses against low ones: the objective of SCAFF-PD-IA.
 
@@ -60,9 +103,11 @@ class RelativeFairness(SaddleObjective):
     phi
         Weight of the well-served side, in [0, 1).
     upper, lower
-        A and B: each ``Average``, ``CVaR`` or ``WorstCase``. A lower side ``CVaR(beta)`` is the
-        mean of the smallest beta fraction of losses. The Palma ratio is CVaR(0.1) over CVaR(0.4)
-        (Example 2 of the paper prints the two swapped; its main text is right).
+        A and B: each ``Average``, ``CVaR``, ``WorstCase`` or, with caps of its own for each client,
+        ``HeterogeneousCVaR``; the paper allows any convex sets, of which these have an exact
+        projection. A lower side ``CVaR(beta)`` is the mean of the smallest beta fraction of losses.
+        The Palma ratio is CVaR(0.1) over CVaR(0.4) (Example 2 of the paper prints the two swapped;
+        its main text is right).
     rho
         Strength of an additional chi-square penalty to the uniform weights; 0 in the paper.
 
@@ -80,7 +125,8 @@ class RelativeFairness(SaddleObjective):
     References
     ----------
     SCAFF-PD-IA Definition 2, (4), (5), (6). Its projection by an inner solver over (a, b) is
-    replaced by an exact one: the set is a permutahedron (``projections.py``).
+    replaced by an exact one: the set is a permutahedron (``projections.py``), or with unequal caps
+    the base polytope of a submodular function (``unequal_caps.py``).
     """
 
     phi: float
@@ -94,13 +140,20 @@ class RelativeFairness(SaddleObjective):
         for name, side in (("upper", self.upper), ("lower", self.lower)):
             if not isinstance(side, Side):
                 raise ValueError(
-                    f"RelativeFairness {name} must be Average, CVaR or WorstCase, got {side!r}."
+                    f"RelativeFairness {name} must be Average, CVaR, WorstCase or "
+                    f"HeterogeneousCVaR, got {side!r}; other sets have no exact dual step."
                 )
         _ = self._penalised  # refuses a wrong rho now
 
     @property
     def _penalised(self) -> ChiSquare:
-        return ChiSquare(self.rho, base=IntegratedSet(self.phi, self.upper, self.lower))
+        return ChiSquare(self.rho, base=self._set)
+
+    @property
+    def _set(self) -> IntegratedSet | UnequalIntegratedSet:
+        if isinstance(self.upper, Equal) and isinstance(self.lower, Equal):
+            return IntegratedSet(self.phi, self.upper, self.lower)
+        return UnequalIntegratedSet(self.phi, self.upper, self.lower)
 
     @override
     def weights(self, losses: Losses) -> Weights:
@@ -115,6 +168,15 @@ class RelativeFairness(SaddleObjective):
         return self._penalised.prox(point, step)
 
     @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        return self._penalised.penalty_gradient(weights)
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return True
+
+    @override
     def start(self, n: int) -> Weights:
         return self._penalised.start(n)
 
@@ -126,11 +188,37 @@ class RelativeFairness(SaddleObjective):
     def l1_norm(self, n: int) -> float:
         return self._penalised.l1_norm(n)
 
-    def extremes(self, losses: Losses) -> tuple[Weights, Weights]:
-        """Return the a in A of the largest and the b in B of the smallest weighted loss."""
-        losses = check_vector(losses, "losses")
-        upper, lower = (side.permutahedron(losses.size) for side in (self.upper, self.lower))
-        return upper.maximiser(losses), lower.minimiser(losses)
+    def extremes(self, losses: Losses, within: float = 0.0) -> tuple[Weights, Weights]:
+        """Return the a in A of the largest and the b in B of the smallest weighted loss.
+
+        Losses that differ by no more than ``within`` are treated alike.
+        """
+        losses = join_ties(check_vector(losses, "losses"), within)
+        return self.upper.weights(losses), self.lower.weights(-losses)
+
+    def unfairness_bounds(self, losses: Losses, least: float, most: float) -> tuple[float, float]:
+        r"""Return bounds on the relative unfairness max_A / min_B from the discrepancy alone.
+
+        .. math:: \varphi + \frac{D}{M} \le \frac{\max_A}{\min_B} \le \varphi + \frac{D}{m},
+            \qquad D = \max_A - \varphi \min_B
+
+        for :math:`m \le \min_B \le M` (Proposition 9 of the paper). The lower bound does not fall
+        with phi and the upper one does not rise: a larger phi ties the difference, which training
+        minimises, closer to the ratio.
+
+        >>> objective = RelativeFairness(phi=0.5)
+        >>> objective.unfairness_bounds(np.array([2.0, 3.0, 6.0]), least=1.0, most=4.0)
+        (1.75, 5.5)
+        """
+        a, b = self.extremes(losses)
+        high, low = float(a @ losses), float(b @ losses)
+        if high < 0 or not 0 < least <= low <= most:
+            raise ValueError(
+                f"the bounds need 0 < least <= {low:g} <= most and losses >= 0 over A, got least "
+                f"{least:g}, most {most:g} and {high:g} over A."
+            )
+        gap = high - self.phi * low
+        return self.phi + gap / most, self.phi + gap / least
 
     def split(self, weights: Weights) -> tuple[Weights, Weights]:
         """Return a in A and b in B with weights = (a - phi b) / (1 - phi).
@@ -140,8 +228,12 @@ class RelativeFairness(SaddleObjective):
         transfers, done to the corners of A and B, give a and b. O(n log n).
         """
         weights = check_vector(weights, "weights")
-        whole = IntegratedSet(self.phi, self.upper, self.lower).permutahedron(weights.size)
-        upper, lower = (side.permutahedron(weights.size) for side in (self.upper, self.lower))
+        both = self._set
+        if isinstance(both, UnequalIntegratedSet):
+            caps = [side.caps(weights.size) for side in (self.upper, self.lower)]
+            return split_by_caps(weights, caps[0], caps[1], self.phi)
+        whole = both.permutahedron(weights.size)
+        upper, lower = (side.permutahedron(weights.size) for side in (both.upper, both.lower))
         order = np.argsort(-(weights - whole.offset), kind="stable")
         target = (weights - whole.offset)[order]
         sides = _transfer(whole.corner, target, (upper.corner, lower.corner[::-1]))

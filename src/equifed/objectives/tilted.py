@@ -9,19 +9,20 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.average import Average
-from equifed.objectives.base import Objective, check_numbers
+from equifed.objectives.base import SaddleObjective, check_numbers
 from equifed.objectives.kl import KL
 
 
 @dataclass(frozen=True)
-class Tilted(Objective):
+class Tilted(SaddleObjective):
     r"""Log-average of exponentials of the losses (TERM).
 
     .. math:: \Phi(\ell) = \frac1t \log \sum_i p_i e^{t \ell_i}, \qquad
         \nabla \Phi(\ell)_i \propto p_i e^{t \ell_i}
 
-    t > 0 is ``KL`` with strength 1 / t (use that for its dual step), t = 0 the average, and t < 0
-    magnifies *small* losses: it discounts outliers and is no saddle objective.
+    t > 0 is ``KL`` with strength 1 / t, and has its penalty and its dual steps; t = 0 is the
+    average. t < 0 magnifies *small* losses: it discounts outliers and is no maximum over weights,
+    so that primal-dual algorithms refuse it; ``TiltedERM`` minimises it.
 
     Parameters
     ----------
@@ -61,6 +62,52 @@ class Tilted(Objective):
         if self._is_average():
             return Average(self.prior).weights(losses)
         return self._entropic().weights(self._sign() * np.asarray(losses))
+
+    @override
+    def penalty(self, weights: Weights) -> float:
+        return self._saddle.penalty(weights)
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        return self._saddle.prox(point, step)
+
+    @override
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        return self._saddle.mirror(weights, losses, step)
+
+    @override
+    def start(self, n: int) -> Weights:
+        return Average(self.prior).start(n)
+
+    @override
+    def strong_convexity(self, n: int) -> float:
+        return self._saddle.strong_convexity(n)
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self._is_average()
+
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return True
+
+    @property
+    @override
+    def unfit(self) -> str | None:
+        if self.tilt >= 0 or self._is_average():
+            return None
+        return (
+            "a negative tilt favours small losses, which is no maximum over weights; use the "
+            "algorithm tilted-erm"
+        )
+
+    @property
+    def _saddle(self) -> KL | Average:
+        if self.unfit is not None:
+            raise ValueError(f"{self!r} has no dual step: {self.unfit}.")
+        return Average(self.prior) if self._is_average() else self._entropic()
 
     def _is_average(self) -> bool:
         return self.tilt == 0 or not np.isfinite(1.0 / self.tilt)

@@ -27,9 +27,10 @@ class Transport(PriorPenalty):
     can stand for others of that region. C = 1 - identity gives ``L1Distance`` of half the strength.
 
     ``value`` and ``weights`` are closed forms in O(n^2). ``penalty`` is the transport linear
-    programme, solved by the simplex method of HiGHS in n^2 variables. ``prox`` is a quadratic
-    programme solved by an active-set method on forests of routes (``forests.py``): finite, O(n^2)
-    per pivot, and in practice a small multiple of n pivots. Meant for up to a few hundred clients.
+    programme, whose prices the simplex method of HiGHS finds in n^2 variables. ``prox`` is a
+    quadratic programme solved by an active-set method on forests of routes (``forests.py``):
+    finite, O(n^2) per pivot, and in practice a small multiple of n pivots. Meant for up to a few
+    hundred clients.
 
     Parameters
     ----------
@@ -81,19 +82,16 @@ class Transport(PriorPenalty):
 
     @override
     def penalty(self, weights: Weights) -> float:
-        from scipy.optimize import linprog
-        from scipy.sparse import eye_array, kron, vstack
-
-        weights = check_vector(weights, "weights")
+        """Return the cost of the best plan, by its prices (the dual linear programme)."""
+        weights = np.maximum(check_vector(weights, "weights"), 0.0)
         n = weights.size
-        rows, columns = kron(eye_array(n), np.ones((1, n))), kron(np.ones((1, n)), eye_array(n))
-        marginals = np.concatenate([self.start(n), weights / weights.sum()])
-        plan = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
-            self._cost(n).ravel(), A_eq=vstack([rows, columns]), b_eq=marginals, method="highs-ds"
-        )
-        if plan.status != 0:
-            raise ValueError(f"weights cannot be reached from the prior: {plan.message}")
-        return self.strength * float(plan.fun)
+        cost, prior, target = self._cost(n), self.start(n), weights / weights.sum()
+        scale = float(cost.max())
+        if scale == 0.0:
+            return 0.0
+        prices = _prices(cost / scale, prior, target)
+        least = (cost / scale - prices).min(axis=1)  # the best reply: any prices bound from below
+        return max(0.0, self.strength * scale * float(prior @ least + target @ prices))
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
@@ -105,3 +103,29 @@ class Transport(PriorPenalty):
         if len(self.cost) != n:
             raise ValueError(f"Transport cost is for {len(self.cost)} clients, not {n}.")
         return np.asarray(self.cost)
+
+
+def _prices(cost: Matrix, prior: Weights, target: Weights) -> Weights:
+    """Return what a unit is worth at each place when the prior goes to the target at least cost.
+
+    The place with the largest target takes what the others leave: so there is a plan however the
+    two sums are rounded, which a constraint for every place may deny.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import eye_array, kron, vstack
+
+    n = prior.size
+    kept = np.arange(n) != target.argmax()
+    rows, columns = kron(eye_array(n), np.ones((1, n))), kron(np.ones((1, n)), eye_array(n))
+    plan = linprog(
+        cost.ravel(),
+        A_eq=vstack([rows, columns.tocsr()[kept]]),
+        b_eq=np.concatenate([prior, target[kept]]),
+        method="highs-ds",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    if plan.status != 0:
+        raise ArithmeticError(f"the transport programme was not solved: {plan.message}")
+    prices = np.zeros(n)
+    prices[kept] = plan.eqlin.marginals[n:]
+    return prices

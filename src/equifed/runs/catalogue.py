@@ -121,6 +121,11 @@ OBJECTIVES = {
     "l2-distance": Entry(
         "equifed.objectives:L2Distance", "worst case minus an l2 distance", "Deng et al. 2020"
     ),
+    "lp-distance": Entry(
+        "equifed.objectives:LpDistance",
+        "worst case minus a power of a distance",
+        "Deng et al. 2020",
+    ),
     "transport": Entry(
         "equifed.objectives:Transport", "worst case minus a transport cost", "Deng et al. 2020"
     ),
@@ -130,8 +135,11 @@ OBJECTIVES = {
     "relative-fairness": Entry(
         "equifed.objectives:RelativeFairness", "high losses against low ones", "SCAFF-PD-IA"
     ),
-    "q-fair": Entry(
-        "equifed.objectives:QFair", "sum of powers of the losses (no weights set)", "Li et al. 2020"
+    "q-fair": Entry("equifed.objectives:QFair", "sum of powers of the losses", "Li et al. 2020"),
+    "proportional": Entry(
+        "equifed.objectives:Proportional",
+        "product of what clients gain over a bad loss (Nash)",
+        "Zhang et al. 2022",
     ),
     "tilted": Entry(
         "equifed.objectives:Tilted", "log of the mean exponential of the losses", "Li et al. 2021"
@@ -165,6 +173,9 @@ SCHEDULES = {
 
 DUAL_STEPS = {
     "euclidean": Entry("equifed.objectives:Euclidean", "projected (proximal) ascent"),
+    "gradient": Entry(
+        "equifed.objectives:ProjectedGradient", "projected ascent, the penalty by its gradient"
+    ),
     "entropic": Entry("equifed.objectives:Entropic", "mirror ascent: multiplicative weights"),
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equifed.contract.curvature import Curvature
+from equifed.contract.participation import carry_over
 from equifed.steps.curvature import measured_smoothness
 from equifed.steps.schedule import Problem, StepSizes, WeightChange
 
@@ -29,11 +30,14 @@ class AutoSizes(StepSizes):
         How often a safeguard halved the step sizes.
     steepest : float
         The coupling of weights and model, its largest over the last rounds.
+    free : bool
+        Whether the sum S of the weights is free, so that the model's step is tau / S.
     """
 
     smoothness: float = 0.0
     halvings: int = 0
     steepest: float = 0.0
+    free: bool = False
 
     def numbers(self) -> dict[str, float]:
         """Return the step sizes and the measured smoothness for the round's record."""
@@ -74,7 +78,10 @@ class AutoSteps:
     first round). The dual step follows the coupling of weights and model in the direction in which
     the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of primal-dual methods
     with the norm taken where it matters, as in the line search of Malitsky and Pock (2018), at the
-    cost of a second weighted sum in an exchange that is made anyway.
+    cost of a second weighted sum in an exchange that is made anyway. Where the sum S of the weights
+    is free (q-fair), the model's step is T / S by convention of the algorithm, so
+    :math:`|\Lambda|_1` does not enter and sigma is S times as large; the first S is that of the
+    weights at the first losses, at the cost of an exchange.
 
     For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
     **neural networks** the same rule holds with L at the first model. Neither has a guarantee, and
@@ -114,13 +121,15 @@ class AutoSteps:
         smoothness = self._smoothness(problem)
         steps = int(algorithm.local.steps_for(clients.sizes).max())
         norm = algorithm.objective.l1_norm(len(clients.names))
-        time = min(self.horizon, steps) / (smoothness * norm)
+        free = math.isinf(norm)
+        time = min(self.horizon, steps) / (smoothness * (1.0 if free else norm))
         if algorithm.local.batch_size is not None or algorithm.gradient_batch_size is not None:
             time /= 2
-        dual = self.coupling / max(time * float(problem.gradients.squared_norms().sum()), TINY)
-        return AutoSizes(
-            time, min(dual, LARGEST), extrapolation=1.0, local=time / steps, smoothness=smoothness
-        )
+        total = self._first_total(problem) if free else 1.0
+        squares = float(problem.gradients.squared_norms().sum())
+        dual = min(self.coupling * total / max(time * squares, TINY), LARGEST)
+        local = time / steps
+        return AutoSizes(time, dual, 1.0, local, smoothness=smoothness, free=free)
 
     def next(self, sizes: StepSizes, turned: WeightChange) -> AutoSizes:
         """Return the sizes with the next dual step; each halving has halved it as well."""
@@ -129,9 +138,18 @@ class AutoSteps:
         if coupling is None:
             return sizes
         steepest = max(coupling, DECAY * sizes.steepest)
-        wanted = self.coupling / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
+        total = float(turned.weights.sum()) if sizes.free else 1.0
+        wanted = self.coupling * total / max(sizes.primal * 4.0**sizes.halvings * steepest, TINY)
         dual = float(np.clip(wanted, sizes.dual / 2, min(2 * sizes.dual, LARGEST)))
         return replace(sizes, dual=dual, steepest=steepest)
+
+    def _first_total(self, problem: Problem) -> float:
+        """Return the sum of the weights at the first losses."""
+        clients, objective = problem.clients, problem.algorithm.objective
+        seen = clients.losses(problem.x, problem.stream.at("losses"))
+        return objective.total(
+            objective.weights(carry_over(None, clients.index, seen, len(clients.names)))
+        )
 
     def _smoothness(self, problem: Problem) -> float:
         if self.smoothness is not None:

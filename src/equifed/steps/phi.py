@@ -10,14 +10,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equifed.contract.arrays import Vector
+import numpy as np
+
+from equifed.contract.arrays import Index, Vector, Weights
 from equifed.contract.clients import Clients
+from equifed.contract.curvature import Curvature
+from equifed.contract.participation import carry_over
 from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness
 from equifed.steps.curvature import hessian_product
 
-LARGEST_PHI = 0.99
-"""Weights grow as 1 / (1 - phi); beyond this they would be hundreds."""
+LARGEST_PHI = 0.9
+"""Weights grow as 1 / (1 - phi): here the sum of their sizes is 19, at 0.99 it would be 199."""
+
+UNSOLVED = 1e-3
+"""Part of the objective still to be gained beyond which a model is not that of phi = 0."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,16 @@ class PhiChoice:
     Parameters
     ----------
     phi : float
-        The choice, clipped to [0, 0.99].
+        The choice, at most :data:`LARGEST_PHI`.
     high, low : float
         a and b: the weighted loss over A and over B at the model of phi = 0.
     bend : float
         c: how readily the low losses rise.
     products : int
         Hessian-vector products that c took, two exchanges each.
+    unsolved : float
+        How far the model is from the saddle point of phi = 0, at which the expansion is made: about
+        what the weights and a Newton step of the model would still gain, as a part of the losses.
     """
 
     phi: float
@@ -49,18 +59,28 @@ class PhiChoice:
     low: float
     bend: float
     products: int
+    unsolved: float = 0.0
 
     def predicted(self, phi: float) -> tuple[float, float]:
         """Return the predicted weighted losses over A and over B at some phi."""
         return self.high + self.bend * phi**2 / 2, self.low + self.bend * phi
 
-    def __str__(self) -> str:
+    def notes(self) -> tuple[str, ...]:
+        """Return the choice in words, and what is doubtful about it."""
         high, low = self.predicted(self.phi)
-        return (
+        said = [
             f"phi = {self.phi:.4g}: predicted high losses {self.high:.4g} -> {high:.4g}, low "
             f"losses {self.low:.4g} -> {low:.4g}, ratio {_ratio(self.high, self.low):.4g} -> "
             f"{_ratio(high, low):.4g}"
-        )
+        ]
+        if self.phi >= LARGEST_PHI:
+            said.append(f"equation (8) asks for a phi of {LARGEST_PHI} or more, which is cut there")
+        if self.unsolved > UNSOLVED:
+            said.append(
+                f"phi was chosen at a model that does not solve phi = 0 yet (about "
+                f"{self.unsolved:.1%} to gain); a longer warmup would make the choice better"
+            )
+        return tuple(said)
 
 
 def best_phi(high: float, low: float, bend: float) -> float:
@@ -80,37 +100,81 @@ def best_phi(high: float, low: float, bend: float) -> float:
 def choose_phi(
     clients: Clients,
     x: Vector,
+    weights: Weights,
     objective: RelativeFairness,
     stream: Stream,
     *,
     tolerance: float = 1e-6,
     products: int = 200,
 ) -> PhiChoice:
-    r"""Choose phi from the model x that was trained with phi = 0 (SCAFF-PD-IA, Section 5.3).
+    r"""Choose phi from the saddle point (x, a) of phi = 0 (SCAFF-PD-IA, Section 5.3).
 
     :math:`c = \langle H^{-1} g, g\rangle` with :math:`H = \sum_i a_i \nabla^2 f_i(x)` and
     :math:`g = \sum_i b_i \nabla f_i(x)` is found by conjugate gradients on Hessian-vector products
-    through the clients; no matrix is formed. a and b are the extreme weights at x.
+    through the clients; no matrix is formed.
+
+    a is the dual solution, which training has found with x. The weights that maximise the losses at
+    x will not do: where clients tie, as they do at most solutions, those are any of many, and the
+    expansion needs :math:`\sum_i a_i \nabla f_i(x) = 0`. b minimises the losses at x; clients that
+    tie, as far as x is a solution, share its weight equally (the paper leaves that open).
 
     Parameters
     ----------
+    weights : array, shape (N,)
+        a, of all clients. For an absent one the mean loss stands, and its gradient is left out.
     objective : RelativeFairness
-        Its sets A and B are used; its phi is not.
+        With phi = 0; its sets A and B are used.
     tolerance : float
         Relative residual at which the conjugate gradients stop.
     products : int
         Hessian-vector products at most; c is then a lower bound and phi a little too large.
     """
-    losses, gradients = clients.value_and_gradient(x, stream.at("gradient"))
-    upper, lower = objective.extremes(losses)
-    g = gradients.weighted_sum(lower)
+    seen, gradients = clients.value_and_gradient(x, stream.at("gradient"))
+    losses = carry_over(None, clients.index, seen, len(clients.names))
+    high, size = float(weights @ losses), float(np.abs(losses).max())
+    slack = objective.value(losses) - high + objective.penalty(weights)  # zero at the solution
+    _, lower = objective.extremes(losses, within=10.0 * max(slack, 1e-9 * size))
+    a, b = (_among(w, clients.index) for w in (weights, lower))
+    left, g = gradients.weighted_sum(a), gradients.weighted_sum(b)  # left: zero, too
 
     def hessian(v: Vector) -> Vector:
-        return hessian_product(clients, x, upper, v, stream.at("product"))
+        return hessian_product(clients, x, a, v, stream.at("product"))
 
     bend, used = inverse_product(hessian, g, tolerance, products)
-    high, low = float(upper @ losses), float(lower @ losses)
-    return PhiChoice(best_phi(high, low, bend), high, low, bend, used)
+    low = float(lower @ losses)
+    # What a Newton step would gain, <H^-1 left, left> / 2, at the curvature that g has met.
+    gain = 0.5 * bend * float(left @ left) / max(float(g @ g), 1e-300)
+    unsolved = (slack + gain) / max(size, 1e-300)
+    return PhiChoice(best_phi(high, low, bend), high, low, bend, used, unsolved)
+
+
+def _among(weights: Weights, index: Index) -> Weights:
+    """Return the weights of those present, scaled to sum one; equal ones if they have none."""
+    present = weights[index]
+    total = float(present.sum())
+    return present / total if total > 0 else np.full(len(index), 1 / len(index))
+
+
+def beyond_theory(objective: RelativeFairness, clients: Clients) -> tuple[str, ...]:
+    r"""Say so where the weights are larger than any proof of convergence covers.
+
+    .. math:: |\Lambda_\varphi|_1 \ge 1 + m / (2 M)
+
+    for the strong convexity m and the smoothness M of the clients' losses (Assumption 8); where
+    none is known, m = 0 and only weights >= 0 are covered.
+    """
+    known, size = clients.curvature(), objective.l1_norm(len(clients.names))
+    bound, why = 1.0, "no strong convexity is known"
+    if isinstance(known, Curvature):
+        least, largest = float(known.strong_convexity.min()), float(known.smoothness.max())
+        if least > 0:
+            bound, why = 1.0 + least / (2.0 * largest), f"m = {least:.3g}, M = {largest:.3g}"
+    if size <= 1.0 + 1e-9 or size < bound:
+        return ()
+    return (
+        f"|Lambda|_1 = {size:.4g} for phi = {objective.phi:.4g}: convergence is proved only below "
+        f"1 + m/(2M) = {bound:.4g} ({why})",
+    )
 
 
 def inverse_product(

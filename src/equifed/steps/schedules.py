@@ -235,6 +235,11 @@ class SignedWeightSteps:
         """Return the step sizes of the first round; warn if the set is too large."""
         size = problem.algorithm.objective.l1_norm(len(problem.clients.names))
         m, big = self.strong_convexity, self.smoothness
+        if math.isinf(size):
+            raise ValueError(
+                f"SignedWeightSteps is for weights that sum to one, which those of "
+                f"{problem.algorithm.objective!r} do not; use AutoSteps or ConstantSteps."
+            )
         if not size < 1 + m / (2 * big):
             warnings.warn(
                 f"|Lambda|_1 is {size:.4g}; convergence is proved only below 1 + m/(2M) = "
