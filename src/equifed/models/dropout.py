@@ -72,7 +72,8 @@ class AddressedAttention(nn.MultiheadAttention):
         module.__class__ = cls
         assert isinstance(module, cls)
         module.rate, module.layer, module.dropout = module.dropout, layer, 0.0
-        module.register_buffer("keys", torch.zeros(1, dtype=torch.int64), persistent=False)
+        if module.rate > 0:
+            module.register_buffer("keys", torch.zeros(1, dtype=torch.int64), persistent=False)
 
     @override
     def forward(
@@ -90,8 +91,11 @@ class AddressedAttention(nn.MultiheadAttention):
         wanted = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
         if not self.training:
             return super().forward(query, key, value, need_weights=need_weights, **masks, **wanted)
-        wanted["average_attn_weights"] = False
-        _, weights = super().forward(query, key, value, need_weights=True, **masks, **wanted)
+        # Asked for its weights torch multiplies matrices, which can be batched over clients.
+        wanted["average_attn_weights"] = average_attn_weights and self.rate == 0
+        outputs, weights = super().forward(query, key, value, need_weights=True, **masks, **wanted)
+        if self.rate == 0:
+            return outputs, weights if need_weights else None
         assert weights is not None  # (samples, heads, queries, keys)
         if weights.dim() != 4 or len(weights) != len(self.keys):
             raise ValueError(
@@ -134,9 +138,9 @@ def address_dropout(module: nn.Module) -> list[str]:
             channels = type(part) is not nn.Dropout
             known[part] = AddressedDropout(part.p, layer, channels, int(part in second))
             names.append(f"{name}.keys")
-        elif type(part) is nn.MultiheadAttention and part.dropout > 0:
+        elif type(part) is nn.MultiheadAttention:
+            names += [f"{name}.keys"] if part.dropout > 0 else []
             AddressedAttention.take_over(part, layer)
-            names.append(f"{name}.keys")
     for name, part in list(module.named_modules(remove_duplicate=False)):
         if part in known:
             parent, _, child = name.rpartition(".")

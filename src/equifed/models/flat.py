@@ -9,6 +9,7 @@ Parameters with ``requires_grad=False`` are fixed: not in the vector, not sent, 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -93,6 +94,13 @@ class FlatModel:
         first = {p: name for name, p in trained.items()}
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
+        # Where each lies: tied ones in several places, those of a module used twice in one.
+        self._slots = {
+            f"{place}.{own}" if place else own: first[p]
+            for place, part in self.module.named_modules()
+            for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+            if p in first
+        }
         outputs = self._try(_repeat(example).to(self.device, _precision(example, dtype)))
         if classes is not None:
             check_classes(outputs, classes, loss)
@@ -109,6 +117,14 @@ class FlatModel:
                 if name not in part._non_persistent_buffers_set:
                     fixed[f"{place}.{name}" if place else name] = buffer
         return fixed
+
+    def digest_fixed(self) -> str:
+        """Return a digest of all that is fixed: whoever shares the model must have the same."""
+        digest = hashlib.sha256()
+        for name, value in self.fixed.items():
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if self.fixed else ""
 
     def flatten(self, module: nn.Module) -> Tensor:
         """Return the trained parameters of a module of the same shape as one vector."""
@@ -155,7 +171,7 @@ class FlatModel:
                 )
             value = value.to(fixed[name].dtype if name in fixed else self.dtype)
             expected = fixed.get(name, parts.get(self.names.get(name, ""), value))
-            if not torch.equal(value, expected):
+            if expected is not value and not torch.equal(value, expected):
                 raise ValueError(
                     f"{name!r} is fixed or tied in the model and different here; hand over the "
                     "module with these numbers instead."
@@ -186,10 +202,11 @@ class FlatModel:
         """Return the module's outputs; ``keys`` holds one dropout key per sample when training."""
         if self.module.training != training:
             self.module.train(training)
-        state = self.unflatten(x)
+        parts = self.unflatten(x)
+        state = {slot: parts[name] for slot, name in self._slots.items()}
         if keys is not None:
             state |= dict.fromkeys(self.dropouts, keys)
-        outputs: Tensor = functional_call(self.module, state, (inputs,))
+        outputs: Tensor = functional_call(self.module, state, (inputs,), tie_weights=False)
         return outputs
 
     def sample_losses(

@@ -97,6 +97,8 @@ class DistributedClients(TorchClients):
             device=self.workers.device, init=init, memory=memory, chunk=chunk,
         )  # fmt: skip
         self.model = self._local.model
+        if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
+            raise ValueError("Frozen parameters differ from process to process; seed the module.")
 
     @override
     def initial(self, stream: Stream) -> Tensor:
