@@ -76,7 +76,7 @@ def check_dtype(dtype: Any) -> np.dtype[Any] | None:
     if dtype is None:
         return None
     try:
-        chosen = np.dtype(dtype)
+        chosen: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         chosen = np.dtype(object)
     if chosen not in FLOATS:

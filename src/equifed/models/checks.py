@@ -77,7 +77,7 @@ def _refuse_layer(part: nn.Module, where: str) -> None:
     if isinstance(part, nn.AlphaDropout | nn.FeatureAlphaDropout):
         raise ValueError(f"The model's {where} is not supported; use nn.Dropout instead.")
     attention = isinstance(part, nn.MultiheadAttention) and part.dropout > 0
-    if attention and (part.bias_k is not None or part.add_zero_attn):
+    if attention and (part._parameters.get("bias_k") is not None or part.add_zero_attn):
         raise ValueError(
             f"The model's {where} has dropout besides add_bias_kv or add_zero_attn, which is not "
             "supported; set dropout=0.0 there."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,13 +88,13 @@ class AddressedAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
-        wanted = {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
+        more: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        more |= {"average_attn_weights": average_attn_weights, "is_causal": is_causal}
         if not self.training:
-            return super().forward(query, key, value, need_weights=need_weights, **masks, **wanted)
+            return super().forward(query, key, value, need_weights=need_weights, **more)
         # Asked for its weights torch multiplies matrices, which can be batched over clients.
-        wanted["average_attn_weights"] = average_attn_weights and self.rate == 0
-        outputs, weights = super().forward(query, key, value, need_weights=True, **masks, **wanted)
+        more["average_attn_weights"] = average_attn_weights and self.rate == 0
+        outputs, weights = super().forward(query, key, value, need_weights=True, **more)
         if self.rate == 0:
             return outputs, weights if need_weights else None
         assert weights is not None  # (samples, heads, queries, keys)
@@ -116,7 +117,8 @@ class AddressedAttention(nn.MultiheadAttention):
         last = slice(2 * self.embed_dim, None)
         weight = self.in_proj_weight[last] if self._qkv_same_embed_dim else self.v_proj_weight
         bias = None if self.in_proj_bias is None else self.in_proj_bias[last]
-        return F.linear(rows, weight, bias).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        values = F.linear(rows, weight, bias)
+        return values.view(*values.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
 def draw_factors(

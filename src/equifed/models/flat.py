@@ -157,7 +157,8 @@ class FlatModel:
 
     def _flatten_state(self, given: Mapping[str, Any]) -> Tensor:
         """Return a state dict as one vector, or say what it lacks or has too much."""
-        fixed, parts = self.fixed, {}
+        fixed = self.fixed
+        parts: dict[str, Tensor] = {}
         for name, value in given.items():
             if name not in self.names and name not in fixed:
                 known = ", ".join([*self.shapes][:8])
@@ -170,7 +171,7 @@ class FlatModel:
                     f"{tuple(shape)}."
                 )
             value = value.to(fixed[name].dtype if name in fixed else self.dtype)
-            expected = fixed.get(name, parts.get(self.names.get(name, ""), value))
+            expected = fixed[name] if name in fixed else parts.get(self.names[name], value)
             if expected is not value and not torch.equal(value, expected):
                 raise ValueError(
                     f"{name!r} is fixed or tied in the model and different here; hand over the "
