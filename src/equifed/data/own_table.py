@@ -42,12 +42,7 @@ def read_table(
     inputs = _encode_features(columns, wanted, coded, client)
     targets, titles = _number_labels(columns[target], f"Column {target!r}", task, classes)
     owners = group_rows(columns[client], f"Column {client!r}")
-    part = np.array(
-        [str(v) for v in columns[special[2]]] if special[2:] else ["train"] * len(inputs)
-    )
-    illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
-    if illegal:
-        raise DataError(f"Column {split!r} must say train, validation or test, got {illegal[0]!r}.")
+    part = _read_split(columns, special[2:], len(inputs))
 
     def rows(label: str) -> dict[str, tuple[Array, Array]] | None:
         here = {c: r[part[r] == label] for c, r in owners.items()}
@@ -64,6 +59,17 @@ def read_table(
         "classes": len(titles) if titles else classes,
         "class_names": titles,
     }
+
+
+def _read_split(columns: Columns, named: list[str], rows: int) -> Array:
+    """Return the split that each row belongs to, as text."""
+    part = np.array([str(v) for v in columns[named[0]]] if named else ["train"] * rows)
+    illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
+    if illegal:
+        raise DataError(
+            f"Column {named[0]!r} must say train, validation or test, got {illegal[0]!r}."
+        )
+    return part
 
 
 def _choose_features(

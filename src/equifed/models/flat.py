@@ -94,13 +94,7 @@ class FlatModel:
         first = {p: name for name, p in trained.items()}
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
-        # Where each lies: tied ones in several places, those of a module used twice in one.
-        self._slots = {
-            f"{place}.{own}" if place else own: first[p]
-            for place, part in self.module.named_modules()
-            for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
-            if p in first
-        }
+        self._slots = _find_slots(self.module, first)
         outputs = self._try(_repeat(example).to(self.device, _precision(example, dtype)))
         if classes is not None:
             check_classes(outputs, classes, loss)
@@ -251,6 +245,19 @@ class FlatModel:
                 "normalise within samples, and say batch_first=True in layers that have it."
             )
         return first
+
+
+def _find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
+    """Return the places of parameters: several for tied ones, one for a module used twice.
+
+    A place that was filled twice would not be restored after a call.
+    """
+    return {
+        f"{place}.{own}" if place else own: first[p]
+        for place, part in module.named_modules()
+        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+        if p in first
+    }
 
 
 def _repeat(values: Tensor) -> Tensor:
