@@ -39,7 +39,7 @@ def run(
     classes = federation.classes
     assert classes is not None
     module = build(model, federation.input_shape, classes)
-    clients = simulate(federation, module, "cross_entropy", device=device)
+    clients = simulate(federation, module, "cross_entropy", device=device, init="fresh")
     algorithm = ScaffPD(
         objective,
         LocalSGD(lr=1.0, steps=8, batch_size=batch_size),

@@ -110,6 +110,7 @@ def engines(network: bool) -> dict[str, object]:
     module = torch.nn.Sequential(*hidden) if network else torch.nn.Linear(6, 3)
     loss = LOSS
     given = {"l2": 0.0 if network else 1e-2, "dtype": torch.float64}
+    given |= {} if OLD else {"init": "fresh"}  # version 0.1 redrew every module
     return {
         "loop": LoopClients(federation(), module, loss, **given),
         "stacked": StackedClients(federation(), module, loss, **given),

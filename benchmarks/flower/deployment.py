@@ -91,7 +91,8 @@ class Trial:
         federation, task = load_data(config.data).subset(range(self.nodes)), config.build_task()
         module = task.model(federation.input_shape, outputs_for(federation, task.loss))
         dtype = getattr(torch, task.dtype)
-        engine = LoopClients(federation, module, task.loss, l2=task.l2, dtype=dtype)
+        given = {"l2": task.l2, "dtype": dtype, "init": "fresh"}
+        engine = LoopClients(federation, module, task.loss, **given)
         algorithm = config.build_algorithm(federation.train.sizes.tolist())
         expected = train(algorithm, engine, rounds=self.rounds, seed=config.seed).parameters
         assert expected is not None

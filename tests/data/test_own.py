@@ -64,7 +64,8 @@ def test_numeric_labels_are_numbered_in_sorted_order():
 
 def test_labels_ten_sort_after_nine():
     table = {"c": ["a"] * 3, "x": [1, 2, 3], "y": [10, 9, 2]}
-    assert Federation.from_table(table, client="c", target="y").class_names == ("2", "9", "10")
+    fed = Federation.from_table(table, client="c", target="y", task="classification")
+    assert fed.class_names == ("2", "9", "10") and fed.train.targets.tolist() == [2, 1, 0]
 
 
 def test_fractions_are_regression_and_whole_numbers_may_be():
@@ -128,7 +129,7 @@ def test_wrong_requests_for_a_table(options, message):
     ("text", "message"),
     [
         ("", "is empty"),
-        ("a,b\n1\n", "row 1 has 1 cells, expected 2"),
+        ("a,b\n1\n", "line 2 has 1 cells, expected 2"),
         ("a,a\n1,2\n", "column names must differ"),
         ("a,b\n", "needs rows"),
     ],

@@ -80,9 +80,8 @@ def test_train_convexify_train() -> None:
     """FedAvg on a network, then SCAFF-PD on its tangent features: better than on the raw inputs."""
     federation = two_moons()
     module = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 2))
-    stage1 = train(
-        FedAvg(LocalSGD(lr=0.5, steps=10)), simulate(federation, module, "cross_entropy"), rounds=20
-    )
+    drawn = simulate(federation, module, "cross_entropy", init="fresh")
+    stage1 = train(FedAvg(LocalSGD(lr=0.5, steps=10)), drawn, rounds=20)
     assert stage1.parameters is not None
     tangent = convexify(federation, module, stage1.parameters, coordinates=80)
     values, worst = {}, {}

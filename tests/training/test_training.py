@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def clients(**options: object) -> LoopClients:
-    return LoopClients(federation(), nn.Linear(3, 2), cross_entropy, dtype=torch.float64, **options)
+    given: dict[str, Any] = {"dtype": torch.float64, "init": "fresh", **options}
+    return LoopClients(federation(), nn.Linear(3, 2), cross_entropy, **given)
 
 
 def run(algorithm: object, folder: Path | None = None, **options: object) -> History:
@@ -81,7 +83,8 @@ class Poisoned(LoopClients):
 
 
 def poisoned(bad: dict[int, set[int]]) -> Poisoned:
-    engine = Poisoned(federation(), nn.Linear(3, 2), cross_entropy, dtype=torch.float64)
+    given: dict[str, Any] = {"dtype": torch.float64, "init": "fresh"}
+    engine = Poisoned(federation(), nn.Linear(3, 2), cross_entropy, **given)
     engine.bad = bad
     return engine
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import read_table
 from equifed.data.own import Clients, align_clients, read_partitions
+from equifed.data.own_table import read_table
 from equifed.data.split import Array, Rows, Split, check_fractions, check_names, find_clients
-from equifed.data.tables import Table
+from equifed.data.tables import Table, describe_clients
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +104,7 @@ class Federation:
         validation: Clients | None = None,
         test: Clients | None = None,
         name: str = "own data",
+        task: Literal["classification", "regression"] | None = None,
         classes: int | None = None,
         class_names: Sequence[str] = (),
         tokens: bool = False,
@@ -112,17 +113,26 @@ class Federation:
     ) -> Federation:
         """Build from ``{client name: (X, y)}``.
 
-        Integer, boolean or text targets are classes (text is numbered in sorted order and becomes
-        ``class_names``); float targets are regression values, unless ``classes`` says otherwise.
+        Text and booleans are classes (text is numbered in sorted order and becomes
+        ``class_names``), floats are values to regress on. Whole numbers are labels when they are
+        0..K - 1, all of them present, with K up to 20; where they could as well be values (ages,
+        counts, 1 and 2), ``task`` or ``classes`` must say what they are.
+
+        What cannot be taken over unchanged is refused with a :class:`DataError`: masked or missing
+        values, text among numbers, X without columns, data frames whose columns differ.
 
         Parameters
         ----------
-        clients, validation, test : mapping of str to (X, y)
-            Samples by client. Held-out mappings may lack clients.
+        clients, validation, test : mapping of client to (X, y)
+            Samples by client. Held-out mappings may lack clients. A name is a text or a number; 1
+            and ``"1"`` are two clients, called ``1`` and ``'1'``.
         name : str
             Name of the data set.
+        task : {"classification", "regression"}, optional
+            What whole numbers are. As classes they are numbered in sorted order, unless they are
+            0..K - 1 already.
         classes : int, optional
-            Number of classes; by default one more than the largest label.
+            Number of classes when labels are 0..classes - 1 and some of them may be absent.
         class_names : sequence of str
             Names of the classes.
         tokens : bool
@@ -139,15 +149,16 @@ class Federation:
         >>> Federation.from_clients(clients).class_names
         ('no', 'yes')
         """
-        aligned = align_clients(clients, validation, test, classes, tokens, dtype)
+        held = clients, validation, test
+        aligned = align_clients(*held, classes, class_names, task, tokens, dtype)
         return cls(
             name=name,
-            names=tuple(clients),
+            names=aligned.names,
             train=aligned.splits["train"],
             validation=aligned.splits.get("validation"),
             test=aligned.splits.get("test"),
             classes=aligned.classes,
-            class_names=tuple(class_names) or aligned.class_names,
+            class_names=aligned.class_names,
             source=dict(source or {}),
         )
 
@@ -173,10 +184,12 @@ class Federation:
         Parameters
         ----------
         table : path, DataFrame, pyarrow.Table or mapping of columns
-            A CSV file with a header line (the standard library reads it), a Parquet file (needs
-            pyarrow), or an object with named columns.
+            A CSV file with a header line (UTF-8; separated by commas, semicolons, tabs or bars; it
+            may be compressed by gzip), a Parquet file (needs pyarrow), or an object with named
+            columns. Text is taken without blanks around it.
         client, target : str
-            Columns with the client's name and with what is to be predicted.
+            Columns with the client's name and with what is to be predicted. The clients 1 and
+            ``"1"`` of a data frame stay apart, called ``1`` and ``'1'``.
         features : sequence of str, optional
             Columns to predict from; by default all others.
         categorical : sequence of str
@@ -184,8 +197,9 @@ class Federation:
         split : str, optional
             Column with ``train``, ``validation`` or ``test``; by default all rows are for training.
         task : {"classification", "regression"}, optional
-            By default, targets that are not all whole numbers are regression values, text is
-            classes.
+            By default, numbers that are not all whole are values to regress on, text is classes.
+            Two whole numbers, or up to 20 that follow each other, are classes; others could be
+            either, and need a task.
         missing : {"error", "drop"}
             What to do with rows that lack a value (empty, ``NA``, ``NaN``, ``?``).
         classes : int, optional
@@ -200,9 +214,8 @@ class Federation:
         >>> Federation.from_table(table, client="site", target="ill")
         <Federation 'own data': 2 clients; samples: train 3>
         """
-        read = read_table(
-            table, client, target, features, categorical, split, task, missing, classes, dtype
-        )
+        asked = client, target, features, categorical, split, task, missing, classes
+        read = read_table(table, *asked)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "own data")
         return cls.from_clients(**read, name=title, dtype=dtype, source=source)
 
@@ -281,19 +294,7 @@ class Federation:
 
         With more than twelve classes, the number of classes present stands for the counts.
         """
-        columns: dict[str, tuple[Rows, int]] = {
-            label: (split.sizes, len(split)) for label, split in self.splits().items()
-        }
-        if self.classes is not None:
-            counts = self.train.class_counts(self.classes)
-            titles = self.class_names or tuple(f"class {k}" for k in range(self.classes))
-            if self.classes <= 12:
-                columns |= {t: (counts[:, k], counts[:, k].sum()) for k, t in enumerate(titles)}
-            else:
-                columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
-        rows = [
-            (name, *(str(values[i]) for values, _ in columns.values()))
-            for i, name in enumerate(self.names)
-        ]
-        totals = ("all", *(str(total) for _, total in columns.values()))
-        return Table(f"{self.name}: {len(self)} clients", ("client", *columns), rows, totals)
+        sizes = {label: split.sizes for label, split in self.splits().items()}
+        counts = None if self.classes is None else self.train.class_counts(self.classes)
+        title = f"{self.name}: {len(self)} clients"
+        return describe_clients(title, self.names, sizes, counts, self.class_names)

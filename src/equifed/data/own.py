@@ -5,20 +5,23 @@ Clients come as ``{name: (X, y)}``, or as the partitions of a partitioner.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from equifed.data.split import FLOATS, Array, DataError, Split
+from equifed.data.foreign import as_array, is_frame, name_key, name_values
+from equifed.data.split import FLOATS, Array, DataError, Split, check_class_names
+from equifed.data.targets import check_task, number_targets
 
-Clients = Mapping[str, tuple[Any, Any]]
+Clients = Mapping[Any, tuple[Any, Any]]
 """Client name to its features and targets, ``(X, y)``."""
 
 
 class Aligned(NamedTuple):
-    """Splits of one kind, the number of classes, and class names where the targets were text."""
+    """Client names, splits of one kind, the number of classes and, if made here, their names."""
 
+    names: tuple[str, ...]
     splits: dict[str, Split]
     classes: int | None
     class_names: tuple[str, ...]
@@ -29,35 +32,56 @@ def align_clients(
     validation: Clients | None = None,
     test: Clients | None = None,
     classes: int | None = None,
+    class_names: Sequence[str] = (),
+    task: str | None = None,
     tokens: bool = False,
     dtype: str | None = None,
 ) -> Aligned:
     """Bring the arrays of all clients to one shape and dtype; see ``Federation.from_clients``."""
-    if not isinstance(clients, Mapping) or not clients:
-        raise DataError("clients must be a non-empty mapping {name: (X, y)}.")
+    check_task(task, classes)
+    titles = check_class_names(class_names)
+    chosen = check_dtype(dtype)
     held = {"train": clients, "validation": validation, "test": test}
     given = {label: part for label, part in held.items() if part is not None}
-    pairs = {
-        f"{label} of {client}": _as_pair(client, label, pair)
-        for label, part in given.items()
-        for client, pair in part.items()
-    }
     for label, part in given.items():
-        strangers = sorted(set(part) - set(clients))
-        if strangers:
-            raise DataError(f"Client {strangers[0]!r} has {label} samples but no training samples.")
-    inputs = _align_inputs({key: x for key, (x, _) in pairs.items()}, tokens, dtype)
-    targets, classes, titles = _align_targets({key: y for key, (_, y) in pairs.items()}, classes)
-    first = f"train of {next(iter(clients))}"
-    if classes is None and not tokens:
-        targets = {key: y.astype(inputs[first].dtype) for key, y in targets.items()}
-    nothing = inputs[first][:0], targets[first][:0]  # of a client without held-out samples
-    splits = {}
-    for label in given:
-        keys = [f"{label} of {client}" for client in clients]
-        parts = [(inputs[k], targets[k]) if k in inputs else nothing for k in keys]
-        splits[label] = Split.from_clients(parts)
-    return Aligned(splits, classes, titles)
+        if not isinstance(part, Mapping) or (label == "train" and not part):
+            what = "clients" if label == "train" else label
+            raise DataError(
+                f"{what} must be a non-empty mapping {{name: (X, y)}}, got {type(part).__name__}."
+            )
+    names = _name_clients(clients)
+    pairs: dict[str, tuple[Array, Array]] = {}
+    columns: dict[str, list[Any]] = {}
+    for label, part in given.items():
+        for client, pair in part.items():
+            if name_key(client) not in names:
+                raise DataError(f"Client {client!r} has {label} samples but no training samples.")
+            who = f"Client {names[name_key(client)]!r}: {label}"
+            pairs[who] = _as_pair(who, pair, label == "train")
+            if is_frame(pair[0]) and len(pairs[who][0]):
+                columns[who] = list(pair[0].columns)
+    _refuse_other_columns(columns)
+    inputs = _align_inputs({who: x for who, (x, _) in pairs.items()}, tokens, chosen)
+    numbered = number_targets({f"{who} y": y for who, (_, y) in pairs.items()}, classes, task)
+    targets, classes, made = numbered
+    kind = next(iter(inputs.values())).dtype
+    if classes is None:
+        targets = _align_values(targets, np.dtype(np.float32) if tokens else kind)
+    splits = {label: _join_clients(label, list(names.values()), inputs, targets) for label in given}
+    return Aligned(tuple(names.values()), splits, classes, titles or made)
+
+
+def check_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """Return the precision that was asked for."""
+    if dtype is None:
+        return None
+    try:
+        chosen: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        chosen = np.dtype(object)
+    if chosen not in FLOATS:
+        raise DataError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
+    return chosen
 
 
 def read_partitions(
@@ -92,76 +116,133 @@ def _take_columns(
     return inputs, np.asarray(named[target])
 
 
-def _as_pair(client: str, label: str, pair: Any) -> tuple[Array, Array]:
+def _name_clients(clients: Clients) -> dict[Hashable, str]:
+    for client in clients:
+        if client is None or client != client or client == "":
+            raise DataError(
+                f"Client names must be non-empty texts or numbers, got {client!r}; name the client."
+            )
+    return name_values(clients, "Client names")
+
+
+def _as_pair(who: str, pair: Any, training: bool) -> tuple[Array, Array]:
     """Return a client's X and y as arrays with the same number of rows."""
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        raise DataError(f"Client {client!r}: expected a pair (X, y), got {type(pair).__name__}.")
-    try:
-        inputs, targets = np.asarray(pair[0]), np.asarray(pair[1])
-    except ValueError as error:
-        raise DataError(f"Client {client!r}: rows of unequal length in {label}: {error}.") from None
-    if inputs.ndim == 0 or len(inputs) != len(np.atleast_1d(targets)):
+    if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) != 2:
+        raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}.")
+    inputs, targets = as_array(pair[0], f"{who} X"), as_array(pair[1], f"{who} y")
+    if len(inputs) != len(targets):
         raise DataError(
-            f"Client {client!r}: {label} has X of shape {inputs.shape} and y of shape "
-            f"{targets.shape}; they need the same number of rows."
+            f"{who} has X of shape {inputs.shape} and y of shape {targets.shape}; they need the "
+            "same number of rows."
         )
-    if label == "train" and len(inputs) == 0:
-        raise DataError(f"Client {client!r} has no training samples; remove it or give it samples.")
+    if training and len(inputs) == 0:
+        raise DataError(
+            f"{who.rpartition(':')[0]} has no training samples; remove it or give it samples."
+        )
+    if len(inputs) and inputs.ndim == 1:
+        raise DataError(
+            f"{who} X has the shape {inputs.shape}, one axis; give one row per sample: "
+            "X.reshape(-1, 1) if every sample is one number, X.reshape(1, -1) if X is one sample."
+        )
+    if len(inputs) and 0 in inputs.shape:
+        raise DataError(f"{who} X has the shape {inputs.shape}: no features; give at least one.")
+    if len(targets) and (targets.ndim > 2 or 0 in targets.shape):
+        raise DataError(
+            f"{who} y has the shape {targets.shape}; give one target, or one row of them, per "
+            "sample."
+        )
     return inputs, targets
 
 
-def _align_inputs(arrays: dict[str, Array], tokens: bool, dtype: str | None) -> dict[str, Array]:
+def _refuse_other_columns(columns: dict[str, list[Any]]) -> None:
+    """Refuse data frames whose columns have other names, or another order, than the first's."""
+    for who, titles in columns.items():
+        first, expected = next(iter(columns.items()))
+        if titles != expected:
+            raise DataError(
+                f"{who} X has the columns {titles}, {first} X has {expected}; give all clients the "
+                "same columns in the same order."
+            )
+
+
+def _align_inputs(
+    arrays: dict[str, Array], tokens: bool, dtype: np.dtype[Any] | None
+) -> dict[str, Array]:
     """Bring features to one dtype, or say which client is unlike the first."""
-    (first, reference), *_ = arrays.items()
+    first, reference = next((who, x) for who, x in arrays.items() if len(x))
     shape = reference.shape[1:]
-    for key, x in arrays.items():
-        if x.dtype.kind not in ("iu" if tokens else "biuf"):
+    for who, x in arrays.items():
+        if x.dtype.kind not in ("iu" if tokens else "biuf") and len(x):
             kind = "whole numbers (tokens)" if tokens else "numbers"
-            raise DataError(f"Features must be {kind}, got {x.dtype} in {key}; convert them.")
+            seen = "text" if x.dtype == object else x.dtype
+            raise DataError(
+                f"{who} X: features must be {kind}, got {seen}, e.g. {x.ravel()[0]!r}; convert "
+                "them."
+            )
         if x.shape[1:] != shape and len(x):
             raise DataError(
-                f"Mismatched features: {key} has shape {x.shape[1:]} per sample, {first} has "
-                f"{shape}; all clients need the same features."
+                f"{who} X has shape {x.shape[1:]} per sample, {first} X has {shape}; all clients "
+                "need the same features."
             )
     if tokens:
-        return {key: x.astype(np.int64) for key, x in arrays.items()}
-    floats = {x.dtype: key for key, x in arrays.items() if x.dtype.kind == "f"}
-    if dtype is None and len(floats) > 1:
+        return {who: _as_tokens(who, x).reshape(len(x), *shape) for who, x in arrays.items()}
+    chosen = dtype or _common_float(arrays)
+    return {who: _cast(f"{who} X", x, chosen).reshape(len(x), *shape) for who, x in arrays.items()}
+
+
+def _common_float(arrays: dict[str, Array]) -> np.dtype[Any]:
+    """Return the precision that all clients' features have; whole numbers fit into any."""
+    floats = {x.dtype: who for who, x in arrays.items() if x.dtype.kind == "f" and len(x)}
+    if len(floats) > 1:
         (one, here), (two, there), *_ = floats.items()
         raise DataError(
-            f"Mismatched features: {here} is {one}, {there} is {two}; give dtype='float32' or "
-            "dtype='float64' to convert all."
+            f"{here} X is {one}, {there} X is {two}; give dtype='float32' or dtype='float64' to "
+            "convert all."
         )
-    chosen = np.dtype(dtype) if dtype else next(iter(floats), np.dtype(np.float32))
-    if chosen not in FLOATS:
-        chosen = np.dtype(np.float32)  # half precision becomes single, a model cannot use less
-    return {key: x.reshape(len(x), *shape).astype(chosen) for key, x in arrays.items()}
+    held = next(iter(floats), np.dtype(np.float32))
+    # A model computes in single or double precision: half becomes single, extended double.
+    return held if held in FLOATS else np.dtype(np.float32 if held.itemsize < 4 else np.float64)
 
 
-def _align_targets(
-    arrays: dict[str, Array], classes: int | None
-) -> tuple[dict[str, Array], int | None, tuple[str, ...]]:
-    """Return the targets as int64 or float, the number of classes, and class names from text."""
-    filled = {key: y for key, y in arrays.items() if len(y)}
-    kinds = {"text" if y.dtype.kind in "USO" else y.dtype.kind for y in filled.values()}
-    if kinds == {"text"}:
-        titles = tuple(sorted({str(v) for y in filled.values() for v in y}))
-        code = {title: k for k, title in enumerate(titles)}
-        coded = {key: np.array([code[str(v)] for v in y], np.int64) for key, y in arrays.items()}
-        return coded, classes or len(titles), titles
-    if not kinds <= {"b", "i", "u", "f"}:
-        raise DataError(f"Targets must be all numbers or all text, got kinds {sorted(kinds)}.")
-    if classes is None and "f" in kinds:
-        return {key: y.astype(np.float64) for key, y in arrays.items()}, None, ()
-    for key, y in filled.items():
-        strange = ~(np.isfinite(y) & (y == np.round(y)))
-        if strange.any():
-            raise DataError(f"Labels must be whole numbers, got {y[strange][0]} in {key}.")
-    labels = {key: _as_vector(y.astype(np.int64)) for key, y in arrays.items()}
-    top = max(int(y.max()) for key, y in labels.items() if key in filled)
-    return labels, classes if classes is not None else max(top + 1, 2), ()
+def _align_values(targets: dict[str, Array], dtype: np.dtype[Any]) -> dict[str, Array]:
+    """Bring regression targets to one shape and precision."""
+    first, reference = next((who, y) for who, y in targets.items() if len(y))
+    shape = reference.shape[1:]
+    for who, y in targets.items():
+        if y.shape[1:] != shape and len(y):
+            raise DataError(
+                f"{who} has shape {y.shape[1:]} per sample, {first} has {shape}; all clients need "
+                "the same targets."
+            )
+    return {who: _cast(who, y, dtype).reshape(len(y), *shape) for who, y in targets.items()}
 
 
-def _as_vector(labels: Array) -> Array:
-    """Return labels of shape (m, 1) as (m,)."""
-    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+def _cast(where: str, values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the values in that precision, or say which of them does not fit."""
+    with np.errstate(over="ignore"):
+        cast = values.astype(dtype)
+    lost = np.isinf(cast) & np.isfinite(values)
+    if lost.any():
+        raise DataError(
+            f"{where} holds {values[lost][0]}, which {dtype} cannot hold; rescale it"
+            f"{', or give dtype=' + repr('float64') if dtype == np.float32 else ''}."
+        )
+    return cast
+
+
+def _as_tokens(who: str, tokens: Array) -> Array:
+    if len(tokens) and tokens.dtype.kind == "u" and int(tokens.max()) >= 2**63:
+        raise DataError(f"{who} X holds the token {tokens.max()}; tokens must be below 2**63.")
+    return tokens.astype(np.int64)
+
+
+def _join_clients(
+    label: str, names: list[str], inputs: dict[str, Array], targets: dict[str, Array]
+) -> Split:
+    """Return a split of all clients; those without samples there have none."""
+    x, y = next(iter(inputs.values())), next(iter(targets.values()))
+    nothing = x[:0], y[:0]
+    keys = [f"Client {name!r}: {label}" for name in names]
+    return Split.from_clients(
+        [(inputs[k], targets[f"{k} y"]) if k in inputs else nothing for k in keys]
+    )

@@ -20,6 +20,9 @@ Rows = NDArray[np.int64]
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 TOKENS = np.dtype(np.int64)
 
+MOST_CLASSES = 1_000_000
+"""A label beyond this is a mistake, not a class: every class is an output of the model."""
+
 
 class DataError(ValueError):
     """Data that cannot be trained on: says which client, what is wrong and what to change."""
@@ -184,8 +187,21 @@ def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -
         raise DataError(f"Client names must differ, got {twice[0]!r} more than once.")
     if classes is not None and (not isinstance(classes, int | np.integer) or classes < 1):
         raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
+    if classes is not None and classes > MOST_CLASSES:
+        raise DataError(
+            f"There would be {classes} classes, and a model output for each; at most "
+            f"{MOST_CLASSES} are possible: relabel them 0..K - 1."
+        )
     if class_names and len(class_names) != (classes or 0):
         raise DataError(f"There are {classes} classes but {len(class_names)} class names.")
+
+
+def check_class_names(names: Any) -> tuple[str, ...]:
+    """Return names of classes as a tuple, or say that they are not texts."""
+    titles = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else None
+    if titles is None or not all(isinstance(title, str) for title in titles):
+        raise DataError(f"class_names must be a sequence of texts, got {names!r:.200}.")
+    return tuple(str(title) for title in titles)
 
 
 def check_fractions(name: str, held: Mapping[str, Split], **wanted: float) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -64,6 +67,31 @@ class Table:
 
     def _widths(self) -> list[int]:
         return [max(len(line[k]) for line in self._lines()) for k in range(len(self.header))]
+
+
+def describe_clients(
+    title: str,
+    names: Sequence[str],
+    sizes: Mapping[str, NDArray[np.int64]],
+    counts: NDArray[np.int64] | None,
+    class_names: Sequence[str] = (),
+) -> Table:
+    """Return clients as rows: how many samples they have, and of which classes.
+
+    With more than twelve classes, the number of classes present stands for the counts (n, classes).
+    """
+    columns = {label: (values, int(values.sum())) for label, values in sizes.items()}
+    if counts is not None and counts.shape[1] <= 12:
+        titles = class_names or tuple(f"class {k}" for k in range(counts.shape[1]))
+        columns |= {t: (counts[:, k], int(counts[:, k].sum())) for k, t in enumerate(titles)}
+    elif counts is not None:
+        columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
+    rows = [
+        (name, *(str(values[i]) for values, _ in columns.values())) for i, name in enumerate(names)
+    ]
+    return Table(
+        title, ("client", *columns), rows, ("all", *(str(total) for _, total in columns.values()))
+    )
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

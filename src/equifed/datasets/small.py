@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import Columns, group_rows, one_hot, read_columns, read_csv, to_numbers
+from equifed.data.columns import Columns, group_rows, one_hot, read_columns, to_numbers
+from equifed.data.csv_files import read_csv
 from equifed.data.federation import Federation
 from equifed.data.preprocess import fill_missing, standardise
 from equifed.data.split import DataError, Split

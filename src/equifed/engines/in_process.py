@@ -20,9 +20,10 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
-from equifed.models.architectures import build, initialise
+from equifed.models.architectures import Init, build, choose_init, initialise
+from equifed.models.checks import check_device
 from equifed.models.curvature import known_curvature
-from equifed.models.flat import FlatModel, SampleLoss, as_data
+from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
 
 
@@ -79,7 +80,7 @@ class TorchClients(Clients):
 
     @override
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
-        return {n: p.to("cpu").contiguous().clone() for n, p in self.model.unflatten(x).items()}
+        return {n: p.to("cpu").contiguous().clone() for n, p in self.model.state(x).items()}
 
     @override
     def subset(self, index: Iterable[int] | Index) -> Self:
@@ -105,7 +106,7 @@ class InProcessClients(TorchClients):
 
     Parameters
     ----------
-    data, model, loss, l2, dtype, device
+    data, model, loss, l2, dtype, device, init
         As for :func:`equifed.simulate`.
     """
 
@@ -118,19 +119,26 @@ class InProcessClients(TorchClients):
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        init: Init | None = None,
     ) -> None:
         super().__init__(data)
+        self._init, device = choose_init(model, init), check_device(device)
         module, loss = resolve_model(data, model, loss)
         self._template, self._federation = module, data
         self._curvature: list[Curvature | str] = []
         self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
-        self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), torch.device(device))
+        self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
-        self.model = FlatModel(module, loss, self._inputs[:2], l2=l2, dtype=dtype, device=device)
+        self.model = FlatModel(
+            module, loss, self._inputs[:EXAMPLES], self._targets[:EXAMPLES],
+            classes=data.classes, l2=l2, dtype=dtype, device=device,
+        )  # fmt: skip
 
     @override
     def initial(self, stream: Stream) -> Tensor:
+        if self._init == "own":
+            return self.model.flatten(self._template)
         fresh = copy.deepcopy(self._template)
         initialise(fresh, stream)
         return self.model.flatten(fresh)

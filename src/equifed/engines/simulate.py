@@ -13,6 +13,7 @@ from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.engines.stacked.gradient_rules import Precision
+from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
 
 Clients = StackedClients | LoopClients
@@ -27,6 +28,7 @@ def simulate(
     l2: float = 0.0,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    init: Init | None = None,
     memory: int = MEMORY,
     chunk: int | None = None,
     fast: bool = True,
@@ -41,7 +43,8 @@ def simulate(
     data : Federation
         The clients' data; training uses its ``train`` split.
     model : torch.nn.Module or str
-        The model's architecture, or its name (``equifed list models``).
+        A module, or the name of one (``equifed list models``). Parameters with
+        ``requires_grad=False`` stay as they are and are not sent.
     loss : callable or str
         Per-sample loss of (outputs, targets), or its name (``equifed list losses``); ``"auto"`` is
         cross-entropy for classes and squared for numbers.
@@ -54,6 +57,9 @@ def simulate(
         Precision of the model and of real-valued data.
     device : str or torch.device
         Where to compute.
+    init : {"own", "fresh"}, optional
+        Start from the module's own parameters, or draw them anew; by default the first for a
+        module that is handed over, the second for one that is named.
     memory : int
         Bound in bytes on the client vectors that are kept; beyond it they are made again when
         needed. This and what follows is about the stacked engine; the loop needs none of it.
@@ -81,6 +87,7 @@ def simulate(
         raise ValueError(f"engine must be auto, stacked or loop, got {engine!r}.")
     module, loss = resolve_model(data, model, loss)
     given: dict[str, Any] = {"l2": l2, "dtype": dtype, "device": device}
+    given["init"] = choose_init(model, init)
     if engine == "loop":
         return LoopClients(data, module, loss, **given)
     try:

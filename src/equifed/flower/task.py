@@ -99,12 +99,14 @@ class Task:
         """Return the engine of one client, with the randomness of its position."""
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
-        return OneClient(federation, module, self.loss, l2=self.l2, dtype=dtype, at=position)
+        given: dict[str, Any] = {"l2": self.l2, "dtype": dtype, "init": "fresh"}
+        return OneClient(federation, module, self.loss, **given, at=position)
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""
         shapes = {name: list(shape) for name, shape in engine.model.shapes.items()}
         told = json.dumps([shapes, self.loss, self.l2, self.dtype], sort_keys=True)
+        told += engine.model.digest_fixed()  # it is not sent, so it must be there already
         return hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -12,13 +12,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from equifed.contract.streams import Stream
 from equifed.models.losses import import_object
+
+Init = Literal["own", "fresh"]
+"""Where training starts: at the module's own parameters, or at freshly drawn ones."""
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
@@ -196,6 +199,17 @@ def initialise(module: nn.Module, stream: Stream) -> nn.Module:
         for parameter, drawn in zip(module.parameters(), draft.parameters(), strict=True):
             parameter.copy_(drawn)
     return module
+
+
+def choose_init(model: nn.Module | str, init: Init | None) -> Init:
+    """Return where training starts: a module that is handed over keeps its own parameters.
+
+    >>> choose_init("mlp", None), choose_init(nn.Linear(1, 1), None)
+    ('fresh', 'own')
+    """
+    if init not in (None, "own", "fresh"):
+        raise ValueError(f"init must be 'own' or 'fresh', got {init!r}.")
+    return init or ("fresh" if isinstance(model, str) else "own")
 
 
 # -- small parts ----------------------------------------------------------------------------------

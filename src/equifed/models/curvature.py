@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from equifed.contract.curvature import Curvature
+from equifed.models.architectures import ZeroLinear
+from equifed.models.checks import is_plain
 from equifed.models.flat import FlatModel
+
+PARTS = ("weight", "bias")
+"""Parameters of a linear layer."""
 
 EIGENVALUE_WORK = 2e10
 """Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
@@ -38,16 +43,20 @@ def known_curvature(
     inputs_of : callable, optional
         Returns a client's training inputs.
     """
-    layer = linear_layer(model.module)
+    layer = linear_layer(model.module, model.input_dimensions)
     if layer is None:
         return "the model is not linear, so its losses need not be convex"
+    if (why := _rounded(model.dtype)) is not None:
+        return why
     loss = getattr(model.loss, "__name__", "?")
     if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
         return f"nothing is known about the loss {loss}; state strong_convexity yourself"
     if inputs_of is None or n > MOST_CLIENTS:
         return Curvature(np.full(n, math.inf), np.full(n, model.l2))
     quadratic = loss == "squared"
-    ends = [_eigenvalues(inputs_of(i), layer.bias is not None, n) for i in range(n)]
+    # Only what is trained has a derivative: the last column is that of the bias.
+    weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
+    ends = [_eigenvalues(inputs_of(i), weight, bias, n) for i in range(n)]
     least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
     smoothness = STEEPEST[loss] * largest + model.l2
     exact = all(e[2] for e in ends)
@@ -55,19 +64,46 @@ def known_curvature(
     return Curvature(smoothness, convexity, tight=exact and loss in ("squared", "binary_logistic"))
 
 
-def linear_layer(module: nn.Module) -> nn.Linear | None:
-    """Return the one linear layer of a model that is linear in its parameters, else None."""
-    parts = list(module.children()) if isinstance(module, nn.Sequential) else [module]
-    layers = [part for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]
-    only = layers[0] if len(layers) == 1 else None
-    return only if isinstance(only, nn.Linear) else None
+def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
+    """Return the one linear layer of a model that is linear in its parameters, else None.
+
+    Only torch's own classes are known: a subclass, a hook or a parametrisation may compute
+    anything. A sample must reach the layer as one row: applied to several, it has the curvature of
+    all of them together.
+    """
+    parts = list(module.children()) if type(module) is nn.Sequential else [module]
+    if not all(is_plain(part) for part in (module, *parts)):
+        return None
+    found, flat = None, input_dimensions == 1
+    for part in parts:
+        if type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
+            flat = True
+        elif type(part) in (nn.Linear, ZeroLinear) and flat and found is None:
+            found = part
+        elif type(part) is not nn.Identity:
+            return None
+    if not isinstance(found, nn.Linear) or not set(found._parameters) <= set(PARTS):
+        return None
+    return found
 
 
-def _eigenvalues(inputs: Tensor, bias: bool, clients: int) -> tuple[float, float, bool]:
+def _rounded(dtype: torch.dtype) -> str | None:
+    """Return why numbers are too coarse for bounds, if they are."""
+    products = torch.get_float32_matmul_precision()
+    if dtype not in (torch.float32, torch.float64):
+        return f"the model computes in {dtype}, whose rounding no bound here covers"
+    if dtype == torch.float32 and products != "highest":
+        return f"torch rounds matrix products to {products!r} precision, which no bound here covers"
+    return None
+
+
+def _eigenvalues(
+    inputs: Tensor, weight: bool, bias: bool, clients: int
+) -> tuple[float, float, bool]:
     """Return bounds on the eigenvalues of A'A / m, and whether they are its ends."""
     a = inputs.detach().to("cpu", torch.float64).reshape(len(inputs), -1)
-    if bias:
-        a = torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype)], dim=1)
+    ones = torch.ones(len(a), 1, dtype=a.dtype)
+    a = torch.cat([a, ones][not weight : 1 + bias], dim=1)
     m, d = a.shape
     if clients * min(m, d) ** 2 * (min(m, d) + max(m, d)) > EIGENVALUE_WORK:
         return 0.0, float(a.square().sum()) / m, False  # the trace

@@ -3,13 +3,15 @@
 Algorithms know models as vectors of length d. :class:`FlatModel` turns a user's module and
 per-sample loss into pure functions of such a vector, refuses modules whose result depends on
 anything else (running statistics, their own random numbers), and gives dropout an address.
+Parameters with ``requires_grad=False`` are fixed: not in the vector, not sent, not differentiated.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,40 +19,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equifed.contract.streams import mix
+from equifed.models.checks import (
+    check_classes,
+    check_device,
+    check_loss,
+    check_module,
+    check_outputs,
+    explain_inputs,
+)
+from equifed.models.dropout import address_dropout
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
 
-
-class AddressedDropout(nn.Module):
-    """Dropout whose mask is a function of a key per sample, not of a global generator.
-
-    ``channels`` drops whole channels (the second dimension), as ``nn.Dropout2d`` does. The buffer
-    ``keys`` holds one key for each sample and is replaced in every call.
-    """
-
-    keys: Tensor
-
-    def __init__(self, p: float, layer: int, channels: bool) -> None:
-        super().__init__()
-        self.p, self.layer, self.channels = p, layer, channels
-        self.register_buffer("keys", torch.zeros(1, dtype=torch.int64))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Drop units with probability p and scale the others by 1/(1-p)."""
-        if not self.training or self.p == 0:
-            return inputs
-        shape = inputs.shape[1:2] if self.channels else inputs.shape[1:]
-        factors = self.factors(self.keys, shape, inputs.dtype)
-        return inputs * factors.reshape(*factors.shape, *[1] * (inputs.dim() - factors.dim()))
-
-    def factors(self, keys: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return 0 or 1/(1-p) for every unit of every sample, shape (samples, *shape)."""
-        units = torch.arange(math.prod(shape), device=keys.device)
-        drawn = mix(mix(keys, self.layer).unsqueeze(1), units) & ((1 << 24) - 1)
-        keep = (drawn >= int(self.p * (1 << 24))).to(dtype) / (1 - self.p)
-        return keep.reshape(keep.shape[0], *shape)
+EXAMPLES = 3
+"""Samples that a module is tried on: with two outputs and three samples no axes are mixed up."""
 
 
 class FlatModel:
@@ -59,13 +42,16 @@ class FlatModel:
     Parameters
     ----------
     module : torch.nn.Module
-        Any module without running statistics; it is copied.
+        Any module without running statistics; it is copied. Its parameters with
+        ``requires_grad=False`` stay as they are.
     loss : callable
         Per-sample loss of (outputs, targets).
+    example, targets : Tensor
+        A few samples, used to check the module and, where targets are given, the loss.
+    classes : int, optional
+        Number of classes in the data.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2``, part of every client's loss.
-    example : Tensor
-        Two samples or more, used to check the module.
     dtype, device
         Precision and place of the parameters.
 
@@ -83,33 +69,127 @@ class FlatModel:
         module: nn.Module,
         loss: SampleLoss,
         example: Tensor,
+        targets: Tensor | None = None,
         *,
+        classes: int | None = None,
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
         if not (l2 >= 0 and math.isfinite(l2)):
             raise ValueError(f"l2 must be a number of at least 0, got {l2}.")
-        self.loss, self.l2, self.dtype, self.device = loss, float(l2), dtype, torch.device(device)
+        check_module(module)
+        self.loss, self.l2, self.dtype, self.device = loss, float(l2), dtype, check_device(device)
         self.module = copy.deepcopy(module).to(device=self.device, dtype=dtype)
-        _refuse_known_trouble(self.module)
-        self.dropouts = _address_dropout(self.module)
-        self.shapes = {name: p.shape for name, p in self.module.named_parameters()}
+        self.dropouts = address_dropout(self.module)
+        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self.shapes = {name: p.shape for name, p in trained.items()}
         self.size = sum(shape.numel() for shape in self.shapes.values())
         if self.size == 0:
-            raise ValueError("The model has no parameters to train.")
+            raise ValueError(
+                "The model has no parameters to train; requires_grad_(True) on some makes them so."
+            )
         self.module.requires_grad_(False)
-        self._check(example[:2].to(self.device, dtype if example.is_floating_point() else None))
+        self.input_dimensions = example.dim() - 1
+        first = {p: name for name, p in trained.items()}
+        tied = self.module.named_parameters(remove_duplicate=False)
+        self.names = {name: first[p] for name, p in tied if p in first}
+        self._slots = _find_slots(self.module, first)
+        outputs = self._try(_repeat(example).to(self.device, _precision(example, dtype)))
+        if classes is not None:
+            check_classes(outputs, classes, loss)
+        if targets is not None:
+            check_loss(loss, outputs, _repeat(targets).to(self.device, _precision(targets, dtype)))
+
+    @property
+    def fixed(self) -> dict[str, Tensor]:
+        """Parameters that are not trained, and buffers that belong to the module's state."""
+        held = dict(self.module.named_parameters(remove_duplicate=False))
+        fixed: dict[str, Tensor] = {n: p for n, p in held.items() if n not in self.names}
+        for place, part in self.module.named_modules():
+            for name, buffer in part.named_buffers(recurse=False):
+                if name not in part._non_persistent_buffers_set:
+                    fixed[f"{place}.{name}" if place else name] = buffer
+        return fixed
+
+    def digest_fixed(self) -> str:
+        """Return a digest of all that is fixed: whoever shares the model must have the same."""
+        digest = hashlib.sha256()
+        for name, value in self.fixed.items():
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if self.fixed else ""
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """Return the parameters of a module of the same shape as one vector."""
-        return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).to(
+        """Return the trained parameters of a module of the same shape as one vector."""
+        held = dict(module.named_parameters(remove_duplicate=False))
+        return torch.cat([held[name].detach().reshape(-1) for name in self.shapes]).to(
             self.device, self.dtype
         )
+
+    def flatten_any(self, value: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
+        """Return a start as one vector: a vector, a module, or parameters by name.
+
+        A module or a state dict must have this model's names and shapes; tied weights may come
+        under any of their names, what is fixed may be left out but not be different.
+        """
+        if isinstance(value, nn.Module):
+            value = value.state_dict()
+        if isinstance(value, Mapping):
+            return self._flatten_state(value)
+        if not isinstance(value, Tensor | np.ndarray):
+            raise ValueError(
+                f"A start is a vector, a module or a state dict, got {type(value).__name__}."
+            )
+        x = torch.as_tensor(value).detach().to(self.device, self.dtype)
+        if x.shape != (self.size,) or not torch.isfinite(x).all():
+            raise ValueError(
+                f"A start must be a vector of the {self.size} trained parameters, all finite, got "
+                f"shape {tuple(x.shape)} with {int((~torch.isfinite(x)).sum())} that are not."
+            )
+        return x
+
+    def _flatten_state(self, given: Mapping[str, Any]) -> Tensor:
+        """Return a state dict as one vector, or say what it lacks or has too much."""
+        fixed = self.fixed
+        parts: dict[str, Tensor] = {}
+        for name, value in given.items():
+            if name not in self.names and name not in fixed:
+                known = ", ".join([*self.shapes][:8])
+                raise ValueError(f"The model has no parameter {name!r}; it trains {known}.")
+            shape = self.shapes[self.names[name]] if name in self.names else fixed[name].shape
+            value = torch.as_tensor(value).detach().to(self.device)
+            if value.shape != shape:
+                raise ValueError(
+                    f"Parameter {name!r} has shape {tuple(value.shape)}, the model needs "
+                    f"{tuple(shape)}."
+                )
+            value = value.to(fixed[name].dtype if name in fixed else self.dtype)
+            expected = fixed[name] if name in fixed else parts.get(self.names[name], value)
+            if expected is not value and not torch.equal(value, expected):
+                raise ValueError(
+                    f"{name!r} is fixed or tied in the model and different here; hand over the "
+                    "module with these numbers instead."
+                )
+            if name in self.names:
+                parts[self.names[name]] = value
+        absent = [name for name in self.shapes if name not in parts]
+        if absent:
+            raise ValueError(f"The start lacks the parameter {absent[0]!r}; give all of them.")
+        return self.flatten_any(torch.cat([parts[name].reshape(-1) for name in self.shapes]))
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Return the named parameters that the vector holds, as views."""
         return unflatten(x, self.shapes)
+
+    def state(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the whole module's state by name: what ``load_state_dict`` takes.
+
+        Trained parameters are views of the vector; tied ones appear under each of their names.
+        """
+        trained, fixed = self.unflatten(x), self.fixed
+        names = [name for name, _ in self.module.named_parameters(remove_duplicate=False)]
+        return {n: trained[self.names[n]] if n in self.names else fixed[n] for n in names} | fixed
 
     def outputs(
         self, x: Tensor, inputs: Tensor, keys: Tensor | None = None, training: bool = False
@@ -117,10 +197,11 @@ class FlatModel:
         """Return the module's outputs; ``keys`` holds one dropout key per sample when training."""
         if self.module.training != training:
             self.module.train(training)
-        state = self.unflatten(x)
+        parts = self.unflatten(x)
+        state = {slot: parts[name] for slot, name in self._slots.items()}
         if keys is not None:
             state |= dict.fromkeys(self.dropouts, keys)
-        outputs: Tensor = functional_call(self.module, state, (inputs,))
+        outputs: Tensor = functional_call(self.module, state, (inputs,), tie_weights=False)
         return outputs
 
     def sample_losses(
@@ -133,16 +214,19 @@ class FlatModel:
         """Return l2/2 |x|^2."""
         return 0.5 * self.l2 * (x @ x)
 
-    def _check(self, inputs: Tensor) -> None:
-        """Refuse a module that keeps statistics or draws its own random numbers."""
+    def _try(self, inputs: Tensor) -> Tensor:
+        """Return outputs of the module, unless they depend on more than parameters and sample."""
         x = self.flatten(self.module)
-        keys = torch.zeros(len(inputs), dtype=torch.int64, device=self.device)
+        keys = torch.arange(len(inputs), device=self.device)
         before = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(1)
-            first = self.outputs(x, inputs, keys, training=True)
+            with explain_inputs(self.module, inputs):
+                first = self.outputs(x, inputs, keys, training=True)
+            check_outputs(first, len(inputs))
             torch.manual_seed(2)
             second = self.outputs(x, inputs, keys, training=True)
+            fewer = self.outputs(x, inputs[:-1], keys[:-1], training=True)
         changed = [n for n, b in self.module.named_buffers() if not torch.equal(b, before[n])]
         if changed:
             raise ValueError(
@@ -155,45 +239,39 @@ class FlatModel:
                 "reproduced; use nn.Dropout modules (they are given an address) instead of "
                 "functional dropout."
             )
-        if first.shape[0] != len(inputs):
+        if fewer.shape[1:] != first.shape[1:] or not _alike(fewer, first[:-1]):
             raise ValueError(
-                f"The model maps {len(inputs)} samples to outputs of shape {tuple(first.shape)}; "
-                "the first dimension must be the sample."
+                "The model's outputs for a sample depend on the other samples of the batch; "
+                "normalise within samples, and say batch_first=True in layers that have it."
             )
+        return first
 
 
-def _refuse_known_trouble(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        where = f"'{name}' ({type(part).__name__})"
-        if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
-            raise ValueError(
-                f"The model's {where} keeps running statistics, which have no meaning when many "
-                "clients share one model; use nn.GroupNorm instead."
-            )
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"The model's {where} mixes the samples of a batch; use nn.GroupNorm instead."
-            )
-        if isinstance(part, nn.RNNBase) and part.dropout > 0:
-            raise ValueError(
-                f"The model's {where} draws its own dropout; set dropout=0 there and put "
-                "nn.Dropout between layers."
-            )
-        if isinstance(part, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise ValueError(f"The model's {where} is not supported; use nn.Dropout instead.")
+def _find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
+    """Return the places of parameters: several for tied ones, one for a module used twice.
+
+    A place that was filled twice would not be restored after a call.
+    """
+    return {
+        f"{place}.{own}" if place else own: first[p]
+        for place, part in module.named_modules()
+        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+        if p in first
+    }
 
 
-def _address_dropout(module: nn.Module) -> list[str]:
-    """Replace every dropout layer by an addressed one; return the names of their key buffers."""
-    names = []
-    for layer, (name, part) in enumerate(list(module.named_modules())):
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            parent, _, child = name.rpartition(".")
-            channels = not isinstance(part, nn.Dropout)
-            new = AddressedDropout(part.p, layer, channels)
-            setattr(module.get_submodule(parent), child, new)
-            names.append(f"{name}.keys")
-    return names
+def _repeat(values: Tensor) -> Tensor:
+    return values[torch.arange(EXAMPLES, device=values.device) % len(values)]
+
+
+def _precision(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    return dtype if values.is_floating_point() else None
+
+
+def _alike(values: Tensor, others: Tensor) -> bool:
+    """Tell whether outputs are the same but for the rounding of batches of different sizes."""
+    scale = float(others.nan_to_num().abs().max()) if others.numel() else 0.0
+    return torch.allclose(values, others, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def unflatten(x: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ def tangent_features(
     chunk : int, optional
         Samples at a time; chosen from the model's size if not given.
     """
-    names = [name for name, _ in module.named_parameters()]
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
     held = {name: parameters[name].detach().to(inputs.device) for name in names}
     size = sum(p.numel() for p in held.values())
     item = next(iter(held.values())).element_size()
@@ -135,7 +135,7 @@ def convexify(
     """
     module = module.to(device)
     parameters = x if isinstance(x, dict) else _name_parameters(module, x)
-    size = sum(p.numel() for p in module.parameters())
+    size = sum(p.numel() for p in module.parameters() if p.requires_grad)
     chosen = choose_coordinates(size, min(coordinates, size), seed)
     precision = next(iter(parameters.values())).dtype
 
@@ -158,7 +158,7 @@ def convexify(
 
 
 def _name_parameters(module: nn.Module, x: Vector) -> dict[str, Tensor]:
-    shapes = {name: p.shape for name, p in module.named_parameters()}
+    shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     size = sum(shape.numel() for shape in shapes.values())
     if x.numel() != size:
         raise ValueError(

@@ -121,7 +121,7 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     shape = federation.input_shape
     section = SECTIONS[CHOSEN["model"][0]]
     module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
-    given: dict[str, Any] = {"data": federation, "model": module, "loss": loss}
+    given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": "fresh"}
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
         SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype

@@ -56,7 +56,8 @@ def example_federation(spoilt: bool = False) -> Federation:
 def _clients(engine: str = "loop", **options: Any) -> Any:
     make: Any = {"loop": LoopClients, "stacked": simulate}[engine]
     model = torch.nn.Linear(3, 1, bias=False)
-    return make(example_federation(), model, squared, l2=0.1, dtype=torch.float64, **options)
+    given: dict[str, Any] = {"l2": 0.1, "dtype": torch.float64, "init": "fresh", **options}
+    return make(example_federation(), model, squared, **given)
 
 
 def _begin(algorithm: AnyAlgorithm, clients: Clients, shift: float = 0.0) -> Any:
@@ -193,7 +194,7 @@ def check_quarantine(algorithm: AnyAlgorithm) -> None:
         return squared(outputs, targets) * torch.where(targets == 99, torch.nan, 1.0)
 
     federation, model = example_federation(spoilt=True), torch.nn.Linear(3, 1, bias=False)
-    clients = LoopClients(federation, model, broken, dtype=torch.float64)
+    clients = LoopClients(federation, model, broken, dtype=torch.float64, init="fresh")
     history = train(algorithm, clients, rounds=4, seed=1)
     ensure(len(history.rounds) == 4, "training ended early")
     finite = all(bool(torch.isfinite(v).all()) for v in (history.parameters or {}).values())

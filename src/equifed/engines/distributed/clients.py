@@ -37,6 +37,7 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
+from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import SampleLoss
 
@@ -83,6 +84,7 @@ class DistributedClients(TorchClients):
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        init: Init | None = None,
         memory: int = MEMORY,
         chunk: int | None = None,
     ) -> None:
@@ -92,13 +94,16 @@ class DistributedClients(TorchClients):
         self._held = np.flatnonzero(self._holder == self.workers.rank)
         self._local = simulate(
             cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2, dtype=dtype,
-            device=self.workers.device, memory=memory, chunk=chunk,
+            device=self.workers.device, init=init, memory=memory, chunk=chunk,
         )  # fmt: skip
         self.model = self._local.model
+        if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
+            raise ValueError("Frozen parameters differ from process to process; seed the module.")
 
     @override
     def initial(self, stream: Stream) -> Tensor:
-        return self._local.initial(stream)
+        x = self._local.initial(stream)  # every process may have drawn its own module
+        return self.workers.unite(x if self.workers.rank == 0 else torch.zeros_like(x))
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
+from equifed.contract.curvature import Curvature
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -54,6 +55,7 @@ from equifed.engines.stacked.gradient_rules import (
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.models.architectures import Init
 from equifed.models.flat import FlatModel, SampleLoss
 
 MEMORY = 1 << 30
@@ -83,6 +85,7 @@ class StackedClients(InProcessClients):
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        init: Init | None = None,
         memory: int = MEMORY,
         chunk: int | None = None,
         fast: bool = True,
@@ -95,7 +98,8 @@ class StackedClients(InProcessClients):
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._memory, self._chunk, self._streamed = memory, chunk, streamed
-        super().__init__(data, model, loss, l2=l2, dtype=dtype, device=device)
+        self._precision = precision
+        super().__init__(data, model, loss, l2=l2, dtype=dtype, device=device, init=init)
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
@@ -109,6 +113,12 @@ class StackedClients(InProcessClients):
         self.independent = written_out and self.model.device.type == "cpu"
         self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
         self._check_batched()
+
+    @override
+    def curvature(self) -> Curvature | str:
+        if self._precision != "full":
+            return f"gradients are computed in {self._precision}, whose rounding no bound covers"
+        return super().curvature()
 
     # The verbs.
 

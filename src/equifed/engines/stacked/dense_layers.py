@@ -24,7 +24,9 @@ from typing_extensions import override
 
 from equifed.engines.stacked.chunks import empty_rows
 from equifed.engines.stacked.gradient_rules import GradientRule, Samples
-from equifed.models.flat import AddressedDropout, FlatModel, SampleLoss
+from equifed.models.checks import is_plain
+from equifed.models.dropout import AddressedDropout
+from equifed.models.flat import FlatModel, SampleLoss
 from equifed.models.losses import cross_entropy
 
 FUSED = 1 << 14
@@ -152,8 +154,10 @@ class DenseLayersRule(GradientRule):
         """Return the model's layers, or None if it has others than those known here."""
         layers: list[Layer] = []
         start, flat = 0, input_dimensions == 1
+        if model.fixed:
+            return None  # what is not trained has no place in u
         for part in _parts(model.module):
-            if part._forward_hooks or part._forward_pre_hooks:
+            if not is_plain(part):
                 return None
             forward = type(part).forward
             if forward is nn.Linear.forward and isinstance(part, nn.Linear) and flat:
@@ -162,7 +166,7 @@ class DenseLayersRule(GradientRule):
                 bias = part.bias is not None
                 layers.append(Linear(start, part.in_features, part.out_features, bias))
                 start += (part.in_features + bias) * part.out_features
-            elif isinstance(part, nn.Flatten) and (part.start_dim, part.end_dim) == (1, -1):
+            elif type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1):
                 flat = True
             elif isinstance(part, AddressedDropout) and flat and not part.channels:
                 layers += [Dropout(part)] if part.p > 0 else []
@@ -252,8 +256,7 @@ def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Te
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     """Yield what a plain sequence of modules does, in order; anything else yields itself."""
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    if type(module) is nn.Sequential and not hooked:
+    if type(module) is nn.Sequential and is_plain(module):
         for part in module:
             yield from _parts(part)
     else:

@@ -1,0 +1,191 @@
+"""What a module and a loss must be, so that clients can share them: one clear error each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from equifed.models.losses import Loss, cross_entropy, squared
+
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""What torch raises when shapes or types do not fit."""
+
+
+def check_device(device: str | torch.device) -> torch.device:
+    """Return a device that is there.
+
+    >>> check_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"There is no device {device!r}; say 'cpu' or 'cuda'.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={str(device)!r}, but torch {torch.__version__} finds no CUDA device here; say "
+            "device='cpu', or install torch for CUDA on a machine with a GPU."
+        )
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={str(device)!r}, but there are only {torch.cuda.device_count()} CUDA devices, "
+            "counted from 0."
+        )
+    return chosen
+
+
+def check_module(module: Any) -> None:
+    """Refuse what is no module, or one of which it is known that clients cannot share it."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"The model must be a torch.nn.Module or a name, got {type(module).__name__}."
+        )
+    for name, part in module.named_modules():
+        where = f"'{name}' ({type(part).__name__})"
+        for value in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            if nn.parameter.is_lazy(value):
+                raise ValueError(
+                    f"The model's {where} is lazy and has no shape yet; call the model once on a "
+                    "batch of samples before handing it over."
+                )
+            if value.is_meta:
+                raise ValueError(f"The model's {where} lies on the meta device, without numbers.")
+        _refuse_layer(part, where)
+
+
+def _refuse_layer(part: nn.Module, where: str) -> None:
+    if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
+        raise ValueError(
+            f"The model's {where} keeps running statistics, which have no meaning when many "
+            "clients share one model; use nn.GroupNorm instead."
+        )
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        raise ValueError(
+            f"The model's {where} mixes the samples of a batch; use nn.GroupNorm instead."
+        )
+    if isinstance(part, nn.RNNBase) and part.dropout > 0:
+        raise ValueError(
+            f"The model's {where} draws its own dropout; set dropout=0 there and put "
+            "nn.Dropout between layers."
+        )
+    if isinstance(part, nn.AlphaDropout | nn.FeatureAlphaDropout):
+        raise ValueError(f"The model's {where} is not supported; use nn.Dropout instead.")
+    attention = isinstance(part, nn.MultiheadAttention) and part.dropout > 0
+    if attention and (part._parameters.get("bias_k") is not None or part.add_zero_attn):
+        raise ValueError(
+            f"The model's {where} has dropout besides add_bias_kv or add_zero_attn, which is not "
+            "supported; set dropout=0.0 there."
+        )
+
+
+@contextmanager
+def explain_inputs(module: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Say which part of a module could not take what it was given, if one cannot."""
+    entered: list[tuple[nn.Module, Any]] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda part, given: entered.append((part, given)))
+        for part in module.modules()
+        if not list(part.children())
+    ]
+    try:
+        yield
+    except FAILURES as error:
+        shape = tuple(inputs.shape[1:])
+        at = ""
+        if entered:
+            part, given = entered[-1]
+            shapes = [tuple(v.shape) for v in given if isinstance(v, Tensor)]
+            at = f" It stopped at {part}, which was given {', '.join(map(str, shapes))}."
+        raise ValueError(
+            f"The model cannot take samples of shape {shape} ({inputs.dtype}), here "
+            f"{len(inputs)} of them.{at} Torch says: {str(error).splitlines()[0][:200]} Build the "
+            f"model for samples of shape {shape}."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_outputs(outputs: Any, samples: int) -> None:
+    """Refuse outputs that are not one tensor of numbers with a row per sample."""
+    if isinstance(outputs, Mapping):
+        keys = ", ".join(map(str, outputs))
+        raise ValueError(
+            f"The model returns a {type(outputs).__name__} with {keys}; wrap it in a module whose "
+            "forward returns one tensor (batch, outputs), such as the logits."
+        )
+    if not isinstance(outputs, Tensor):
+        held = f" of {len(outputs)}" if isinstance(outputs, tuple | list) else ""
+        raise ValueError(
+            f"The model returns a {type(outputs).__name__}{held}; wrap it in a module whose "
+            "forward returns one tensor (batch, outputs)."
+        )
+    if outputs.dim() == 0 or len(outputs) != samples or not outputs.is_floating_point():
+        raise ValueError(
+            f"The model maps {samples} samples to {outputs.dtype} outputs of shape "
+            f"{tuple(outputs.shape)}; they must be real, and the first dimension the sample."
+        )
+
+
+def check_classes(outputs: Tensor, classes: int, loss: Loss) -> None:
+    """Refuse outputs that are not one per class, or one whose sign tells two classes apart."""
+    shape = tuple(outputs.shape[1:])
+    signed = classes == 2 and loss not in (cross_entropy, squared)
+    if shape == (classes,) or (shape == (1,) and signed):
+        return
+    single = ", or one for a binary loss" if signed else ""
+    raise ValueError(
+        f"The model has outputs of shape {shape} per sample, the data {classes} classes; give it "
+        f"{classes} outputs{single} (a last layer nn.Linear(..., {classes}))."
+    )
+
+
+def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse a loss that does not give one number per sample."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    reduction = getattr(loss, "reduction", "none")
+    if isinstance(loss, nn.Module) and reduction != "none":
+        raise ValueError(
+            f"The loss {name} has reduction={reduction!r}: one number for a whole batch. A loss "
+            f"must give one number per sample: {name}(reduction='none')."
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of what is refused below
+            each = loss(outputs, targets)
+    except FAILURES as error:
+        raise ValueError(
+            f"The loss {name} cannot compare outputs of shape {tuple(outputs.shape)} "
+            f"({outputs.dtype}) with targets of shape {tuple(targets.shape)} ({targets.dtype}): "
+            f"{str(error).splitlines()[0][:200]}"
+        ) from error
+    if isinstance(each, Tensor) and each.shape == outputs.shape[:1]:
+        return
+    seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+    raise ValueError(
+        f"A loss must give one number per sample, {name} gives {seen} for {len(outputs)} samples "
+        f"with outputs of shape {tuple(outputs.shape)} and targets of shape "
+        f"{tuple(targets.shape)}; use reduction='none', and sum or average over all axes but the "
+        "first."
+    )
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Tell whether a call of this module runs its class's ``forward`` and nothing else."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    )
+    return "forward" not in vars(module) and not any(hooks)
