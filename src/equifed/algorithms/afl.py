@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    carry_over,
-    check_participation,
-    sample_clients,
-    scale_to_present,
-)
+from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
@@ -23,11 +19,12 @@ from equifed.objectives.worst_case import WorstCase
 
 @dataclass(frozen=True)
 class State:
-    """The model, the client weights, and the losses known so far (None before the first round)."""
+    """Model and weights; losses known so far, and rounds since each client's last answer."""
 
     x: Vector
     weights: Weights
-    losses: Losses | None = None
+    losses: Losses | None = None  # None before the first round
+    away: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,12 @@ class AFL:
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
-        Fraction of clients in a round; those absent keep their last loss.
+        Fraction of clients in a round; those absent keep their last loss, and the weights of the
+        others are :math:`\lambda_i N/|\text{present}|`.
     dual : DualStep
         Euclidean as in the formula, or entropic (multiplicative weights).
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -62,9 +62,10 @@ class AFL:
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     participation: float = 1.0
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         if not self.dual_step > 0:
             raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
 
@@ -77,15 +78,16 @@ class AFL:
         clients = sample_clients(clients, self.participation, stream)
         seen = clients.losses(state.x, stream.at("losses"), self.local.batch_size)
         losses = carry_over(state.losses, clients.index, seen, len(clients.names))
-        weights = state.weights
+        roll = take_attendance(self, state, clients)
+        weights = roll.weights
         if state.losses is not None:
-            weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
+            weights = self.dual.ascend(roll.objective, weights, losses, self.dual_step)
         moved = clients.local_steps(state.x, self.local, stream.at("local"))
-        step = moved.displacement.weighted_sum(scale_to_present(weights, clients.index))
-        info = Info(weights, losses, self.objective.value(losses), clients.index)
+        step = moved.displacement.weighted_sum(roll.scale(weights))
+        info = Info(weights, losses, roll.objective.value(losses), clients.index, notes=roll.notes)
         if self.local == LocalSGD(lr=self.local.lr, steps=1):  # one plain step on all samples
             info = replace(info, gradient=step / self.local.lr)
-        return State(state.x - step, weights, losses), info
+        return State(state.x - step, weights, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""

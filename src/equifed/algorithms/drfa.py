@@ -7,12 +7,19 @@ from typing import Literal
 
 import numpy as np
 
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, Moved
+from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, draw_clients, running_mean, scale_to_present
+from equifed.contract.participation import (
+    carry_over,
+    check_participation,
+    draw_clients,
+    running_mean,
+    scale_to_present,
+)
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
@@ -28,6 +35,8 @@ class State:
     rounds: int = 0
     mean_x: Vector | None = None
     mean_weights: Weights | None = None
+    losses: Losses | None = None  # the last known ones, where absent clients need them
+    away: Index | None = None  # rounds since each client's last answer
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,9 @@ class DRFA:
     clients, in full, at the model that the round began with. The paper takes a gradient step in the
     penalty too; ours treats it exactly: the same fixed points, and no bound on the step.
 
-    Absent clients are not drawn, and their v is the mean loss of those asked, so they neither gain
-    nor lose. A run records lambda, which is the mean of the weights that are drawn.
+    Absent clients are not drawn, and their v is their last known loss (at first the mean of those
+    asked). The others are drawn in proportion to lambda, and the step from w is scaled so that its
+    mean is that of everybody. A run records lambda, which is the mean of the weights drawn.
 
     Parameters
     ----------
@@ -75,6 +85,8 @@ class DRFA:
         Which losses lead the dual step.
     dual : DualStep
         Euclidean as in the paper, or entropic.
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -84,8 +96,10 @@ class DRFA:
     output: Literal["last", "average"] = "last"
     ascent: Literal["snapshot", "full"] = "snapshot"
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
+        check_participation(1.0, self.patience)
         if self.local.steps is None:
             raise ValueError("DRFA needs local.steps: tau is the same for every client.")
         if not self.dual_step > 0:
@@ -105,20 +119,41 @@ class DRFA:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        m, lambda_s = self.clients_per_round, state.weights
-        chosen, share = clients, scale_to_present(lambda_s, clients.index)
+        m, asked = self.clients_per_round, self._asked(clients, stream)  # line 13: U
+        roll = take_attendance(self, state, asked)
+        chosen, lambda_s = clients, roll.weights
+        share = scale_to_present(lambda_s, clients.index, roll.members)
+        total = share.sum() / lambda_s.sum()  # 1 if everybody is there
         if m is not None:
-            chosen, share = draw_clients(clients, lambda_s, m, stream)  # line 2
+            chosen, share = draw_clients(clients, lambda_s, m, stream)  # line 2: D
+            share = total * share
         moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
-        v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15
-        weights = self.dual.ascend(self.objective, lambda_s, v, step)  # line 16
+        stay = (1 - total) * state.x
+        at, step, batch = state.x, self.dual_step, None
+        if moved.snapshot is not None:
+            at = moved.snapshot.weighted_sum(share) + stay  # line 12: w'
+            step, batch = step * int(moved.steps[0]), self.local.batch_size
+        seen = asked.losses(at, stream.at("losses"), batch)  # line 14
+        losses = carry_over(state.losses, asked.index, seen, len(clients.names))
+        v = losses.copy()  # those who are away keep theirs
+        v[clients.index] = 0
+        v[asked.index] = len(clients.index) / len(asked.index) * seen  # line 15
+        weights = self.dual.ascend(roll.objective, lambda_s, v, step)  # line 16
         s, mean_x = state.rounds + 1, None  # what Theorem 1 speaks of: the means of both
         if moved.average is not None:
-            mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share), s)
+            mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share) + stay, s)
         mean_weights = running_mean(state.mean_weights, lambda_s, s)
-        info = Info(lambda_s, index=chosen.index)
-        return State(x, weights, s, mean_x, mean_weights), info
+        info = Info(lambda_s, index=chosen.index, notes=roll.notes)
+        return State(x, weights, s, mean_x, mean_weights, losses, roll.away), info
+
+    def _asked(self, clients: Clients, stream: Stream) -> Clients:
+        """Return the uniform sample of clients whose losses lead the dual step."""
+        if self.clients_per_round is None or self.ascent == "full":
+            return clients
+        m = min(self.clients_per_round, len(clients.index))
+        pick = stream.at("asked").generator()
+        return clients.subset(np.sort(pick.choice(clients.index, size=m, replace=False)))
 
     def _work(self, stream: Stream) -> LocalSGD:
         """Return the local work of this round, with its snapshot index t'."""
@@ -127,23 +162,6 @@ class DRFA:
             return work
         t = stream.at("snapshot").generator().integers(1, work.steps + 1)  # line 3
         return replace(work, snapshot=int(t))
-
-    def _ascent(
-        self, x: Vector, moved: Moved, share: Weights, clients: Clients, stream: Stream
-    ) -> tuple[Losses, float]:
-        """Return v, which stands for the losses of all clients, and the step along it."""
-        n, here = len(clients.names), clients.index
-        if moved.snapshot is None or self.local.steps is None:
-            losses = clients.losses(x, stream.at("losses"))
-            return carry_over(None, here, losses, n), self.dual_step
-        at = moved.snapshot.weighted_sum(share)  # line 12
-        m = len(here) if self.clients_per_round is None else min(self.clients_per_round, len(here))
-        asked = np.sort(stream.at("asked").generator().choice(here, size=m, replace=False))  # 13
-        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch_size)  # 14
-        v = np.full(n, seen.mean())  # those who are away
-        v[here] = 0
-        v[asked] = len(here) / m * seen  # line 15
-        return v, self.local.steps * self.dual_step
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from equifed.algorithms.attendance import PATIENCE
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
@@ -49,7 +50,7 @@ class ScaffPDIA:
         As for :class:`equifed.objectives.RelativeFairness`.
     warmup : int
         Rounds with phi = 0 before phi is chosen.
-    local, steps, gradient_batch_size, participation
+    local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
     """
 
@@ -62,6 +63,8 @@ class ScaffPDIA:
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
     gradient_batch_size: int | None = None
     participation: float = 1.0
+    loss_batch_size: int | None = None
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -103,14 +106,15 @@ class ScaffPDIA:
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
         return ScaffPD(
-            objective, self.local, self.steps, self.gradient_batch_size, self.participation
-        )
+            objective, self.local, self.steps, self.gradient_batch_size, self.participation,
+            self.loss_batch_size, self.patience,
+        )  # fmt: skip
 
     def _choose(
         self, state: ScaffPDIAState, clients: Clients, stream: Stream
     ) -> tuple[ScaffPDIAState, tuple[str, ...]]:
         """Choose phi at the model of phi = 0 and start anew from there with the larger set."""
         choice = choose_phi(clients, state.x, self.objective_at(state), stream.at("phi"))
-        fresh = ScaffPDIAState(state.x, state.weights, phi=choice.phi, round=state.round)
+        fresh = replace(state, losses=None, sizes=None, phi=choice.phi)
         weights = self.objective_at(fresh).prox(state.weights, 0.0)
         return replace(fresh, weights=weights), (str(choice),)
