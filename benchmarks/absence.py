@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -158,7 +157,9 @@ def main() -> None:
         ]
         worst, values = (np.array(column) for column in zip(*found, strict=True))
         cells = (worst.max(), values.max(), values.min())
-        print(f"| {name} | " + " | ".join(f"{100 * cell:+.1f} %" for cell in cells) + " |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(f"{100 * cell:+.1f} %" for cell in cells) + " |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
@@ -20,6 +21,7 @@ __all__ = [
     "AgnosticFedAvg",
     "Algorithm",
     "AnyAlgorithm",
+    "Averaged",
     "DeltaFL",
     "FedAvg",
     "Info",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.relaxed import Relaxed
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -104,3 +105,7 @@ class AgnosticFedAvg:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Relaxed:
+        """Return the algorithm as training runs it."""
+        return Relaxed(self)

@@ -11,7 +11,6 @@ from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
 
 
-
 @dataclass(frozen=True)
 class State:
     """The algorithm's state, the mean model, the mean weights, and the rounds they are of."""

@@ -67,7 +67,9 @@ class DRFA:
 
     Absent clients are not drawn, and their v is their last known loss (at first the mean of those
     asked). The others are drawn in proportion to lambda, and the step from w is scaled so that its
-    mean is that of everybody. A run records lambda, which is the mean of the weights drawn.
+    mean is that of everybody. In such a round the losses are those at w: at w' the very clients who
+    are asked have just trained, which would favour those away. A run records lambda, which is the
+    mean of the weights that are drawn.
 
     Parameters
     ----------
@@ -132,8 +134,9 @@ class DRFA:
         stay = (1 - total) * state.x
         at, step, batch = state.x, self.dual_step, None
         if moved.snapshot is not None:
-            at = moved.snapshot.weighted_sum(share) + stay  # line 12: w'
             step, batch = step * int(moved.steps[0]), self.local.batch_size
+            if len(clients.index) == len(clients.names):
+                at = moved.snapshot.weighted_sum(share)  # line 12: w'
         seen = asked.losses(at, stream.at("losses"), batch)  # line 14
         losses = carry_over(state.losses, asked.index, seen, len(clients.names))
         v = losses.copy()  # those who are away keep theirs
