@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract.algorithm import Info
@@ -14,9 +12,10 @@ from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
+    ask_clients,
     carry_over,
-    check_participation,
     draw_clients,
+    estimate_losses,
     running_mean,
     scale_to_present,
 )
@@ -65,11 +64,9 @@ class DRFA:
     clients, in full, at the model that the round began with. The paper takes a gradient step in the
     penalty too; ours treats it exactly: the same fixed points, and no bound on the step.
 
-    Absent clients are not drawn, and their v is their last known loss (at first the mean of those
-    asked). The others are drawn in proportion to lambda, and the step from w is scaled so that its
-    mean is that of everybody. In such a round the losses are those at w: at w' the very clients who
-    are asked have just trained, which would favour those away. A run records lambda, which is the
-    mean of the weights that are drawn.
+    Absent clients are not drawn, and their v is their last known loss. The step from w is scaled so
+    that its mean is right; the losses are those at w, for at w' the very clients who are asked have
+    just trained. A run records lambda, which is the mean of the weights that are drawn.
 
     Parameters
     ----------
@@ -77,16 +74,14 @@ class DRFA:
         tau steps of size eta; 10 of size 0.1 in the paper's experiments (Section 6).
     dual_step : float
         gamma; 0.008 in the paper's experiments. Theorem 1 wants T^(-5/8) for T local steps in all.
-    objective : SaddleObjective
-        Set and penalty of the weights.
+    objective, dual
+        Set and penalty of the weights; their steps, Euclidean as in the paper or entropic.
     clients_per_round : int, optional
         m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
     output : {"last", "average"}
         Model to give out: the last, or the mean of all local iterates (that of Theorem 1).
     ascent : {"snapshot", "full"}
         Which losses lead the dual step.
-    dual : DualStep
-        Euclidean as in the paper, or entropic.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
     """
@@ -101,15 +96,14 @@ class DRFA:
     patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(1.0, self.patience)
         if self.local.steps is None:
             raise ValueError("DRFA needs local.steps: tau is the same for every client.")
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
-        if self.clients_per_round is not None and self.clients_per_round < 1:
-            raise ValueError(
-                f"DRFA clients_per_round must be at least 1, got {self.clients_per_round}."
-            )
+        for name in ("clients_per_round", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"DRFA {name} must be at least 1, got {value}.")
         if self.output not in ("last", "average"):
             raise ValueError(f"DRFA output is 'last' or 'average', got {self.output!r}.")
         if self.ascent not in ("snapshot", "full"):
@@ -121,7 +115,8 @@ class DRFA:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        m, asked = self.clients_per_round, self._asked(clients, stream)  # line 13: U
+        m, full = self.clients_per_round, self.ascent == "full"
+        asked = ask_clients(clients, None if full else m, stream)  # line 13: U
         roll = take_attendance(self, state, asked)
         chosen, lambda_s = clients, roll.weights
         share = scale_to_present(lambda_s, clients.index, roll.members)
@@ -129,39 +124,29 @@ class DRFA:
         if m is not None:
             chosen, share = draw_clients(clients, lambda_s, m, stream)  # line 2: D
             share = total * share
-        moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
+        moved = chosen.local_steps(state.x, self._work(clients, stream), stream.at("local"))  # 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
-        stay = (1 - total) * state.x
-        at, step, batch = state.x, self.dual_step, None
-        if moved.snapshot is not None:
-            step, batch = step * int(moved.steps[0]), self.local.batch_size
-            if len(clients.index) == len(clients.names):
-                at = moved.snapshot.weighted_sum(share)  # line 12: w'
-        seen = asked.losses(at, stream.at("losses"), batch)  # line 14
+        at = (
+            state.x if moved.snapshot is None else moved.snapshot.weighted_sum(share)
+        )  # line 12: w'
+        seen = asked.losses(at, stream.at("losses"), None if full else self.local.batch_size)  # 14
         losses = carry_over(state.losses, asked.index, seen, len(clients.names))
-        v = losses.copy()  # those who are away keep theirs
-        v[clients.index] = 0
-        v[asked.index] = len(clients.index) / len(asked.index) * seen  # line 15
+        v = estimate_losses(losses, clients.index, asked.index, seen)  # line 15
+        step = self.dual_step * (1 if full else int(moved.steps[0]))
         weights = self.dual.ascend(roll.objective, lambda_s, v, step)  # line 16
         s, mean_x = state.rounds + 1, None  # what Theorem 1 speaks of: the means of both
         if moved.average is not None:
-            mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share) + stay, s)
-        mean_weights = running_mean(state.mean_weights, lambda_s, s)
+            average = moved.average.weighted_sum(share) + (1 - total) * state.x
+            mean_x = running_mean(state.mean_x, average, s)
+        means = mean_x, running_mean(state.mean_weights, lambda_s, s)
         info = Info(lambda_s, index=chosen.index, notes=roll.notes)
-        return State(x, weights, s, mean_x, mean_weights, losses, roll.away), info
+        return State(x, weights, s, *means, losses, roll.away), info
 
-    def _asked(self, clients: Clients, stream: Stream) -> Clients:
-        """Return the uniform sample of clients whose losses lead the dual step."""
-        if self.clients_per_round is None or self.ascent == "full":
-            return clients
-        m = min(self.clients_per_round, len(clients.index))
-        pick = stream.at("asked").generator()
-        return clients.subset(np.sort(pick.choice(clients.index, size=m, replace=False)))
-
-    def _work(self, stream: Stream) -> LocalSGD:
-        """Return the local work of this round, with its snapshot index t'."""
+    def _work(self, clients: Clients, stream: Stream) -> LocalSGD:
+        """Return the local work of this round, with its snapshot index t' if everybody is there."""
         work = replace(self.local, average=self.output == "average")
-        if self.ascent == "full" or work.steps is None:
+        everybody = len(clients.index) == len(clients.names)
+        if self.ascent == "full" or work.steps is None or not everybody:
             return work
         t = stream.at("snapshot").generator().integers(1, work.steps + 1)  # line 3
         return replace(work, snapshot=int(t))

@@ -39,6 +39,14 @@ def sample_clients(clients: Clients, participation: float, stream: Stream) -> Cl
     return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
 
 
+def ask_clients(clients: Clients, size: int | None, stream: Stream) -> Clients:
+    """Return a uniform sample without repeats of at most ``size`` clients; None means everybody."""
+    if size is None:
+        return clients
+    pick, wanted = stream.at("asked").generator(), min(size, len(clients.index))
+    return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
+
+
 def draw_clients(
     clients: Clients, weights: Weights, size: int, stream: Stream
 ) -> tuple[Clients, Weights]:
@@ -117,6 +125,20 @@ def carry_over(everyone: Losses | None, index: Index, values: Losses, n: int) ->
     """
     out = np.full(n, values.mean()) if everyone is None else everyone.copy()
     out[index] = values
+    return out
+
+
+def estimate_losses(known: Losses, here: Index, asked: Index, seen: Losses) -> Losses:
+    """Return losses of all clients whose mean is right, from those of ``asked`` among ``here``.
+
+    Those who were asked stand for all who are there; those who are away keep their last ``known``.
+
+    >>> estimate_losses(np.array([5.0, 6.0, 7.0]), np.array([0, 1]), np.array([1]), np.array([2.0]))
+    array([0., 4., 7.])
+    """
+    out = known.copy()
+    out[here] = 0
+    out[asked] = len(here) / len(asked) * seen
     return out
 
 
