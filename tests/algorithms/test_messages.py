@@ -29,7 +29,10 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
     ("make", "message"),
     [
         (lambda: FedAvg(WORK, participation=0.0), r"participation .* in \(0, 1\], got 0.0"),
-        (lambda: Scaffold(WORK, variates="old"), "'stored', 'stored-gradient' or 'fresh', got 'old'"),
+        (
+            lambda: Scaffold(WORK, variates="old"),
+            "'stored-gradient' or 'fresh', got 'old'",
+        ),
         (lambda: AFL(WORK, 0.0), "dual_step must be positive, got 0.0"),
         (lambda: AgnosticFedAvg(WORK, -1.0), "dual_step must be positive, got -1.0"),
         (lambda: DRFA(EPOCHS), "needs local.steps"),

@@ -78,10 +78,9 @@ class DRFA:
         Set and penalty of the weights; their steps, Euclidean as in the paper or entropic.
     clients_per_round : int, optional
         m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
-    output : {"last", "average"}
-        Model to give out: the last, or the mean of all local iterates (that of Theorem 1).
-    ascent : {"snapshot", "full"}
-        Which losses lead the dual step.
+    output, ascent
+        Model to give out: the last, or the mean of all local iterates (that of Theorem 1); which
+        losses lead the dual step.
     patience : int
         Rounds without an answer after which a client has no weight until it is back.
     """
