@@ -1,6 +1,6 @@
 """What 30 % of the clients missing in every round cost, for every algorithm of the catalogue.
 
-    python benchmarks/absence.py [--rounds 200] [--absent 0.3] [--seeds 3] [--last]
+    python -m benchmarks.absence [--rounds 200] [--absent 0.3] [--seeds 3] [--only NAME]
 
 Each line is an algorithm with its objective on convex problems (least squares, logistic and softmax
 regression) with three data seeds each. Clients are missing independently and at random; the means
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -111,6 +111,9 @@ def train(
     x = clients.initial(stream.at("initial"))
     if not isinstance(algorithm, ScaffPD | ScaffPDIA):
         algorithm = with_measured_step(algorithm, clients, x, stream.at("smoothness"))
+    if isinstance(algorithm, AgnosticFedAvg):  # its dual step is in the inverse unit of the loss
+        unit = float(clients.losses(x, stream.at("unit")).mean())
+        algorithm = replace(algorithm, dual_step=algorithm.dual_step / max(unit, 1.0))
     algorithm = algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
     if absent:
         algorithm = Averaged(algorithm)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.relaxed import Relaxed
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -144,8 +145,8 @@ class DRFA:
     def _work(self, clients: Clients, stream: Stream) -> LocalSGD:
         """Return the local work of this round, with its snapshot index t' if everybody is there."""
         work = replace(self.local, average=self.output == "average")
-        everybody = len(clients.index) == len(clients.names)
-        if self.ascent == "full" or work.steps is None or not everybody:
+        absent = len(clients.index) < len(clients.names)
+        if self.ascent == "full" or work.steps is None or absent:
             return work
         t = stream.at("snapshot").generator().integers(1, work.steps + 1)  # line 3
         return replace(work, snapshot=int(t))
@@ -153,3 +154,7 @@ class DRFA:
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates."""
         return state.x if state.mean_x is None else state.mean_x
+
+    def wrapped(self) -> Relaxed:
+        """Return the algorithm as training runs it."""
+        return Relaxed(self)

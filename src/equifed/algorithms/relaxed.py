@@ -1,4 +1,4 @@
-"""Relaxed: any algorithm whose steps become shorter the more often clients are missing."""
+"""Relaxed: any algorithm whose server steps become shorter the more often clients are missing."""
 
 from __future__ import annotations
 
@@ -30,23 +30,20 @@ class State:
 class Relaxed:
     r"""Goes only a part of the way, the less the more often clients were missing.
 
-    .. math:: x \leftarrow x + s_k\, (x^+ - x), \qquad
-              \lambda \leftarrow \lambda + s_k\, (\lambda^+ - \lambda), \qquad
-              s_k = (1 + k/h)^{-1/2}
+    .. math:: x \leftarrow x + s_k\, (x^+ - x), \qquad s_k = (1 + k/h)^{-1/2}
 
-    where :math:`x^+` and :math:`\lambda^+` are what the algorithm's round makes of model and
-    weights, and k counts the rounds before in which somebody was missing. Clients that are missing
-    at random are noise, and with steps of constant length even the mean of the iterates is off: the
-    losses that lead the weights are those of models that jump. Steps of order :math:`k^{-1/2}` are
-    what stochastic descent-ascent takes (Nemirovski et al. 2009). The weights stay in their set,
-    which is convex.
+    where :math:`x^+` is the model after the algorithm's round, and k counts the rounds before in
+    which somebody was missing. Clients that are missing at random are noise, and with steps of
+    constant length even the mean of the iterates is off: the losses that lead the weights are those
+    of models that jump. Steps of order :math:`k^{-1/2}` are what stochastic descent-ascent takes
+    (Nemirovski et al. 2009); those of the weights stay as they are, for the losses are known.
 
     With everybody there it is the algorithm itself, to the bit.
 
     Parameters
     ----------
     algorithm : Algorithm
-        Any; its state may have ``weights`` beside the model.
+        Any.
     horizon : float
         h: after 3 h rounds with missing clients steps are half as long.
     """
@@ -67,11 +64,8 @@ class Relaxed:
         after, info = self.algorithm.round(state.inner, clients, stream)
         share = 1 / math.sqrt(1 + state.missed / self.horizon)
         if share < 1:
-            old, new = inner_state(state.inner), inner_state(after)
-            changed = {"x": old.x + share * (new.x - old.x)}
-            if hasattr(new, "weights"):
-                changed["weights"] = old.weights + share * (new.weights - old.weights)
-            after = with_inner_state(after, replace(new, **changed))
+            part: Vector = state.x + share * (after.x - state.x)
+            after = with_inner_state(after, replace(inner_state(after), x=part))
         missing = len(clients.index) < len(clients.names)
         return State(after, state.missed + missing), info
 
