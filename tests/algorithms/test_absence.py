@@ -229,10 +229,11 @@ def test_a_third_of_the_clients_missing_costs_at_most_five_percent(name: str) ->
     assert abs(value) <= 0.05
 
 
-@pytest.mark.parametrize("objective", [RelativeFairness(0.5), WorstCase()], ids=repr)
-def test_half_of_the_clients_do_not_make_it_explode(objective: SaddleObjective) -> None:
-    """Version 0.1 peaked at thousands of times the first value with signed weights."""
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("objective", [RelativeFairness(0.3), WorstCase()], ids=repr)
+def test_half_of_the_clients_do_not_make_it_explode(objective: SaddleObjective, seed: int) -> None:
+    """With signed weights version 0.1 peaked at a million times the first value."""
     clients = PROBLEM.clients("stacked")
     algorithm = ScaffPD(objective, participation=0.5).wrapped()
-    _, infos = rounds(algorithm, clients, start(PROBLEM), 60)
-    assert max(i.objective for i in infos) < 20 * infos[0].objective
+    _, infos = rounds(algorithm, clients, start(PROBLEM, seed), 60, seed)
+    assert max(i.objective for i in infos) < 10 * infos[0].objective

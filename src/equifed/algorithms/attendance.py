@@ -67,7 +67,8 @@ def take_attendance(
     old = np.zeros(n, dtype=bool) if away is None else away >= limit
     chosen = algorithm.objective if objective is None else objective
     counted, members = over_members(chosen, now, limit)
-    left, back = np.flatnonzero((now >= limit) & ~old), np.flatnonzero(old & (now < limit))
+    left = np.flatnonzero((now >= limit) & ~old).tolist()
+    back = np.flatnonzero(old & (now < limit)).tolist()
     fate = "its weight is shared among the others until it is back"
     if members is None:
         fate = f"it keeps its weight, since {type(chosen).__name__} has numbers for each client"
@@ -78,8 +79,8 @@ def take_attendance(
     return Attendance(counted, weights, clients.index, members, now, away, tuple(told))
 
 
-def _rejoined(weights: Any, back: Index, members: int) -> Any:
-    if weights is None or not len(back):
+def _rejoined(weights: Any, back: list[int], members: int) -> Any:
+    if weights is None or not back:
         return weights
     out = weights * (1 - len(back) / members)
     out[back] = 1 / members

@@ -42,6 +42,6 @@ def objective_at(algorithm: AnyAlgorithm, state: Any, info: Info) -> SaddleObjec
         else getattr(core, "objective", None) or Average(prior=tuple(map(float, info.weights)))
     )
     away = getattr(inner, "away", None)
-    if away is None:
-        return objective  # type: ignore[no-any-return]
-    return over_members(objective, away, rounds_of_patience(core, len(away)))[0]  # type: ignore[no-any-return]
+    if away is not None:
+        objective, _ = over_members(objective, away, rounds_of_patience(core, len(away)))
+    return objective  # type: ignore[no-any-return]
