@@ -65,7 +65,15 @@ def fedavg(
 
 
 def scaffold_stored(
-    problem: Problem, x: Array, rounds: int, lr: float, steps: int, fraction: float, seed: int
+    problem: Problem,
+    x: Array,
+    rounds: int,
+    lr: float,
+    steps: int,
+    fraction: float,
+    seed: int,
+    p: Array,
+    option: int = 2,
 ) -> Array:
     n = problem.n
     variates, c = [np.zeros(problem.d) for _ in range(n)], np.zeros(problem.d)
@@ -76,9 +84,10 @@ def scaffold_stored(
         model_change, variate_change = np.zeros(problem.d), np.zeros(problem.d)
         for i in chosen:
             end = walk(problem, i, x, lr, steps, correction=c - variates[i])[-1]
-            new = variates[i] - c + (x - end) / (steps * lr)  # option II
-            model_change += (end - x) / m
-            variate_change += (new - variates[i]) / n
+            along = variates[i] - c + (x - end) / (steps * lr)
+            new = problem.gradient_of(i, x) if option == 1 else along
+            model_change += p[i] * (end - x) / p[chosen].sum()
+            variate_change += p[i] * (new - variates[i])
             variates[i] = new
         x, c = x + model_change, c + variate_change
     return x

@@ -32,7 +32,10 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
     ("make", "message"),
     [
         (lambda: FedAvg(WORK, participation=0.0), r"participation .* in \(0, 1\], got 0.0"),
-        (lambda: Scaffold(WORK, variates="old"), "'stored' or 'fresh', got 'old'"),
+        (
+            lambda: Scaffold(WORK, variates="old"),
+            "'stored-gradient' or 'fresh', got 'old'",
+        ),
         (lambda: AFL(WORK, 0.0), "dual_step must be positive, got 0.0"),
         (lambda: AFL(WORK, clients_per_round=0), "clients_per_round must be at least 1, got 0"),
         (lambda: AFL(WORK, output="best"), "'last' or 'average', got 'best'"),

@@ -65,11 +65,17 @@ def test_fedprox(problem: Problem) -> None:
     equal(play(fedprox(0.3, WORK), problem).x, expected)
 
 
+@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize("option", [1, 2])
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_scaffold_with_stored_variates(problem: Problem, fraction: float) -> None:
-    state = play(Scaffold(WORK, participation=fraction), problem, seed=3)
-    expected = naive.scaffold_stored(problem, start(problem), ROUNDS, 0.05, 4, fraction, seed=3)
-    equal(state.x, expected)
+def test_scaffold_with_stored_variates(
+    problem: Problem, fraction: float, option: int, weighting: str
+) -> None:
+    p = by_size(problem) if weighting == "size" else uniform(problem)
+    variates = {1: "stored-gradient", 2: "stored"}[option]
+    state = play(Scaffold(WORK, variates, weighting, fraction), problem, seed=3)
+    given = (0.05, 4, fraction, 3, p, option)
+    equal(state.x, naive.scaffold_stored(problem, start(problem), ROUNDS, *given))
 
 
 def test_scaffold_with_fresh_variates(problem: Problem) -> None:

@@ -95,3 +95,32 @@ def test_signed_weights_reach_a_saddle_point() -> None:
     assert np.sort(weights)[1] < -0.1
     assert np.abs(weights @ problem.gradients(x)).max() < 1e-9
     np.testing.assert_allclose(weights, objective.weights(problem.losses(x)), atol=1e-8)
+
+
+def test_losses_are_exact_where_gradients_are_of_minibatches() -> None:
+    """The paper's setting and the default: one exchange more, and l of all samples."""
+    problem, steps = PROBLEMS["least squares"], ConstantSteps(0.1, 0.2)
+    x, local = start(problem), LocalSGD(lr=0.02, steps=2, batch_size=2)
+    given = {"local": local, "steps": steps, "gradient_batch_size": 2}
+    exact, clients = ScaffPD(CVaR(0.5), **given), problem.clients()
+    _, (info,) = rounds(exact, clients, x, 1)
+    np.testing.assert_allclose(info.losses, problem.losses(x), atol=1e-12)
+    assert info.gradient is None
+    assert clients.traffic.exchanges == 3
+    noisy, clients = ScaffPD(CVaR(0.5), **given, loss_batch_size=2), problem.clients()
+    _, (info,) = rounds(noisy, clients, x, 1)
+    assert np.abs(info.losses - problem.losses(x)).max() > 1e-3
+    assert clients.traffic.exchanges == 2
+    full, clients = ScaffPD(CVaR(0.5), LocalSGD(lr=0.02, steps=2), steps), problem.clients()
+    rounds(full, clients, x, 1)
+    assert clients.traffic.exchanges == 2
+
+
+def test_exact_losses_leave_the_dual_step_alone() -> None:
+    """Only the model feels the minibatches: the weights of a round do not depend on the draw."""
+    problem = PROBLEMS["least squares"]
+    local = LocalSGD(lr=0.02, steps=2, batch_size=2)
+    algorithm = ScaffPD(CVaR(0.5), local, ConstantSteps(0.1, 0.2), gradient_batch_size=2)
+    one, other = (rounds(algorithm, problem.clients(), start(problem), 1, s)[0] for s in (1, 2))
+    np.testing.assert_array_equal(one.weights, other.weights)
+    assert not torch.equal(one.x, other.x)

@@ -1,5 +1,7 @@
 """Helpers of the contract: shares of those present, merged losses, indices."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,17 +9,33 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from equifed.contract.clients import MissingClients, Traffic, check_index
-from equifed.contract.participation import carry_over, scale_to_present
+from equifed.contract.participation import carry_over, scale_to_present, scatter
 
-positive = arrays(np.float64, 6, elements=st.floats(0.01, 1))
+signed = arrays(np.float64, 6, elements=st.floats(-3, 3, allow_subnormal=False))
 subsets = st.sets(st.integers(0, 5), min_size=1).map(lambda s: np.array(sorted(s)))
 
 
-@given(weights=positive, index=subsets)
-def test_shares_keep_the_total_and_the_proportions(weights: np.ndarray, index: np.ndarray) -> None:
+@given(weights=signed)
+def test_the_mean_over_all_who_may_be_there_is_the_weights(weights: np.ndarray) -> None:
+    """For every number of clients present, so for every way to be missing at random."""
+    for size in range(1, 7):
+        groups = [np.array(group) for group in itertools.combinations(range(6), size)]
+        mean = np.mean([scatter(scale_to_present(weights, g), g, 6) for g in groups], axis=0)
+        np.testing.assert_allclose(mean, weights, rtol=0, atol=1e-14 * (1 + np.abs(weights).max()))
+
+
+@given(weights=signed, index=subsets)
+def test_scaling_keeps_signs_and_proportions(weights: np.ndarray, index: np.ndarray) -> None:
     out = scale_to_present(weights, index)
-    assert out.sum() == pytest.approx(weights.sum())
-    assert out * weights[index][0] == pytest.approx(weights[index] * out[0])
+    assert (np.sign(out) == np.sign(weights[index])).all()
+    np.testing.assert_allclose(out * len(index), weights[index] * 6)
+
+
+def test_only_members_count_as_missing() -> None:
+    """Of four clients the last is no member; of the other three two are there."""
+    weights = np.array([0.5, 0.2, 0.3, 0.0])
+    out = scale_to_present(weights, np.array([0, 2]), members=np.array([0, 1, 2]))
+    np.testing.assert_allclose(out, [0.75, 0.45])
 
 
 def test_everybody_present_keeps_the_very_weights() -> None:
@@ -25,8 +43,8 @@ def test_everybody_present_keeps_the_very_weights() -> None:
     assert scale_to_present(weights, np.arange(3)) is weights
 
 
-def test_when_those_with_weight_are_absent_the_others_share_it() -> None:
-    assert scale_to_present(np.array([1.0, 0.0, 0.0]), np.array([1, 2])).tolist() == [0.5, 0.5]
+def test_without_those_who_have_weight_nobody_gets_it() -> None:
+    assert scale_to_present(np.array([1.0, 0.0, 0.0]), np.array([1, 2])).tolist() == [0.0, 0.0]
 
 
 def test_absent_clients_keep_their_last_loss_and_newcomers_take_the_mean() -> None:

@@ -2,6 +2,7 @@
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
+from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
@@ -23,6 +24,7 @@ __all__ = [
     "AgnosticFedAvg",
     "Algorithm",
     "AnyAlgorithm",
+    "Averaged",
     "Certified",
     "DeltaFL",
     "FedAvg",

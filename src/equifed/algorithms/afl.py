@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.relaxed import Relaxed
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
@@ -17,7 +19,6 @@ from equifed.contract.participation import (
     draw_clients,
     running_mean,
     sample_clients,
-    scale_to_present,
 )
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
@@ -27,11 +28,12 @@ from equifed.objectives.worst_case import WorstCase
 
 @dataclass(frozen=True)
 class State:
-    """Model and weights, the losses known so far, and the means of both (if wanted)."""
+    """Model and weights, losses and absences known so far, and the means (if wanted)."""
 
     x: Vector
     weights: Weights
     losses: Losses | None = None  # None before the first round
+    away: Index | None = None  # rounds since each client's last answer
     rounds: int = 0
     mean_x: Vector | None = None
     mean_weights: Weights | None = None
@@ -59,7 +61,8 @@ class AFL:
     objective : SaddleObjective
         Set and penalty of the weights; the simplex without a penalty is the original.
     participation : float
-        Fraction of clients in a round; those absent keep their last loss.
+        Fraction of clients in a round; those absent keep their last loss, and the weights of the
+        others are :math:`\lambda_i N/|\text{present}|`.
     dual : DualStep
         Euclidean as in the formula, or entropic (multiplicative weights).
     clients_per_round : int, optional
@@ -69,6 +72,8 @@ class AFL:
     output : {"last", "average"}
         Model and weights to give out: the last, or the means over the rounds, which is what is
         proved about the original.
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -78,9 +83,10 @@ class AFL:
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
     clients_per_round: int | None = None
     output: Literal["last", "average"] = "last"
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         self.dual.check(self.objective, "AFL")
         if not self.dual_step > 0:
             raise ValueError(f"AFL dual_step must be positive, got {self.dual_step}.")
@@ -95,28 +101,27 @@ class AFL:
         clients = sample_clients(clients, self.participation, stream)
         seen = clients.losses(state.x, stream.at("losses"), self.local.batch_size)
         losses = carry_over(state.losses, clients.index, seen, len(clients.names))
-        weights = state.weights
+        roll = take_attendance(self, state, clients)
+        weights = roll.weights
         if state.losses is not None:
-            weights = self.dual.ascend(self.objective, weights, losses, self.dual_step)
+            weights = self.dual.ascend(roll.objective, weights, losses, self.dual_step)
         total = self.objective.total(weights)  # 1, or the sum where that is free
-        chosen, share = clients, scale_to_present(weights / total, clients.index)
+        chosen, share = clients, roll.scale(weights / total)
         if self.clients_per_round is not None:
             chosen, share = draw_clients(
                 clients, weights / total, self.clients_per_round, stream.at("drawn")
             )
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
         step = moved.displacement.weighted_sum(share)
-        info = Info(weights, losses, self.objective.value(losses), clients.index)
+        info = Info(weights, losses, roll.objective.value(losses), clients.index, notes=roll.notes)
         plain = self.local == LocalSGD(lr=self.local.lr, steps=1)  # one step on all samples
         if plain and self.clients_per_round is None:
             info = replace(info, gradient=total * step / self.local.lr)
         x, t = state.x - step, state.rounds + 1
         if self.output == "last":
-            return State(x, weights, losses, t), info
-        mean_x, mean_weights = (
-            running_mean(state.mean_x, x, t), running_mean(state.mean_weights, weights, t)
-        )  # fmt: skip
-        return State(x, weights, losses, t, mean_x, mean_weights), info
+            return State(x, weights, losses, roll.away, t), info
+        means = running_mean(state.mean_x, x, t), running_mean(state.mean_weights, weights, t)
+        return State(x, weights, losses, roll.away, t, *means), info
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all."""
@@ -125,3 +130,7 @@ class AFL:
     def weights(self, state: State) -> Weights:
         """Return the last weights, or the mean of all."""
         return state.weights if state.mean_weights is None else state.mean_weights
+
+    def wrapped(self) -> Relaxed:
+        """Return the algorithm as training runs it."""
+        return Relaxed(self)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.relaxed import Relaxed
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    carry_over,
-    check_participation,
-    sample_clients,
-    scale_to_present,
-)
+from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Entropic
@@ -23,11 +20,12 @@ from equifed.objectives.worst_case import WorstCase
 
 @dataclass(frozen=True)
 class State:
-    """The model, the client weights, and the losses known so far (None before the first round)."""
+    """Model and weights; losses known so far, and rounds since each client's last answer."""
 
     x: Vector
     weights: Weights
-    losses: Losses | None = None
+    losses: Losses | None = None  # None before the first round
+    away: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class AgnosticFedAvg:
 
     .. math::
 
-       x &\leftarrow x - \text{server\_lr} \textstyle\sum_{i \in S} \beta_i (x - u_i) \,/\,
-              \sum_{i \in S} \beta_i \\
+       x &\leftarrow x - \text{server\_lr}\, \frac{N}{|S|}
+              \textstyle\sum_{i \in S} \lambda_i (x - u_i) \\
        \lambda_i &\leftarrow \lambda_i e^{\gamma L_i} \,/\,
               \textstyle\sum_j \lambda_j e^{\gamma L_j}
 
@@ -50,6 +48,8 @@ class AgnosticFedAvg:
     client the weight :math:`\beta_i`. With one domain per client the division leaves the client's
     own mean loss; under uniform sampling :math:`N_i` is participation times the client's samples,
     so :math:`\beta_i` is :math:`\lambda_i` up to a common factor, and no count needs estimating.
+    The paper divides the update by :math:`\sum_{i \in S} \beta_i`, which favours clients that
+    happen to be there without the heavy ones; here the factor is what makes its mean right.
     The paper gives a domain that a round does not meet the loss 0, which would let its weight decay
     for want of being asked; here it keeps its last loss (at first the mean of the others).
 
@@ -67,6 +67,8 @@ class AgnosticFedAvg:
         Step of the server.
     dual : DualStep
         Entropic, as in the paper (exponentiated gradient), or Euclidean.
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -75,9 +77,10 @@ class AgnosticFedAvg:
     participation: float = 1.0
     server_lr: float = 1.0
     dual: DualStep = Entropic()  # noqa: RUF009 - a frozen value
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         self.dual.check(self.objective, "AgnosticFedAvg")
         if not self.dual_step > 0:
             raise ValueError(f"AgnosticFedAvg dual_step must be positive, got {self.dual_step}.")
@@ -91,14 +94,19 @@ class AgnosticFedAvg:
         chosen = sample_clients(clients, self.participation, stream)
         seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)  # L_i
         losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
+        roll = take_attendance(self, state, chosen)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        share = state.weights / self.objective.total(state.weights)
-        beta = scale_to_present(share, chosen.index)
+        beta = roll.scale(roll.weights / self.objective.total(roll.weights))
         x = state.x - self.server_lr * moved.displacement.weighted_sum(beta)
-        weights = self.dual.ascend(self.objective, state.weights, losses, self.dual_step)
-        info = Info(state.weights, losses, self.objective.value(losses), chosen.index)
-        return State(x, weights, losses), info
+        weights = self.dual.ascend(roll.objective, roll.weights, losses, self.dual_step)
+        value = roll.objective.value(losses)
+        info = Info(roll.weights, losses, value, chosen.index, notes=roll.notes)
+        return State(x, weights, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Relaxed:
+        """Return the algorithm as training runs it."""
+        return Relaxed(self)

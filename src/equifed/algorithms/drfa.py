@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.relaxed import Relaxed
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, Moved
+from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
+    ask_clients,
     carry_over,
     check_draws,
     draw_clients,
+    estimate_losses,
     running_mean,
     scale_to_present,
 )
@@ -34,6 +36,8 @@ class State:
     rounds: int = 0
     mean_x: Vector | None = None
     mean_weights: Weights | None = None
+    losses: Losses | None = None  # the last known ones, where absent clients need them
+    away: Index | None = None  # rounds since each client's last answer
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,9 @@ class DRFA:
     penalty too, which ``dual=ProjectedGradient()`` does; the default treats it exactly: the same
     fixed points, and no bound on the step.
 
-    Absent clients are not drawn, and their v is the mean loss of those asked, so they neither gain
-    nor lose. A run records lambda, which is the mean of the weights that are drawn.
+    Absent clients are not drawn, and their v is their last known loss. The step from w is scaled so
+    that its mean is right; the losses are those at w, for at w' the very clients who are asked have
+    just trained. A run records lambda, which is the mean of the weights that are drawn.
 
     Parameters
     ----------
@@ -72,8 +77,8 @@ class DRFA:
         tau steps of size eta; 10 of size 0.1 in the paper's experiments (Section 6).
     dual_step : float
         gamma; 0.008 in the paper's experiments. Theorem 1 wants T^(-5/8) for T local steps in all.
-    objective : SaddleObjective
-        Set and penalty of the weights.
+    objective, dual
+        Set and penalty of the weights; their steps, Euclidean as in the paper or entropic.
     clients_per_round : int, optional
         m. None lets every client take part: weights lambda in place of draws, and v_i = f_i(w').
     output : {"last", "average"}
@@ -81,8 +86,8 @@ class DRFA:
         weights, w-hat and lambda-hat (those of Theorem 1).
     ascent : {"snapshot", "full"}
         Which losses lead the dual step.
-    dual : DualStep
-        Euclidean as in the paper, by gradients as in its Section 5.2, or entropic.
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -92,6 +97,7 @@ class DRFA:
     output: Literal["last", "average"] = "last"
     ascent: Literal["snapshot", "full"] = "snapshot"
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
         if self.local.steps is None:
@@ -100,6 +106,8 @@ class DRFA:
         if not self.dual_step > 0:
             raise ValueError(f"DRFA dual_step must be positive, got {self.dual_step}.")
         check_draws("DRFA", self.clients_per_round, self.output)
+        if self.patience < 1:
+            raise ValueError(f"DRFA patience must be at least 1, got {self.patience}.")
         if self.ascent not in ("snapshot", "full"):
             raise ValueError(f"DRFA ascent is 'snapshot' or 'full', got {self.ascent!r}.")
 
@@ -109,46 +117,42 @@ class DRFA:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        m, lambda_s = self.clients_per_round, state.weights
+        m, full = self.clients_per_round, self.ascent == "full"
+        asked = ask_clients(clients, None if full else m, stream)  # line 13: U
+        roll = take_attendance(self, state, asked)
+        chosen, lambda_s = clients, roll.weights
         mix = lambda_s / self.objective.total(lambda_s)  # lambda, or its shares of a free sum
-        chosen, share = clients, scale_to_present(mix, clients.index)
+        share = scale_to_present(mix, clients.index, roll.members)
+        total = share.sum() / mix.sum()  # 1 if everybody is there
         if m is not None:
-            chosen, share = draw_clients(clients, mix, m, stream)  # line 2
-        moved = chosen.local_steps(state.x, self._work(stream), stream.at("local"))  # lines 3-10
+            chosen, share = draw_clients(clients, mix, m, stream)  # line 2: D
+            share = total * share
+        moved = chosen.local_steps(state.x, self._work(clients, stream), stream.at("local"))  # 3-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
-        v, step = self._ascent(state.x, moved, share, clients, stream)  # lines 12-15
-        weights = self.dual.ascend(self.objective, lambda_s, v, step)  # line 16
+        at = (
+            state.x if moved.snapshot is None else moved.snapshot.weighted_sum(share)
+        )  # line 12: w'
+        seen = asked.losses(at, stream.at("losses"), None if full else self.local.batch_size)  # 14
+        losses = carry_over(state.losses, asked.index, seen, len(clients.names))
+        v = estimate_losses(losses, clients.index, asked.index, seen)  # line 15
+        step = self.dual_step * (1 if full else int(moved.steps[0]))
+        weights = self.dual.ascend(roll.objective, lambda_s, v, step)  # line 16
         s, mean_x = state.rounds + 1, None  # what Theorem 1 speaks of: the means of both
         if moved.average is not None:
-            mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share), s)
-        mean_weights = running_mean(state.mean_weights, lambda_s, s)
-        info = Info(lambda_s, index=chosen.index)
-        return State(x, weights, s, mean_x, mean_weights), info
+            average = moved.average.weighted_sum(share) + (1 - total) * state.x
+            mean_x = running_mean(state.mean_x, average, s)
+        means = mean_x, running_mean(state.mean_weights, lambda_s, s)
+        info = Info(lambda_s, index=chosen.index, notes=roll.notes)
+        return State(x, weights, s, *means, losses, roll.away), info
 
-    def _work(self, stream: Stream) -> LocalSGD:
-        """Return the local work of this round, with its snapshot index t'."""
+    def _work(self, clients: Clients, stream: Stream) -> LocalSGD:
+        """Return the local work of this round, with its snapshot index t' if everybody is there."""
         work = replace(self.local, average=self.output == "average")
-        if self.ascent == "full" or work.steps is None:
+        absent = len(clients.index) < len(clients.names)
+        if self.ascent == "full" or work.steps is None or absent:
             return work
         t = stream.at("snapshot").generator().integers(1, work.steps + 1)  # line 3
         return replace(work, snapshot=int(t))
-
-    def _ascent(
-        self, x: Vector, moved: Moved, share: Weights, clients: Clients, stream: Stream
-    ) -> tuple[Losses, float]:
-        """Return v, which stands for the losses of all clients, and the step along it."""
-        n, here = len(clients.names), clients.index
-        if moved.snapshot is None or self.local.steps is None:
-            losses = clients.losses(x, stream.at("losses"))
-            return carry_over(None, here, losses, n), self.dual_step
-        at = moved.snapshot.weighted_sum(share)  # line 12
-        m = len(here) if self.clients_per_round is None else min(self.clients_per_round, len(here))
-        asked = np.sort(stream.at("asked").generator().choice(here, size=m, replace=False))  # 13
-        seen = clients.subset(asked).losses(at, stream.at("losses"), self.local.batch_size)  # 14
-        v = np.full(n, seen.mean())  # those who are away
-        v[here] = 0
-        v[asked] = len(here) / m * seen  # line 15
-        return v, self.local.steps * self.dual_step
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates (w-hat)."""
@@ -158,3 +162,7 @@ class DRFA:
         """Return the last weights, or the mean of those of all rounds (lambda-hat)."""
         mean = state.mean_weights if self.output == "average" else None
         return state.weights if mean is None else mean
+
+    def wrapped(self) -> Relaxed:
+        """Return the algorithm as training runs it."""
+        return Relaxed(self)

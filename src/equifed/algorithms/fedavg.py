@@ -83,6 +83,12 @@ def client_weights(weighting: Weighting, sizes: Index) -> Weights:
     return np.asarray(raw / raw.sum(), dtype=np.float64)
 
 
+def all_sizes(clients: Clients) -> Index:
+    """Return the training samples of all clients of the federation, there or not."""
+    n = len(clients.names)
+    return clients.sizes if len(clients.index) == n else clients.subset(np.arange(n)).sizes
+
+
 def fedprox(
     mu: float = 0.1,
     local: LocalSGD = DEFAULT_WORK,

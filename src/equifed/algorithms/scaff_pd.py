@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    carry_over,
-    check_participation,
-    sample_clients,
-    scale_to_present,
-)
+from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
@@ -24,12 +20,13 @@ from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
 
 @dataclass(frozen=True)
 class State:
-    """The model, the client weights, the last losses and the step sizes in force."""
+    """Model, weights, last losses, step sizes in force, rounds since each client's last answer."""
 
     x: Vector
     weights: Weights
-    losses: Losses | None = None  # None before the first round, as are the sizes
+    losses: Losses | None = None  # None before the first round, as are the next two
     sizes: StepSizes | None = None
+    away: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -47,21 +44,21 @@ class ScaffPD:
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
-    The paper leaves the first l_prev open: here it is l. Absent clients keep their last loss; those
-    present share the whole weight. Where the sum S of lambda is free, c and (4.2) have lambda / S.
+    The paper has everybody present and leaves the first :math:`l_\text{prev}` open: it is l, also
+    for those who were away. Absent clients keep their last loss; the others have w_i = lambda_i N /
+    present, scaled once: :math:`x \leftarrow x - \tau (\sum w_i d_i - (\sum w_i - 1) c)`. Where the
+    sum S of lambda is free (q-fair), c and (4.2) have lambda / S.
 
     Parameters
     ----------
     objective : SaddleObjective
         Set Lambda and penalty psi of the weights; with ``RelativeFairness`` it is SCAFF-PD-IA.
-    local : LocalSGD
-        J steps of size eta, which the schedule may set (the automatic one does).
-    steps : Schedule
-        tau, sigma and theta of every round; automatic unless given.
-    gradient_batch_size : int, optional
-        Samples for the losses and the control variates; None means all of them.
-    participation : float
-        Fraction of clients in a round.
+    local, steps
+        J steps of size eta, which the schedule may set; tau, sigma and theta of every round.
+    gradient_batch_size, loss_batch_size : int, optional
+        Samples for the c_i and for l; None means all. Different numbers cost one exchange more.
+    participation, patience
+        Fraction of clients in a round; rounds without an answer after which a client leaves Lambda.
     """
 
     objective: SaddleObjective
@@ -69,9 +66,11 @@ class ScaffPD:
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
     gradient_batch_size: int | None = None
     participation: float = 1.0
+    loss_batch_size: int | None = None
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         check_saddle(self.objective, "SCAFF-PD")
 
     def init(self, clients: Clients, x: Vector) -> State:
@@ -82,24 +81,27 @@ class ScaffPD:
         """Return the state after one round: one line of code for one line of the paper."""
         clients, x = sample_clients(clients, self.participation, stream), state.x
         seen, c = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch_size)
+        if self.loss_batch_size != self.gradient_batch_size:
+            seen = clients.losses(x, stream.at("losses"), self.loss_batch_size)
         size = state.sizes or self.steps.start(Problem(self, clients, x, c, stream.at("steps")))
         local = self.local if size.local is None else replace(self.local, lr=size.local)
+        roll = take_attendance(self, state, clients)
         losses = carry_over(state.losses, clients.index, seen, len(clients.names))  # l
-        before = losses if state.losses is None else state.losses
-        ahead = losses + size.extrapolation * (losses - before)  # s
-        weights = self.objective.prox(state.weights + size.dual * ahead, size.dual)  # (4.1)
-        total = self.objective.total(weights)  # 1, or S
-        present = scale_to_present(weights / total, clients.index)
+        ahead = losses + size.extrapolation * (losses - roll.previous(state.losses, losses))  # s
+        weights = roll.objective.prox(roll.weights + size.dual * ahead, size.dual)  # (4.1)
+        total = roll.objective.total(weights)  # 1, or S
+        share, present = weights / total, roll.scale(weights / total)  # lambda, w
         target = c.weighted_sum(present)  # c
         moved = clients.local_steps(x, local, stream.at("local"), control=c, target=target)
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
-        new_x = x - size.primal * update  # (4.2)
-        change = total * present - scale_to_present(state.weights, clients.index)
-        value, notes = self.objective.value(losses), size.said() if state.sizes is None else ()
+        new_x = x - size.primal * (update - (present.sum() - share.sum()) * target)  # (4.2)
+
+        turned = WeightChange(total * present - roll.scale(roll.weights), weights, c)
+        value, said = roll.objective.value(losses), () if state.sizes else size.said()
         gradient = total * target if self.gradient_batch_size is None else None
-        info = Info(weights, losses, value, clients.index, size.numbers(), notes, gradient)
-        sizes = self.steps.next(size, WeightChange(change, weights, c))
-        return replace(state, x=new_x, weights=weights, losses=losses, sizes=sizes), info
+        info = Info(weights, losses, value, clients.index, size.numbers(), said, gradient)
+        after = State(new_x, weights, losses, self.steps.next(size, turned), roll.away)
+        return replace(state, **vars(after)), replace(info, notes=said + roll.notes)
 
     def model(self, state: State) -> Vector:
         """Return the last model."""

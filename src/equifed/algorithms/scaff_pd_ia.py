@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from equifed.algorithms.attendance import PATIENCE
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
@@ -60,7 +61,7 @@ class ScaffPDIA:
         As for :class:`equifed.objectives.RelativeFairness`.
     warmup : int
         Rounds with phi = 0 before phi is chosen.
-    local, steps, gradient_batch_size, participation
+    local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
     """
 
@@ -73,6 +74,8 @@ class ScaffPDIA:
     steps: Schedule = AutoSteps()  # noqa: RUF009 - a frozen value
     gradient_batch_size: int | None = None
     participation: float = 1.0
+    loss_batch_size: int | None = None
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -120,7 +123,10 @@ class ScaffPDIA:
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
         local = replace(self.local, radius=None)
-        return ScaffPD(objective, local, self.steps, self.gradient_batch_size, self.participation)
+        return ScaffPD(
+            objective, local, self.steps, self.gradient_batch_size, self.participation,
+            self.loss_batch_size, self.patience,
+        )  # fmt: skip
 
     def _choose(
         self, state: ScaffPDIAState, clients: Clients, stream: Stream
@@ -128,7 +134,7 @@ class ScaffPDIA:
         """Choose phi at the saddle point of phi = 0 and start anew there with the larger set."""
         plain = self.objective_at(state)
         choice = choose_phi(clients, state.x, state.weights, plain, stream.at("phi"))
-        fresh = ScaffPDIAState(state.x, state.weights, phi=choice.phi, round=state.round)
+        fresh = replace(state, losses=None, sizes=None, phi=choice.phi)
         relative = self.objective_at(fresh)
         fresh = replace(fresh, weights=relative.prox(state.weights, 0.0))
         return fresh, choice.notes() + beyond_theory(relative, clients)

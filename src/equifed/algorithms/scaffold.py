@@ -7,12 +7,17 @@ from typing import Literal
 
 import torch
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector
+from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.participation import (
+    check_participation,
+    sample_clients,
+    scale_to_present,
+    scatter,
+)
 from equifed.contract.streams import Stream
 
 
@@ -29,23 +34,26 @@ class State:
 class Scaffold:
     r"""Local steps :math:`u \leftarrow u - \text{lr}\,(g_i(u) - c_i + c)`, then the average.
 
-    Two readings of the control variates :math:`c_i` go by this name:
+    Three readings of the control variates :math:`c_i` go by this name:
 
     * ``variates="stored"``: Karimireddy et al. 2020, option II. A client keeps :math:`c_i` between
       rounds; after its local steps :math:`c_i^+ = c_i - c + (x - u_i)/(J\,\text{lr})`, which is the
       mean of its plain gradients along the way, and
-      :math:`c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i)`. One exchange a round.
+      :math:`c \leftarrow c + \sum_{i \in S} p_i (c_i^+ - c_i)`. One exchange a round.
+    * ``variates="stored-gradient"``: the same with option I, :math:`c_i^+ = g_i(x)` at the model
+      that the round starts from. Two exchanges a round.
     * ``variates="fresh"``: :math:`c_i = \nabla f_i(x)` in every round and
       :math:`c = \sum_i p_i c_i`; this is SCAFF-PD with the average objective (the sense of the
       SCAFF-PD and SCAFF-PD-IA papers). Two exchanges a round.
 
-    The stored variant is stated for equal weights. With ``weighting="size"`` the update uses p_i
-    and the server's variate is the p-weighted sum, so that the corrections still cancel at the
-    solution.
+    The paper states it for equal weights, :math:`p_i = 1/N`; ``weighting="size"`` has shares of the
+    samples. The :math:`p_i` of c are those over **all** clients, so that c stays the p-weighted sum
+    of all :math:`c_i` and the corrections cancel at the solution. The step of x is the average over
+    those present.
     """
 
     local: LocalSGD = DEFAULT_WORK
-    variates: Literal["stored", "fresh"] = "stored"
+    variates: Literal["stored", "stored-gradient", "fresh"] = "stored"
     weighting: Weighting = "uniform"
     participation: float = 1.0
     server_lr: float = 1.0
@@ -53,51 +61,64 @@ class Scaffold:
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
-        if self.variates not in ("stored", "fresh"):
-            raise ValueError(f"variates must be 'stored' or 'fresh', got {self.variates!r}.")
+        if self.variates not in ("stored", "stored-gradient", "fresh"):
+            raise ValueError(
+                f"variates must be 'stored', 'stored-gradient' or 'fresh', got {self.variates!r}."
+            )
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round; stored variates start at zero."""
-        return State(x, torch.zeros_like(x) if self.variates == "stored" else None)
+        return State(x, None if self.variates == "fresh" else torch.zeros_like(x))
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
+        everyone = client_weights(self.weighting, all_sizes(clients))  # p
         chosen = sample_clients(clients, self.participation, stream)
         return (
-            self._stored(state, chosen, stream)
+            self._stored(state, everyone, chosen, stream)
             if state.variate is not None
-            else self._fresh(state, chosen, stream)
+            else self._fresh(state, everyone, chosen, stream)
         )
 
-    def _stored(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+    def _stored(
+        self, state: State, p: Weights, clients: Clients, stream: Stream
+    ) -> tuple[State, Info]:
         assert state.variate is not None
-        n, share = len(clients.names), len(clients.index) / len(clients.names)
-        weights = client_weights(self.weighting, clients.sizes)
         own = clients.remembered(state.variates, clients.index)
-        work = replace(self.local, mean_gradient=True)
+        new = None
+        if self.variates == "stored-gradient":  # option I: c_i+ = g_i(x)
+            _, new = clients.value_and_gradient(
+                state.x, stream.at("gradient"), self.gradient_batch_size
+            )
+        work = replace(self.local, mean_gradient=new is None)
         moved = clients.local_steps(
             state.x, work, stream.at("local"), control=own, target=state.variate
         )
-        assert moved.mean_gradient is not None
+        new = moved.mean_gradient if new is None else new  # option II
+        assert new is not None
+        weights, share = client_weights(self.weighting, clients.sizes), p[clients.index]
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
-        change = moved.mean_gradient.weighted_sum(weights) - own.weighted_sum(weights)
-        variates = clients.remember(state.variates, clients.index, moved.mean_gradient)
-        state = State(x, state.variate + share * change, variates)  # c + |S|/N mean(c_i+ - c_i)
-        return state, Info(scatter(weights, clients.index, n), index=clients.index)
+        change = new.weighted_sum(share) - own.weighted_sum(share)  # sum over S of p_i (c_i+ - c_i)
+        variates = clients.remember(state.variates, clients.index, new)
+        info = Info(scatter(weights, clients.index, len(p)), index=clients.index)
+        return State(x, state.variate + change, variates), info
 
-    def _fresh(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        n = len(clients.names)
+    def _fresh(
+        self, state: State, p: Weights, clients: Clients, stream: Stream
+    ) -> tuple[State, Info]:
         weights = client_weights(self.weighting, clients.sizes)
         losses, gradients = clients.value_and_gradient(
             state.x, stream.at("gradient"), self.gradient_batch_size
         )
-        target = gradients.weighted_sum(weights)
+        target = gradients.weighted_sum(
+            scale_to_present(p, clients.index)
+        )  # scaled here, not below
         moved = clients.local_steps(
             state.x, self.local, stream.at("local"), control=gradients, target=target
         )
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
-        everyone, value = scatter(weights, clients.index, n), float(weights @ losses)
-        full = self.gradient_batch_size is None and len(clients.index) == n
+        everyone, value = scatter(weights, clients.index, len(p)), float(weights @ losses)
+        full = self.gradient_batch_size is None and len(clients.index) == len(p)
         info = Info(everyone, losses if full else None, value, clients.index)
         return State(x), replace(info, gradient=target if full else None)
 

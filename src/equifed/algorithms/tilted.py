@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector
+from equifed.contract.arrays import Index, Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    carry_over,
-    check_participation,
-    sample_clients,
-    scale_to_present,
-)
+from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.tilted import Tilted
 
 
 @dataclass(frozen=True)
 class State:
-    """The model, and the losses known so far (None before the first round)."""
+    """The model, the losses known so far, and the rounds since each client's last answer."""
 
     x: Vector
-    losses: Losses | None = None
+    losses: Losses | None = None  # None before the first round
+    away: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class TiltedERM:
 
     Their stochastic method keeps a moving average of the normaliser for the losses it does not see
     in a step. Here clients that take no part keep their last loss in the sum (at first the mean of
-    the others), and the weights of those present are scaled up to one.
+    the others), and the weights of those present are :math:`w_i N/|\text{present}|`.
 
     Parameters
     ----------
@@ -57,6 +54,8 @@ class TiltedERM:
         Fraction of clients in a round.
     server_lr : float
         Step of the server.
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -64,9 +63,10 @@ class TiltedERM:
     prior: tuple[float, ...] | None = None
     participation: float = 1.0
     server_lr: float = 1.0
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         Tilted(self.tilt, self.prior)  # refuses what is no number
 
     def init(self, clients: Clients, x: Vector) -> State:
@@ -75,16 +75,15 @@ class TiltedERM:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen, objective = (
-            sample_clients(clients, self.participation, stream), Tilted(self.tilt, self.prior)
-        )  # fmt: skip
+        chosen = sample_clients(clients, self.participation, stream)
         seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
         losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
-        weights = objective.weights(losses)
+        roll = take_attendance(self, state, chosen, Tilted(self.tilt, self.prior))
+        weights = roll.objective.weights(losses)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        update = moved.displacement.weighted_sum(scale_to_present(weights, chosen.index))
-        info = Info(weights, losses, objective.value(losses), chosen.index)
-        return State(state.x - self.server_lr * update, losses), info
+        x = state.x - self.server_lr * moved.displacement.weighted_sum(roll.scale(weights))
+        info = Info(weights, losses, roll.objective.value(losses), chosen.index, notes=roll.notes)
+        return State(x, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""

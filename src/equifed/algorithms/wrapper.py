@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from equifed.algorithms.attendance import over_members, rounds_of_patience
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
@@ -32,8 +33,15 @@ def objective_at(algorithm: AnyAlgorithm, state: Any, info: Info) -> SaddleObjec
     """Return what an algorithm minimises in a state; the average by its weights if it has none.
 
     An algorithm whose objective changes (SCAFF-PD-IA chooses phi) has a method ``objective_at``.
+    Clients that are away for good are left out of it.
     """
-    core = unwrap(algorithm)
-    if hasattr(core, "objective_at"):
-        return core.objective_at(inner_state(state))  # type: ignore[no-any-return]
-    return getattr(core, "objective", None) or Average(prior=tuple(map(float, info.weights)))
+    core, inner = unwrap(algorithm), inner_state(state)
+    objective = (
+        core.objective_at(inner)
+        if hasattr(core, "objective_at")
+        else getattr(core, "objective", None) or Average(prior=tuple(map(float, info.weights)))
+    )
+    away = getattr(inner, "away", None)
+    if away is not None:
+        objective, _ = over_members(objective, away, rounds_of_patience(core, len(away)))
+    return objective  # type: ignore[no-any-return]

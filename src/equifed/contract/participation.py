@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 Mean = TypeVar("Mean", "torch.Tensor", Weights)
 
 
-def check_participation(participation: float) -> None:
-    """Refuse a fraction of clients outside (0, 1]."""
+def check_participation(participation: float, patience: int = 1) -> None:
+    """Refuse a fraction of clients outside (0, 1], and less than a round of patience."""
     if not 0 < participation <= 1:
         raise ValueError(
             f"participation is the fraction of clients in a round, in (0, 1], got {participation}."
         )
+    if patience < 1:
+        raise ValueError(f"patience must be at least 1 round, got {patience}.")
 
 
 def check_draws(who: str, clients_per_round: int | None, output: str) -> None:
@@ -45,20 +47,31 @@ def sample_clients(clients: Clients, participation: float, stream: Stream) -> Cl
     return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
 
 
+def ask_clients(clients: Clients, size: int | None, stream: Stream) -> Clients:
+    """Return a uniform sample without repeats of at most ``size`` clients; None means everybody."""
+    if size is None:
+        return clients
+    pick, wanted = stream.at("asked").generator(), min(size, len(clients.index))
+    return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
+
+
 def draw_clients(
     clients: Clients, weights: Weights, size: int, stream: Stream
 ) -> tuple[Clients, Weights]:
     """Return ``size`` draws with replacement, by ``weights``, from the clients that are there.
 
     A client that is drawn k times works once and counts ``k / size``: same model, same samples,
-    same result. The second part of the answer holds these numbers; they sum to one.
+    same result. The second part of the answer holds these numbers; they sum to one. Where those who
+    are there have no weight at all, everybody is as likely.
     """
-    chances = scale_to_present(weights, clients.index)
+    chances = weights if len(clients.index) == len(weights) else weights[clients.index]
     if chances.min() < 0:
         raise ValueError(
             f"Clients cannot be drawn by negative weights (least: {chances.min():.3g}), which this "
             "objective allows; let all clients take part in every round instead."
         )
+    if not chances.any():
+        chances = np.ones(len(chances))
     pick = stream.at("participants").generator()
     index, counts = np.unique(
         pick.choice(clients.index, size=size, p=chances / chances.sum()), return_counts=True
@@ -86,22 +99,27 @@ def running_mean(mean: Mean | None, new: Mean, count: int) -> Mean:
     return new if mean is None else mean + (new - mean) / count
 
 
-def scale_to_present(weights: Weights, index: Index) -> Weights:
-    """Return the weights of clients ``index``, scaled to keep the total of all.
+def scale_to_present(weights: Weights, index: Index, members: Index | None = None) -> Weights:
+    r"""Return the weights of clients ``index``, scaled for those who are absent.
 
-    With everybody present this is ``weights`` itself. Clients that hold the whole weight may be
-    absent; then those present share it equally, so that a round still moves.
+    .. math:: w_i = \lambda_i\, N / |\text{present}|, \qquad i \text{ present}
 
-    >>> scale_to_present(np.array([0.5, 0.25, 0.25]), np.array([1, 2]))
-    array([0.5, 0.5])
+    Whoever is missing at random, the mean of :math:`\sum_i w_i v_i` is
+    :math:`\sum_i \lambda_i v_i`, and signs stay. The :math:`w_i` do not sum to one: a step that
+    holds them twice scales one of the two (SCAFF-PD), and a mean of models is a mean of steps. With
+    everybody present this is ``weights`` itself.
+
+    ``members`` are the N clients that count, if not all do; the others have no weight.
+
+    >>> scale_to_present(np.array([-1.0, 0.0, 2.0]), np.array([0, 1]))
+    array([-1.5,  0. ])
     """
     if len(index) == len(weights):
         return weights
-    present, total = weights[index], weights.sum()
-    held = present.sum()
-    if abs(held) <= 1e-12 * max(1.0, float(np.abs(present).sum())):
-        return np.full(len(index), total / len(index))
-    return np.asarray(present * (total / held), dtype=np.float64)
+    n, here = len(weights), len(index)
+    if members is not None:
+        n, here = len(members), len(np.intersect1d(index, members))
+    return np.asarray(weights[index] * (n / max(here, 1)), dtype=np.float64)
 
 
 def carry_over(everyone: Losses | None, index: Index, values: Losses, n: int) -> Losses:
@@ -115,4 +133,43 @@ def carry_over(everyone: Losses | None, index: Index, values: Losses, n: int) ->
     """
     out = np.full(n, values.mean()) if everyone is None else everyone.copy()
     out[index] = values
+    return out
+
+
+def estimate_losses(known: Losses, here: Index, asked: Index, seen: Losses) -> Losses:
+    """Return losses of all clients whose mean is right, from those of ``asked`` among ``here``.
+
+    Those who were asked stand for all who are there; those who are away keep their last ``known``.
+
+    >>> estimate_losses(np.array([5.0, 6.0, 7.0]), np.array([0, 1]), np.array([1]), np.array([2.0]))
+    array([0., 4., 7.])
+    """
+    out = known.copy()
+    out[here] = 0
+    out[asked] = len(here) / len(asked) * seen
+    return out
+
+
+def previous_losses(before: Losses | None, losses: Losses, away: Index | None) -> Losses:
+    """Return the losses of the last round, as far as they may be extrapolated from.
+
+    Those of a client that was ``away`` then (rounds since its last answer) are its present ones: a
+    change over several rounds is no slope. So are all of them before the first round.
+
+    >>> previous_losses(np.array([1.0, 2.0]), np.array([4.0, 5.0]), np.array([0, 3]))
+    array([1., 5.])
+    """
+    if before is None:
+        return losses
+    return before if away is None else np.where(away == 0, before, losses)
+
+
+def count_absence(away: Index | None, index: Index, n: int) -> Index:
+    """Return for all n clients the rounds since its last answer, with one of ``index`` now.
+
+    >>> count_absence(np.array([0, 4, 1]), np.array([1]), 3)
+    array([1, 0, 2])
+    """
+    out = np.ones(n, dtype=np.int64) if away is None else away + 1
+    out[index] = 0
     return out

@@ -59,7 +59,8 @@ def check_objective(
     if saddle:
         ensure(isinstance(objective, SaddleObjective), f"{objective!r} is no SaddleObjective")
         # Weights without a bound, or no weights for these settings: asked as a plain function.
-        saddle = objective.unfit is None and np.isfinite(objective.l1_norm(1))
+        fit = isinstance(objective, SaddleObjective) and objective.unfit is None
+        saddle = fit and bool(np.isfinite(objective.l1_norm(1)))  # type: ignore[attr-defined]
     for name, check in (OBJECTIVE_CHECKS if saddle else PLAIN_CHECKS).items():
         for n in clients:
             for points in draw_points(n, 1 if check in POINTLESS else trials):

@@ -1,0 +1,169 @@
+"""What 30 % of the clients missing in every round cost, for every algorithm of the catalogue.
+
+    python -m benchmarks.absence [--rounds 200] [--absent 0.3] [--seeds 3] [--only NAME]
+
+Each line is an algorithm with its objective on convex problems (least squares, logistic and softmax
+regression) with three data seeds each. Clients are missing independently and at random; the means
+of the models (:class:`equifed.algorithms.Averaged`) are given out, and compared with the last model
+of a run in which everybody takes part. Columns: by how much the worst client's loss and the
+objective's value are above those of full participation, the worst case over the problems, and the
+value furthest below.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from tests.problems import classification, least_squares, logistic
+
+from equifed.algorithms import (
+    AFL,
+    DRFA,
+    AgnosticFedAvg,
+    DeltaFL,
+    FedAvg,
+    QFedAvg,
+    RFedFair,
+    Scaffold,
+    ScaffPD,
+    ScaffPDIA,
+    TiltedERM,
+    fedprox,
+    qfedsgd,
+    with_measured_step,
+)
+from equifed.algorithms.averaged import Averaged
+from equifed.contract.algorithm import AnyAlgorithm, Wrappable
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.engines.in_process import InProcessClients
+from equifed.engines.simulate import simulate
+from equifed.objectives import (
+    Average,
+    ChiSquare,
+    CVaR,
+    HeterogeneousCVaR,
+    Objective,
+    QFair,
+    RelativeFairness,
+    Tilted,
+    WorstCase,
+)
+
+WORK = LocalSGD(lr=0.02, steps=10)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, and the objective that it minimises for clients of these sizes."""
+
+    algorithm: AnyAlgorithm
+    objective: Callable[[tuple[float, ...]], Objective]
+
+
+CASES: dict[str, Case] = {
+    "fedavg": Case(FedAvg(WORK), lambda sizes: Average(sizes)),
+    "fedprox": Case(fedprox(0.1, WORK), lambda sizes: Average(sizes)),
+    "scaffold": Case(Scaffold(WORK), lambda sizes: Average()),
+    "scaffold, by size": Case(Scaffold(WORK, weighting="size"), lambda sizes: Average(sizes)),
+    "scaffold, fresh": Case(Scaffold(WORK, "fresh"), lambda sizes: Average()),
+    "scaffold, gradient": Case(Scaffold(WORK, "stored-gradient"), lambda sizes: Average()),
+    "afl": Case(AFL(WORK), lambda sizes: WorstCase()),
+    "afl, one step": Case(AFL(LocalSGD(lr=0.02, steps=1)), lambda sizes: WorstCase()),
+    "drfa": Case(DRFA(WORK), lambda sizes: WorstCase()),
+    "drfa, chi-square": Case(DRFA(WORK, 0.02, ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
+    "rfedfair": Case(RFedFair(WORK), lambda sizes: HeterogeneousCVaR(0.5, sizes)),
+    "q-fedavg": Case(QFedAvg(WORK), lambda sizes: QFair(0.2)),
+    "q-fedsgd": Case(qfedsgd(), lambda sizes: QFair(0.2)),
+    "delta-fl": Case(DeltaFL(WORK), lambda sizes: HeterogeneousCVaR(0.5, sizes)),
+    "agnostic-fedavg": Case(AgnosticFedAvg(WORK), lambda sizes: WorstCase()),
+    "tilted-erm": Case(TiltedERM(WORK), lambda sizes: Tilted(1.0)),
+    "scaff-pd, worst case": Case(ScaffPD(WorstCase()), lambda sizes: WorstCase()),
+    "scaff-pd, CVaR": Case(ScaffPD(CVaR(0.5)), lambda sizes: CVaR(0.5)),
+    "scaff-pd, chi-square": Case(ScaffPD(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
+    "scaff-pd-ia": Case(ScaffPDIA(0.2), lambda sizes: RelativeFairness(0.2)),
+}
+"""Every algorithm of the catalogue; the step sizes of those without a rule are measured."""
+
+
+def engines(seed: int) -> dict[str, InProcessClients]:
+    """Return three convex problems with twelve clients."""
+    sizes = np.random.default_rng(seed).integers(20, 60, 12)
+    softmax = classification(sizes, shape=(5,), seed=seed)
+    return {
+        "least squares": least_squares(seed, n=12, d=5).clients("stacked"),
+        "logistic": logistic(seed, n=12, d=5).clients("stacked"),
+        "softmax": simulate(
+            softmax, torch.nn.Linear(5, 3), "cross_entropy", l2=0.1, dtype=torch.float64
+        ),
+    }
+
+
+def train(
+    algorithm: AnyAlgorithm, clients: InProcessClients, rounds: int, absent: float, seed: int = 0
+) -> np.ndarray:
+    """Return every client's loss at the model given out."""
+    stream = Stream(seed)
+    x = clients.initial(stream.at("initial"))
+    if not isinstance(algorithm, ScaffPD | ScaffPDIA):
+        algorithm = with_measured_step(algorithm, clients, x, stream.at("smoothness"))
+    if isinstance(algorithm, AgnosticFedAvg):  # its dual step is in the inverse unit of the loss
+        unit = float(clients.losses(x, stream.at("unit")).mean())
+        algorithm = replace(algorithm, dual_step=algorithm.dual_step / max(unit, 1.0))
+    algorithm = algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
+    if absent:
+        algorithm = Averaged(algorithm)
+    state = algorithm.init(clients, x)
+    for r in range(1, rounds + 1):
+        here = missing(len(clients.names), absent, stream.at("absent", r))
+        state, _ = algorithm.round(state, clients.subset(here), stream.at("round", r))
+    return clients.losses(algorithm.model(state), stream.at("evaluate"))
+
+
+def missing(n: int, absent: float, stream: Stream) -> np.ndarray:
+    """Return who is there when everybody is missing with the same chance; at least one is."""
+    draw = stream.generator()
+    here = np.flatnonzero(draw.random(n) >= absent)
+    return here if len(here) else draw.integers(n, size=1)
+
+
+def cost(case: Case, clients: InProcessClients, rounds: int, absent: float) -> tuple[float, float]:
+    """Return by how much the worst loss and the value are above those with everybody there."""
+    objective = case.objective(tuple(map(float, clients.sizes)))
+    full, part = (train(case.algorithm, clients, rounds, share) for share in (0.0, absent))
+    worst = part.max() / full.max() - 1
+    return float(worst), objective.value(part) / objective.value(full) - 1
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--absent", type=float, default=0.3)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| algorithm | worst client's loss | objective, above | objective, below |")
+    print("|---|---|---|---|")
+    for name, case in CASES.items():
+        if arguments.only not in name:
+            continue
+        found = [
+            cost(case, clients, arguments.rounds, arguments.absent)
+            for seed in range(arguments.seeds)
+            for clients in engines(seed).values()
+        ]
+        worst, values = (np.array(column) for column in zip(*found, strict=True))
+        cells = (worst.max(), values.max(), values.min())
+        print(
+            f"| {name} | " + " | ".join(f"{100 * cell:+.1f} %" for cell in cells) + " |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
