@@ -7,6 +7,7 @@ from equifed import steps as steps
 from equifed import testing as testing
 from equifed.algorithms.afl import AFL as AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg as AgnosticFedAvg
+from equifed.algorithms.averaged import Averaged as Averaged
 from equifed.algorithms.certified import Certified as Certified
 from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
 from equifed.algorithms.drfa import DRFA as DRFA
@@ -14,6 +15,7 @@ from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
+from equifed.algorithms.relaxed import Relaxed as Relaxed
 from equifed.algorithms.rfedfair import RFedFair as RFedFair
 from equifed.algorithms.safeguarded import Safeguarded as Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD

@@ -9,6 +9,7 @@ from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.relaxed import Relaxed
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -31,6 +32,7 @@ __all__ = [
     "Info",
     "QFedAvg",
     "RFedFair",
+    "Relaxed",
     "Safeguarded",
     "ScaffPD",
     "ScaffPDIA",

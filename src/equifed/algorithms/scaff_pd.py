@@ -44,10 +44,9 @@ class ScaffPD:
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
-    The paper has everybody present and leaves the first :math:`l_\text{prev}` open: it is l, also
-    for those who were away. Absent clients keep their last loss; the others have w_i = lambda_i N /
-    present, scaled once: :math:`x \leftarrow x - \tau (\sum w_i d_i - (\sum w_i - 1) c)`. Where the
-    sum S of lambda is free (q-fair), c and (4.2) have lambda / S.
+    The first :math:`l_\text{prev}`, open in the paper, is l, also for those who were away. Absent
+    clients keep their last loss; the others have w_i = lambda_i N/present, scaled once: (4.2) takes
+    :math:`\sum w_i d_i - (\sum w_i - 1) c`. Where the sum S of lambda is free, lambda / S moves x.
 
     Parameters
     ----------
@@ -95,7 +94,6 @@ class ScaffPD:
         moved = clients.local_steps(x, local, stream.at("local"), control=c, target=target)
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
         new_x = x - size.primal * (update - (present.sum() - share.sum()) * target)  # (4.2)
-
         turned = WeightChange(total * present - roll.scale(roll.weights), weights, c)
         value, said = roll.objective.value(losses), () if state.sizes else size.said()
         gradient = total * target if self.gradient_batch_size is None else None

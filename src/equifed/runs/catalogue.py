@@ -94,9 +94,18 @@ ALGORITHMS = {
         "equifed.algorithms.safeguarded:Safeguarded",
         "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold",
     ),
+    "averaged": Entry(
+        "equifed.algorithms.averaged:Averaged",
+        "any of these; gives out a mean of its last models",
+        "Shamir and Zhang 2013",
+    ),
+    "relaxed": Entry(
+        "equifed.algorithms.relaxed:Relaxed",
+        "any of these; shorter server steps the more often clients are missing",
+    ),
 }
 
-WRAPPERS = ("certified", "safeguarded")
+WRAPPERS = ("certified", "safeguarded", "averaged", "relaxed")
 """Algorithms that add to another one, which they need."""
 
 OBJECTIVES = {
