@@ -37,3 +37,11 @@ def objective_at(algorithm: AnyAlgorithm, state: Any, info: Info) -> SaddleObjec
     if hasattr(core, "objective_at"):
         return core.objective_at(inner_state(state))  # type: ignore[no-any-return]
     return getattr(core, "objective", None) or Average(prior=tuple(map(float, info.weights)))
+
+
+def changes_objective(algorithm: AnyAlgorithm, before: Any, after: Any) -> bool:
+    """Tell whether an algorithm minimises something else in one state than in the other."""
+    core = unwrap(algorithm)
+    if not hasattr(core, "objective_at"):
+        return False
+    return bool(core.objective_at(inner_state(before)) != core.objective_at(inner_state(after)))

@@ -107,6 +107,34 @@ class FlatModel:
             self.device, self.dtype
         )
 
+    def flatten_any(self, value: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
+        """Return a start as one vector: a vector, a module, or parameters by name."""
+        if isinstance(value, nn.Module):
+            value = dict(value.named_parameters())
+        if isinstance(value, Mapping):
+            shapes = {name: tuple(part.shape) for name, part in value.items()}
+            wrong = [f"lacks {name}" for name in self.shapes if name not in shapes]
+            wrong += [f"has an unexpected {name}" for name in shapes if name not in self.shapes]
+            wrong += [
+                f"has {name} of shape {shapes[name]} instead of {tuple(shape)}"
+                for name, shape in self.shapes.items()
+                if shapes.get(name, tuple(shape)) != tuple(shape)
+            ]
+            if wrong:
+                raise ValueError(f"The start does not fit the model: it {', '.join(wrong)}.")
+            value = torch.cat([torch.as_tensor(value[n]).reshape(-1) for n in self.shapes])
+        if not isinstance(value, Tensor | np.ndarray):
+            raise ValueError(
+                f"A start is a vector, a module or a state dict, got {type(value).__name__}."
+            )
+        x = torch.as_tensor(value).detach().to(self.device, self.dtype)
+        if x.shape != (self.size,) or not torch.isfinite(x).all():
+            raise ValueError(
+                f"A start must be a vector of the model's {self.size} parameters, all finite, got "
+                f"shape {tuple(x.shape)} with {int((~torch.isfinite(x)).sum())} that are not."
+            )
+        return x
+
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Return the named parameters that the vector holds, as views."""
         return unflatten(x, self.shapes)
