@@ -15,7 +15,7 @@ _HOMES = {
     "Federation": "data.federation",
     "History": "training.history",
     "LocalSGD": "contract.local",
-    "MissingPolicy": "training.loop",
+    "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
     "load": "datasets.registry",
     "resume": "runs.run",

@@ -31,8 +31,8 @@ from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
 from equifed.training.history import History as History
 from equifed.training.loop import Callback as Callback
-from equifed.training.loop import MissingPolicy as MissingPolicy
 from equifed.training.loop import train as train
+from equifed.training.missing import MissingPolicy as MissingPolicy
 from equifed.training.stopping import StopWhen as StopWhen
 
 __version__: str

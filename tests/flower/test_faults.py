@@ -40,7 +40,8 @@ from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
-from equifed.training.loop import TrainingError, train
+from equifed.training.loop import train
+from equifed.training.missing import TrainingError
 
 SCAFF_PD = ScaffPD(ChiSquare(0.5), LocalSGD(lr=0.1, steps=3, batch_size=5), ConstantSteps(0.4, 0.5))
 STREAM = Stream(0).at("round", 1, "gradient")

@@ -24,7 +24,8 @@ from equifed.steps.schedules import ConstantSteps
 from equifed.training.checkpoints import CheckpointError
 from equifed.training.folder import RunFolder, RunFolderError
 from equifed.training.history import History
-from equifed.training.loop import MissingPolicy, TrainingError, train
+from equifed.training.loop import train
+from equifed.training.missing import MissingPolicy, TrainingError
 
 WORK = LocalSGD(lr=0.1, steps=3, batch_size=4)
 ALGORITHMS = [
@@ -175,7 +176,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(
         whole, broken = (tmp_path / "whole" / name).read_bytes(), tmp_path / "broken" / name
         assert broken.read_bytes() == whole, name
     said = [e["event"] for e in history.events if e["event"] not in ("note", "warning")]
-    assert said == ["resume"]
+    assert said == ["resume", "given out"]
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
@@ -223,7 +224,7 @@ def test_a_client_that_is_not_finite_is_quarantined_for_that_round_only() -> Non
 
 def test_a_round_without_a_client_equals_training_without_it() -> None:
     engine = poisoned({r: {1} for r in range(1, 4)})
-    with_ill = train(FedAvg(WORK), engine, rounds=3, seed=0)
+    with_ill = train(FedAvg(WORK), engine, rounds=3, seed=0, give_out="last")
     without = train(FedAvg(WORK), clients().subset(np.array([0, 2, 3])), rounds=3, seed=0)
     assert with_ill.parameters is not None and without.parameters is not None
     assert torch.equal(with_ill.parameters["weight"], without.parameters["weight"])
@@ -255,7 +256,7 @@ def test_policies_for_missing_clients() -> None:
 def test_a_stop_rule_ends_the_run_and_says_why() -> None:
     history = run(ALGORITHMS[0], stop=[lambda h: "enough" if len(h.rounds) == 3 else None])
     assert len(history.rounds) == 3
-    assert history.events[-1]["reason"] == "enough"
+    assert next(e["reason"] for e in history.events if e["event"] == "stopped") == "enough"
     assert history.series()[0][-1] == 3
 
 

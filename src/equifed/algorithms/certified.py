@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from equifed.algorithms.wrapper import objective_at
+from equifed.algorithms.wrapper import changes_objective, objective_at
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
@@ -39,7 +39,9 @@ class Certified:
     model they start from, as SCAFF-PD, SCAFF-PD-IA, SCAFFOLD with fresh variates and AFL with one
     local step on all samples do; then it costs no exchange. The bound is valid where everybody took
     part and the weighted loss is strongly convex; where it is not the reason is recorded instead
-    (:func:`equifed.steps.certificate.certificate` has the formula).
+    (:func:`equifed.steps.certificate.certificate` has the formula). The round in which an algorithm
+    changes its objective (SCAFF-PD-IA chooses phi) has a number ``new_objective``: what was proved
+    before is about another problem.
 
     Nothing need be given for linear models with the losses of :mod:`equifed.models.losses`. The
     numbers given here are taken on trust: a certificate is a proof as far as they are right.
@@ -78,10 +80,12 @@ class Certified:
         known = self._known(clients) if state.curvature is None else state.curvature
         proof = self._proof(state, inner, info, known, clients, stream)
         after = State(inner, known, state.round + 1)
+        changed = changes_objective(self.algorithm, state.inner, inner)
+        numbers = info.numbers | ({"new_objective": 1.0} if changed else {})
         if isinstance(proof, Certificate):
-            return after, replace(info, numbers=info.numbers | proof.numbers())
+            return after, replace(info, numbers=numbers | proof.numbers())
         notes = () if proof is None else (f"no certificate: {proof}",)
-        return after, replace(info, notes=info.notes + notes)
+        return after, replace(info, numbers=numbers, notes=info.notes + notes)
 
     def model(self, state: State) -> Vector:
         """Return the algorithm's model."""
@@ -96,7 +100,7 @@ class Certified:
             known = Curvature(np.full(n, math.inf), np.zeros(n))
         least = max(float(known.strong_convexity.min()), self.strong_convexity or 0.0)
         largest = min(float(known.smoothness.max()), self.smoothness or math.inf)
-        return Curvature(np.full(n, largest), np.full(n, least), known.tight)
+        return Curvature(np.full(n, largest), np.full(n, least), known.tight, known.lowest)
 
     def _proof(
         self, state: State, inner: Any, info: Info, known: Curvature | str, clients: Clients,

@@ -174,7 +174,7 @@ class Safeguarded:
     def _merit(self, state: State, info: Info) -> float | None:
         """Return what a round is judged by; smaller is better."""
         if state.measure == "gap":
-            return info.numbers.get("gap")
+            return info.numbers.get("uncapped_gap", info.numbers.get("gap"))
         if state.measure == "mean":
             return state.mean
         if state.measure == "value":

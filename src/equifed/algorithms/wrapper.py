@@ -45,3 +45,11 @@ def objective_at(algorithm: AnyAlgorithm, state: Any, info: Info) -> SaddleObjec
     if away is not None:
         objective, _ = over_members(objective, away, rounds_of_patience(core, len(away)))
     return objective
+
+
+def changes_objective(algorithm: AnyAlgorithm, before: Any, after: Any) -> bool:
+    """Tell whether an algorithm minimises something else in one state than in the other."""
+    core = unwrap(algorithm)
+    if not hasattr(core, "objective_at"):
+        return False
+    return bool(core.objective_at(inner_state(before)) != core.objective_at(inner_state(after)))

@@ -133,7 +133,7 @@ def sweep(
 def _show_end(made: Report, page: Path, quiet: bool) -> None:
     """Show the comparison and where its page is, and fail if some runs did."""
     from equifed.report.words import describe_warnings
-    from equifed.training.loop import TrainingError
+    from equifed.training.missing import TrainingError
     from equifed.training.progress import print_line
 
     console = open_console(quiet, stdout=True)

@@ -88,6 +88,10 @@ def print_demo(histories: dict[str, History], out: Path, console: Console) -> No
             f"SCAFF-PD against {title}: worst client {plain['worst']:.1%} -> {fair['worst']:.1%} "
             f"({gain}), average {plain['average']:.1%} -> {fair['average']:.1%} ({cost}).",
         )
+    for name, history in histories.items():
+        proved = history.describe_certificate()
+        if proved is not None:
+            print_line(console, f"{name}: {proved}.")
     seconds = sum(record.seconds for history in histories.values() for record in history.rounds)
     print_line(console, f"One seed, {seconds:.0f} s of training; run folders in {out}.")
     print_line(console, f"report: {out / PAGE}")

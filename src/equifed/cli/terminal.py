@@ -112,7 +112,7 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
 def _explain(error: Exception) -> tuple[str, int]:
     from equifed.training.checkpoints import CheckpointError
     from equifed.training.folder import RunFolderError
-    from equifed.training.loop import TrainingError
+    from equifed.training.missing import TrainingError
 
     if isinstance(error, TrainingError | CheckpointError):
         return str(error), FAILED

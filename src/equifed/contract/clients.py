@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -100,6 +100,10 @@ class Clients(Protocol):
 
     def initial(self, stream: Stream) -> Vector:
         """Return a freshly initialised model."""
+        ...
+
+    def flatten(self, model: Any) -> Vector:
+        """Return a vector, a module or its parameters by name as the vector that algorithms see."""
         ...
 
     def parameters(self, x: Vector) -> dict[str, Vector]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +20,14 @@ class Curvature:
         L_i and mu_i with mu_i I <= Hess f_i <= L_i I; L_i may be infinite, mu_i zero.
     tight : bool
         Whether some model attains the smoothness, so that it makes good step sizes.
+    lowest : float
+        No client's loss is below this at any model; minus infinity where that is not known.
     """
 
     smoothness: Losses
     strong_convexity: Losses
     tight: bool = False
+    lowest: float = -math.inf
 
     def modulus(self, weights: Weights) -> float:
         r"""Return a strong-convexity modulus of the weighted loss; one above zero means something.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -77,6 +77,10 @@ class TorchClients(Clients):
     @override
     def sizes(self) -> Index:
         return self._sizes[self.index]
+
+    @override
+    def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
+        return self.model.flatten_any(model)
 
     @override
     def parameters(self, x: Tensor) -> dict[str, Tensor]:

@@ -67,6 +67,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
         stop=config.stop.rules(),
+        give_out=config.give_out,
         callbacks=[RoundLog()],
         missing=deadlines.to_policy(),
         folder=_open_folder(settings, members),

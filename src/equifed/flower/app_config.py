@@ -22,6 +22,7 @@ from equifed.flower.task import Task
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.config import DataSettings, Evaluate, ModelSettings, Plain
 from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, settings
+from equifed.training.given_out import GiveOut
 from equifed.training.stopping import StopWhen
 
 TABLES = ("data", "model", "algorithm", "evaluate", "stop")
@@ -57,6 +58,7 @@ class AppConfig:
     data: Table = field(default_factory=dict)
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
+    give_out: GiveOut = "auto"
 
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from equifed.training.loop import MissingPolicy
+from equifed.training.missing import MissingPolicy
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,10 @@ class FlowerClients(Messenger, Clients):
     @override
     def initial(self, stream: Stream) -> Vector:
         return self.members.engine.initial(stream)
+
+    @override
+    def flatten(self, model: Any) -> Vector:
+        return self.members.engine.flatten(model)
 
     @override
     def parameters(self, x: Vector) -> dict[str, Vector]:

@@ -24,7 +24,7 @@ MOST_CLIENTS = 5000
 """Beyond this many clients their data are not looked at one by one."""
 
 STEEPEST = {"squared": 2.0, "binary_logistic": 0.25, "cross_entropy": 0.5, "hinge": math.inf}
-"""Largest second derivative of each convex loss in its outputs."""
+"""Largest second derivative of each convex loss in its outputs; none of them is ever negative."""
 
 
 def known_curvature(
@@ -52,7 +52,7 @@ def known_curvature(
     if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
         return f"nothing is known about the loss {loss}; state strong_convexity yourself"
     if inputs_of is None or n > MOST_CLIENTS:
-        return Curvature(np.full(n, math.inf), np.full(n, model.l2))
+        return Curvature(np.full(n, math.inf), np.full(n, model.l2), lowest=0.0)
     quadratic = loss == "squared"
     # Only what is trained has a derivative: the last column is that of the bias.
     weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
@@ -61,7 +61,8 @@ def known_curvature(
     smoothness = STEEPEST[loss] * largest + model.l2
     exact = all(e[2] for e in ends)
     convexity = np.full(n, model.l2) + (2.0 * least if quadratic else 0.0)
-    return Curvature(smoothness, convexity, tight=exact and loss in ("squared", "binary_logistic"))
+    tight = exact and loss in ("squared", "binary_logistic")
+    return Curvature(smoothness, convexity, tight, lowest=0.0)
 
 
 def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:

@@ -173,7 +173,7 @@ def draw_certificate(methods: Sequence[Method]) -> Figure | None:
     gaps = {}
     for m, method in enumerate(methods):
         records = [r for r in method.runs[0].history.rounds if "gap" in r.numbers]
-        points = [(r.round, r.numbers["gap"]) for r in records]
+        points = [(r.round - 1, r.numbers["gap"]) for r in records]  # of the model before
         points = [(r, g) for r, g in points if math.isfinite(g) and g > 0]
         if points:
             gaps[m] = np.array(points)[svg.thinned(len(points))]
@@ -188,15 +188,15 @@ def draw_certificate(methods: Sequence[Method]) -> Figure | None:
     )  # fmt: skip
     words, rows = [], []
     for m, gap in gaps.items():
-        name, final = methods[m].name, float(gap[-1, 1])
-        tip = f"{name}: gap {final:.3g} at the end"
+        name = methods[m].name
+        tip = f"{name}: {methods[m].runs[0].history.describe_certificate()}"
         plot.line(gap[:, 0], gap[:, 1], class_=f"line {colour(m)}", data_tip=tip)
-        words.append(f"{name} ends within {final:.3g} of the best objective value there is.")
+        words.append(f"{tip}.")
         rows += [[name, int(r), float(g)] for r, g in gap]
     alt = f"Certified optimality gap against rounds, logarithmic. {' '.join(words)}"
     caption = (
-        "How far the objective can still be from its optimum, at most; computed from the run "
-        "itself (first seed)."
+        "How far the objective after so many rounds can still be from its optimum, at most; "
+        "computed from the run itself (first seed)."
     )
     columns = ["method", "round", "gap"]
     return Figure("certificate", "Certificate", caption, alt, plot, columns, rows, tuple(gaps))

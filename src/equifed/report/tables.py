@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ def _list_facts(method: Method) -> Facts:
 def format_event(event: dict[str, Any]) -> dict[str, str]:
     """Return an event as the table shows it."""
     known = ("event", "round", "client", "reason", "time", "seed", "method")
-    rest = {k: v for k, v in event.items() if k not in known}
+    rest = {k: v for k, v in event.items() if k not in (*known, "given_out")}  # the reason says it
     row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
     if rest:
         row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))
@@ -192,7 +193,13 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
         "name": method.name,
         "seeds": list(method.seeds),
         "runs": [
-            {"folder": r.folder, "config": r.config, "provenance": r.provenance}
+            {
+                "folder": r.folder,
+                "config": r.config,
+                "provenance": r.provenance,
+                "given_out": None if r.history.given_out is None else asdict(r.history.given_out),
+                "certificate": r.history.certificate(),
+            }
             for r in method.runs
         ],
         "events": method.events(),

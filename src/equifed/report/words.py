@@ -150,14 +150,9 @@ def describe_chance(method: Method, rows: ClientRows) -> str:
 
 
 def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
-    """Return why methods have no certificate, where their runs say so."""
-    found = []
-    for method in methods:
-        notes = [e.get("reason", "") for e in method.events() if e["event"] == "note"]
-        said = [note for note in notes if note.startswith("no certificate")]
-        if said:
-            found.append(f"{method.name}: {said[0]}")
-    return found
+    """Return what is proved of the models that methods gave out (first seed), or why nothing is."""
+    said = [(method.name, method.runs[0].history.describe_certificate()) for method in methods]
+    return [f"{name}: {note}" for name, note in said if note is not None]
 
 
 def describe_quarantines(methods: Sequence[Method]) -> list[str]:

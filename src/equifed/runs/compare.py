@@ -16,7 +16,7 @@ from equifed.report.page import slug
 from equifed.runs.config import RunConfig, apply_override
 from equifed.runs.jobs import Job, check_folders, lock_folder, make_job, run_jobs
 from equifed.runs.settings import ConfigError, Table
-from equifed.training.loop import TrainingError
+from equifed.training.missing import TrainingError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -30,7 +30,8 @@ from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct
 from equifed.runs.signatures import describe_fields, settings
-from equifed.training.loop import MissingPolicy
+from equifed.training.given_out import GiveOut
+from equifed.training.missing import MissingPolicy
 from equifed.training.stopping import SplitName, StopWhen
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
@@ -47,10 +48,8 @@ class Holdout:
     def __post_init__(self) -> None:
         held = (self.validation, self.test)
         if min(held) < 0 or sum(held) >= 1:
-            raise ValueError(
-                f"validation and test are fractions that leave something to train on, got "
-                f"{self.validation} and {self.test}."
-            )
+            got = f"got {self.validation} and {self.test}."
+            raise ValueError(f"validation and test must leave something to train on, {got}")
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ class Plain:
     rounds: int
     seed: int = 0
     threads: int | None = None
+    give_out: GiveOut = "auto"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -113,8 +113,6 @@ CHOSEN: dict[str, tuple[str, type | None]] = {
 RECORDS: dict[str, type] = {"evaluate": Evaluate, "stop": StopWhen, "missing": MissingPolicy}
 """Tables without a name."""
 
-DEFAULT_ENGINE = "auto"
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -122,9 +120,9 @@ class RunConfig:
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
     setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
-    up in an order that depends on it, so the number a run began with stays with it.
-    ``loaded_code`` lists the code of one's own that it names, as (address, file). Make one with
-    :meth:`read` or :meth:`from_dict`, which check it.
+    up in an order that depends on it, so the number a run began with stays with it. ``give_out`` is
+    as for :func:`equifed.train`, ``loaded_code`` lists the code of one's own that it names, as
+    (address, file). Make one with :meth:`read` or :meth:`from_dict`, which check it.
 
     Examples
     --------
@@ -147,6 +145,7 @@ class RunConfig:
     engine: Table
     seed: int = 0
     threads: int | None = None
+    give_out: GiveOut = "auto"
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
@@ -191,8 +190,9 @@ class RunConfig:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
         tables = {key: getattr(self, key) for key in CHOSEN}
         records = {key: describe_fields(getattr(self, key)) for key in RECORDS}
-        threads = {} if self.threads is None else {"threads": self.threads}
-        return {"seed": self.seed, "rounds": self.rounds, **threads, **tables, **records}
+        plain = {key: getattr(self, key) for key in ("seed", "rounds", "threads", "give_out")}
+        plain = {key: value for key, value in plain.items() if value is not None}
+        return {**plain, **tables, **records}
 
     def to_toml(self) -> str:
         """Return the text of a configuration file."""
@@ -215,7 +215,7 @@ def read_data(name: str, overrides: Iterable[str] = ()) -> Table:
 def _chosen(checker: Checker, key: str, value: Any) -> Table:
     section, shared = CHOSEN[key]
     if key == "engine" and isinstance(value, Mapping):
-        value = {"name": DEFAULT_ENGINE, **value}
+        value = {"name": "auto", **value}
     wanted = settings(shared) if shared else None
     table = checker.choice(SECTIONS[section], value, key, wanted)
     loss = table.get("loss") if key == "model" else None

@@ -19,7 +19,8 @@ from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training.folder import RunFolder, RunFolderError
 from equifed.training.history import History, RoundRecord
-from equifed.training.loop import Callback, TrainingError
+from equifed.training.loop import Callback
+from equifed.training.missing import TrainingError
 from equifed.training.progress import draw_bar, print_line
 from equifed.training.tables import is_complete
 

@@ -22,6 +22,7 @@ from equifed.runs.settings import ConfigError, Table, choose, construct
 from equifed.runs.workers import is_first
 from equifed.training import tables
 from equifed.training.folder import RunFolder, RunFolderError
+from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import Callback, train
 from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete, write_file
@@ -55,6 +56,7 @@ class Run:
                 evaluate=self.evaluate,
                 every=self.config.evaluate.every,
                 stop=self.config.stop.rules(),
+                give_out=self.config.give_out,
                 callbacks=callbacks,
                 missing=self.config.missing,
                 folder=folder,
@@ -92,6 +94,7 @@ def build(config: RunConfig) -> Run:
     table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
     config = replace(config, algorithm=table)
     _check_stop(config, federation)
+    _check_give_out(config, federation)
     return Run(config, federation, clients, algorithm, config.evaluate.splits)
 
 
@@ -153,6 +156,21 @@ def _check_stop(config: RunConfig, federation: Federation) -> None:
         raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
     if stop.needs_metric and stop.metric == "accuracy" and federation.classes is None:
         raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
+
+
+def _check_give_out(config: RunConfig, federation: Federation) -> None:
+    try:
+        Giver(config.give_out, config.stop.at_gap is not None)
+    except ValueError as error:
+        raise ConfigError([f"give_out: {error}"]) from error
+    held = "validation" in federation.splits() and "validation" in config.evaluate.splits
+    if config.give_out == "validation" and not held:
+        raise ConfigError(
+            [
+                "give_out: the validation split is not there or not evaluated; see "
+                "[data.holdout] and evaluate.splits"
+            ]
+        )
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:

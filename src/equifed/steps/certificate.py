@@ -25,15 +25,19 @@ class Certificate:
         Phi(l(x)) is above its minimum by at most this.
     distance : float
         |x - x*| is at most this; infinite where no bound is known.
+    uncapped : float, optional
+        The formula's bound where it is above the gap, which then only says that no objective is
+        below the smallest value there can be: nothing is proved yet.
     """
 
     gap: float
     distance: float
+    uncapped: float | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers of the round's record."""
-        out = {"gap": self.gap}
-        return {**out, "distance": self.distance} if math.isfinite(self.distance) else out
+        found = {"gap": self.gap, "distance": self.distance, "uncapped_gap": self.uncapped}
+        return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
 
 
 def certificate(
@@ -54,6 +58,9 @@ def certificate(
     gives :math:`\min_y F(y, \lambda) \ge F(x, \lambda) - |\nabla_x F|^2 / (2 \mu(\lambda))`, and no
     model has an objective below that. If every :math:`F(\cdot, \lambda)` is mu-strongly convex, so
     is :math:`\Phi(l(\cdot))`, and :math:`|x - x^\star|^2 \le 2\, \text{gap} / \mu`.
+
+    Losses with a smallest value (``curvature.lowest``, mostly 0) and weights that are never
+    negative have an objective with a smallest value, too; the gap is at most the distance to it.
 
     It is a proof when the bounds of ``curvature`` are true (``clients.curvature()``) and up to
     rounding: :data:`ROUNDING` units in the last place of the losses are added, which covers float64
@@ -92,8 +99,20 @@ def certificate(
     squared = float(gradient.double() @ gradient.double())
     gap = max(value - bound, 0.0) + squared / (2 * modulus) + rounding
     norm = objective.l1_norm(len(weights))
+    most = value - _smallest_value(objective, norm, curvature.lowest, losses) + rounding
+    uncapped, gap = gap if gap > most else None, min(gap, most)
     least = curvature.least_modulus(norm) if math.isfinite(norm) else 0.0  # free sums reach zero
-    return Certificate(gap, math.sqrt(2 * gap / least) if least > 0 else math.inf)
+    return Certificate(gap, math.sqrt(2 * gap / least) if least > 0 else math.inf, uncapped)
+
+
+def _smallest_value(
+    objective: SaddleObjective, norm: float, lowest: float, losses: Losses
+) -> float:
+    """Return a value that Phi never falls below; Phi is monotone where no weight is negative."""
+    signed = 1 + 1e-9 < norm < math.inf
+    if not math.isfinite(lowest) or signed or np.min(losses) < lowest:
+        return -math.inf
+    return objective.value(np.full(len(losses), lowest))
 
 
 def _dtype(vector: Vector) -> str:

@@ -27,15 +27,18 @@ class CheckpointError(RuntimeError):
     """No usable checkpoint, and why."""
 
 
-def save(folder: Path, round: int, state: Any, extra: dict[str, Any]) -> None:
-    """Write the checkpoint of a round, then drop all but the newest two."""
+def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any = None) -> None:
+    """Write the checkpoint of a round, then drop all but the newest two.
+
+    ``extra`` is for JSON; ``kept`` is what training remembers beside the algorithm's state.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
-    tree = pack(state, "state", tensors)
+    trees = {"state": pack(state, "state", tensors), "kept": pack(kept, "kept", tensors)}
     payload = save_tensors(tensors)
     write_file(folder / f"{round:08d}.safetensors", payload)
     digest = hashlib.sha256(payload).hexdigest()
-    manifest = {"format": FORMAT, "round": round, "sha256": digest, "state": tree, "extra": extra}
+    manifest = {"format": FORMAT, "round": round, "sha256": digest, **trees, "extra": extra}
     write_file(folder / f"{round:08d}.json", json.dumps(manifest).encode())
     for old in _rounds(folder)[:-KEEP]:
         for suffix in (".json", ".safetensors"):
@@ -43,7 +46,7 @@ def save(folder: Path, round: int, state: Any, extra: dict[str, Any]) -> None:
 
 
 def load(folder: Path, template: Any) -> tuple[int, Any, dict[str, Any]]:
-    """Return round, state and extra of the newest checkpoint that is whole.
+    """Return round, state and extra of the newest checkpoint that is whole; ``kept`` is in extra.
 
     ``template`` is a state of the same algorithm: its tensors say where to put the new ones, and
     the classes in it are known (see :mod:`equifed.training.states`).
@@ -71,7 +74,9 @@ def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[s
     state = unpack(manifest["state"], tensors, template)
     if type(state) is not type(template) or state.x.shape != template.x.shape:
         raise CheckpointError("it belongs to another algorithm or model")
-    return int(manifest["round"]), state, dict(manifest["extra"])
+    kept = unpack(manifest["kept"], tensors, template)
+    more = {} if kept is None else {"kept": kept}
+    return int(manifest["round"]), state, {**manifest["extra"], **more}
 
 
 def _rounds(folder: Path) -> list[int]:

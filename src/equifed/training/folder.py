@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from equifed.contract.group import Group
+from equifed.training.given_out import Kept
 from equifed.training.history import History
 from equifed.training.states import collect
 from equifed.training.tables import EVENTS, TABLES, RunFolderError, Tables
@@ -67,7 +68,7 @@ class RunFolder(Tables):
         due = time.monotonic() - self._saved_at >= seconds
         return due if self._group is None else self._group.from_first(str(due)) == "True"
 
-    def save(self, round: int, state: Any) -> None:
+    def save(self, round: int, state: Any, kept: Kept) -> None:
         """Flush the tables and write a checkpoint."""
         from equifed.training import checkpoints
 
@@ -79,11 +80,11 @@ class RunFolder(Tables):
             with (self.path / name).open("ab") as file:
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
-        checkpoints.save(self.checkpoints, round, state, {"lengths": lengths})
+        checkpoints.save(self.checkpoints, round, state, {"lengths": lengths}, kept)
         self._saved_at = time.monotonic()
 
-    def restore(self, template: Any) -> tuple[int, Any, History]:
-        """Cut the tables back to the newest checkpoint; return its round, state and history."""
+    def restore(self, template: Any) -> tuple[int, Any, Kept, History]:
+        """Cut the tables back to the newest checkpoint; return all that it holds, and them."""
         from equifed.training import checkpoints
 
         round, state, extra = checkpoints.load(self.checkpoints, template)
@@ -97,7 +98,7 @@ class RunFolder(Tables):
         self._wait()
         history = History.load(self.path, model=False)
         self._wait()  # nothing is written before all have read
-        return round, state, history
+        return round, state, extra["kept"], history
 
     def _wait(self) -> None:
         if self._group is not None:

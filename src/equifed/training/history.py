@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
+from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
 from equifed.training.notebook import render_clients
 from equifed.training.tables import MetricRecord, RoundRecord, RunFolderError
@@ -38,11 +40,14 @@ class History:
     weights : dict of arrays
         Client weights by round, kept at the rounds that were evaluated.
     events : list of dict
-        Quarantines, missing clients, resumes, warnings, and why the run stopped.
+        Quarantines, missing clients, resumes, warnings, why the run stopped, what it gave out.
     parameters : dict of tensors, optional
-        The final model by parameter name.
+        The model that was given out by parameter name.
     hits : dict of Hits
         By split, which samples the model of the last evaluation answers correctly.
+
+    A round's record tells of the model that the round started from. The weights and metrics of a
+    round are of the model after it; those of the last round are of the model that was given out.
     """
 
     names: tuple[str, ...]
@@ -73,6 +78,22 @@ class History:
         self.metrics.extend(new)
         self.hits = {e.split: e.hits for e in evaluations if e.hits is not None}
         return new
+
+    def evaluation(self, round: int) -> list[MetricRecord]:
+        """Return the newest evaluation if it is of this round."""
+        newest = itertools.takewhile(lambda record: record.round == round, reversed(self.metrics))
+        return list(newest)[::-1]
+
+    def forget_evaluation(self, round: int) -> None:
+        """Forget the newest evaluation if it is of this round: another model takes its place."""
+        del self.metrics[len(self.metrics) - len(self.evaluation(round)) :]
+
+    @property
+    def given_out(self) -> GivenOut | None:
+        """What the run gave out; None as long as it has not ended."""
+        found = (e["given_out"] for e in reversed(self.events) if e["event"] == "given out")
+        told = next(found, None)
+        return None if told is None else GivenOut(**told)
 
     def last(self, metric: str = "accuracy", split: str = "test") -> MetricRecord | None:
         """Return the newest record of a metric on a split."""
@@ -105,12 +126,12 @@ class History:
 
     def summary(self) -> dict[str, Any]:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
+        given = self.given_out
         out: dict[str, Any] = {
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,
-            "objective": next(
-                (r.objective for r in reversed(self.rounds) if r.objective is not None), None
-            ),
+            "given_out": None if given is None else asdict(given),
+            "objective": self._objective(),
             "exchanges": sum(r.exchanges for r in self.rounds),
             "bytes_up": sum(r.bytes_up for r in self.rounds),
             "bytes_down": sum(r.bytes_down for r in self.rounds),
@@ -124,14 +145,46 @@ class History:
         return out
 
     def certificate(self) -> dict[str, float] | str | None:
-        """Return the smallest certified gap with its round, or why there is none, if known."""
-        proved = [r for r in self.rounds if "gap" in r.numbers]
-        if proved:
-            best = min(proved, key=lambda r: r.numbers["gap"])
-            held = {k: v for k, v in best.numbers.items() if k in ("gap", "distance")}
-            return {"round": best.round, **held}
-        notes = (e["reason"] for e in self.events if e["event"] == "note")
-        return next((note for note in notes if note.startswith("no certificate")), None)
+        """Return the certificate of the model given out, or why there is none, if known.
+
+        It has a gap, the round of the model (it is the model after so many rounds) and, where it is
+        known, a bound on the distance from the best model. Of a run that has not ended it is the
+        smallest one so far.
+        """
+        given = self.given_out
+        best = self._smallest_gap() if given is None or given.gap is None else given
+        if best is None or best.gap is None:
+            notes = (e["reason"] for e in self.events if e["event"] == "note")
+            return next((note for note in notes if note.startswith("no certificate")), None)
+        if best.capped:
+            return f"no certificate: {best.proof()}"
+        if given is not None and given is not best:
+            return f"no certificate: {given}; that of round {best.round} was {best.proof()}"
+        more = {} if best.distance is None else {"distance": best.distance}
+        return {"round": best.round, "gap": best.gap, **more}
+
+    def describe_certificate(self) -> str | None:
+        """Return in words what is proved about the model given out, or why nothing is."""
+        found = self.certificate()
+        if not isinstance(found, dict):
+            return found
+        about = GivenOut("certified", int(found["round"]), found["gap"])
+        which = "best model so far" if self.given_out is None else "model given out"
+        return f"the {which}, that of round {about.round}, is {about.proof()}"
+
+    def _smallest_gap(self) -> GivenOut | None:
+        """Return the best certificate of the rounds since the objective has last changed."""
+        changed = [i for i, r in enumerate(self.rounds) if "new_objective" in r.numbers]
+        since = self.rounds[changed[-1] if changed else 0 :]
+        proved = [r for r in since if "gap" in r.numbers]
+        best = min(proved, key=lambda r: r.numbers["gap"], default=None)
+        return None if best is None else certified(best.round, best.numbers, best.objective)
+
+    def _objective(self) -> float | None:
+        """Return the objective of the model given out, or where it stood when it last was known."""
+        if self.given_out is not None and self.given_out.objective is not None:
+            return self.given_out.objective
+        return next((r.objective for r in reversed(self.rounds) if r.objective is not None), None)
 
     def _spread(self, metric: str, split: str) -> dict[str, Any]:
         record = self.last(metric, split)

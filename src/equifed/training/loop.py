@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.arrays import Vector, Weights
+from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator, KnowsFeatures
 from equifed.contract.streams import Stream
 from equifed.training.folder import RunFolder
+from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
+from equifed.training.missing import MissingPolicy, TrainingError, play_round
 from equifed.training.warnings import check_finite, find_warnings
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CHECKPOINT_SECONDS = 2.0
 """Least time between two checkpoints; a kill costs at most this and one round."""
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the last good state is saved."""
 
 
 class Callback:
@@ -46,19 +45,11 @@ class Callback:
 
 
 StopRule = Callable[[History], str | None]
-"""Looks at the history after a round and returns why to stop, or None."""
+"""Looks at the history after a round and returns why to stop, or None.
 
-
-@dataclass(frozen=True)
-class MissingPolicy:
-    """What to do about clients that give no usable answer.
-
-    ``"continue"`` goes on with the others in that round as long as ``quorum`` of all clients are
-    left; ``"fail"`` stops.
-    """
-
-    policy: Literal["continue", "fail"] = "continue"
-    quorum: float = 0.0
+One that looks at the certificate has an attribute ``proof`` that is true: the model that is then
+given out must be the one that the certificate is about.
+"""
 
 
 def train(
@@ -67,10 +58,11 @@ def train(
     *,
     rounds: int,
     seed: int = 0,
-    x: Vector | None = None,
+    x: Vector | Mapping[str, Any] | nn.Module | None = None,
     evaluate: Sequence[str] | Evaluator = (),
     every: int = 1,
     stop: Sequence[StopRule] = (),
+    give_out: GiveOut = "auto",
     callbacks: Sequence[Callback] = (),
     missing: MissingPolicy = MissingPolicy(),  # noqa: B008 - a frozen value
     folder: RunFolder | None = None,
@@ -88,15 +80,21 @@ def train(
         How many rounds at most.
     seed : int
         Seed of every draw: the model's start, who takes part, the minibatches.
-    x : Vector, optional
-        Model to start from; freshly initialised if not given.
+    x : Vector, module or state dict, optional
+        Model to start from; the engine's initial one if not given.
     evaluate : sequence of str, or callable
         Splits on which the clients measure the model before the first round and after every
-        ``every``-th and the last one; or whatever else measures a model.
+        ``every``-th and the last one; or whatever else measures a model. After the last round the
+        model that is given out is measured.
     every : int
         Rounds from one evaluation to the next.
     stop : sequence of callables
         Reasons to stop early.
+    give_out : {"auto", "last", "certified", "average", "validation"}
+        Which model: that of the last round, the one with the smallest certified gap, the mean of
+        the models, or the best on the validation split (by its worst client). ``"auto"`` is
+        explained in :class:`equifed.training.given_out.Giver`; ``history.given_out`` says what it
+        came to.
     callbacks : sequence of Callback
         Who wants to be told.
     missing : MissingPolicy
@@ -109,7 +107,7 @@ def train(
     Returns
     -------
     History
-        With the final model in ``parameters``.
+        With the model that is given out in ``parameters``.
     """
     if isinstance(evaluate, str):
         evaluate = (evaluate,)
@@ -119,9 +117,10 @@ def train(
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
     if every < 1:
         raise ValueError(f"every must be at least 1, got {every}.")
-    return _Training(
-        algorithm, clients, rounds, Stream(seed), evaluate, every, stop, callbacks, missing, folder
-    ).run(x, resume)
+    giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
+    told = stop, giver, callbacks, missing, folder
+    training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
+    return training.run(None if x is None else clients.flatten(x), resume)
 
 
 @dataclass
@@ -133,12 +132,14 @@ class _Training:
     evaluate: Sequence[str] | Evaluator
     every: int
     stop: Sequence[StopRule]
+    giver: Giver
     callbacks: Sequence[Callback]
     missing: MissingPolicy
     folder: RunFolder | None
 
     def __post_init__(self) -> None:
         self.history, self.group = History(tuple(self.clients.names)), self.clients.group()
+        self.kept = Kept()
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
@@ -148,19 +149,24 @@ class _Training:
         for callback in self.callbacks:
             callback.start(self.history, self.rounds)
         if done == 0 and not resume:
-            self._evaluate(0, state)
+            self._evaluate(0, state, None)
+            self._record(0)
             self._save(0, state)
-        reason = self._reason_to_stop() if done else None  # it may have been killed while stopping
+        reason = self.kept.stopped  # it may have been killed while stopping
         for r in range(done + 1, self.rounds + 1):
             if reason is not None:
                 break
             state, info = self._round(r, state)
             if r % self.every == 0:
-                self._measure(r, state, info)
+                self._evaluate(r, state, info.weights)
             reason = self._reason_to_stop()
             last = reason is not None or r == self.rounds
             if last and r % self.every != 0:
-                self._measure(r, state, info)
+                self._evaluate(r, state, info.weights)
+            if last:
+                self._settle(r, state, reason)
+            if last or r % self.every == 0:
+                self._record(r)
             if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
                 self._save(r, state)
         return self._end(state, reason)
@@ -182,16 +188,49 @@ class _Training:
             reason = self.group.from_first(reason or "") or None
         return reason
 
-    def _measure(self, r: int, state: Any, info: Info) -> None:
-        self.history.weights[r] = info.weights
+    def _evaluate(self, r: int, state: Any, weights: Weights | None) -> None:
+        """Measure what the algorithm would give out after round r, which may be worth keeping."""
+        x = self.algorithm.model(state)
+        records = self._measure(r, x, weights)
+        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records)
+
+    def _measure(self, r: int, x: Vector, weights: Weights | None) -> list[MetricRecord]:
+        if weights is not None:
+            self.history.weights[r] = weights
+        if not self.evaluate:
+            return []
+        given = self.evaluate
+        found = given(x) if callable(given) else self.clients.evaluate(x, given)
+        return self.history.add_evaluation(r, found)
+
+    def _settle(self, r: int, state: Any, reason: str | None) -> None:
+        """Make the numbers of the last round those of the model that is given out."""
+        self.kept, choice = replace(self.kept, stopped=reason), self._choose(r, state)
+        if choice.given.kind != "last":
+            self.history.forget_evaluation(r)
+            self._measure(r, choice.x, choice.weights)
+
+    def _choose(self, r: int, state: Any) -> Choice:
+        model, iterate = self.algorithm.model(state), state.x
+        own = model is not iterate and not bool((model == iterate).all())
+        return self.giver.choose(self.kept, r, model, own)
+
+    def _record(self, r: int) -> None:
+        """Write down and tell what was measured after round r."""
+        records = self.history.evaluation(r)
         if self.folder is not None:
-            self.folder.weights(r, info.weights)
-        self._evaluate(r, state)
+            if r in self.history.weights:
+                self.folder.weights(r, self.history.weights[r])
+            self.folder.evaluation(records)
+        for callback in self.callbacks if records else ():
+            callback.evaluation(r, records)
 
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
         started, before = time.perf_counter(), self.clients.traffic.totals()
         try:
-            new, info = self._with_those_left(r, state)
+            new, info, away = play_round(
+                self.algorithm, state, self.clients, self.stream, r, self.missing, self._event
+            )
         except TrainingError as error:
             self._event({"event": "stopped", "round": r, "reason": str(error)})
             self._save(r - 1, state)
@@ -206,6 +245,7 @@ class _Training:
         for callback in self.callbacks:
             callback.round(record, info)
         self._notes(r, info)
+        self.kept = self.giver.after_round(self.kept, r, state.x, new.x, info, away)
         return new, info
 
     def _notes(self, r: int, info: Info) -> None:
@@ -215,56 +255,11 @@ class _Training:
             if note not in said:
                 self._event({"event": "note", "round": r, "reason": note})
 
-    def _with_those_left(self, r: int, state: Any) -> tuple[Any, Info]:
-        """Repeat the round without those who give no usable answer, until the others all do."""
-        left = self.clients.index
-        while True:
-            everybody = len(left) == len(self.clients.index)
-            present = self.clients if everybody else self.clients.subset(left)
-            try:
-                new, info = self.algorithm.round(state, present, self.stream.at("round", r))
-                return new, info if info.index is not None else replace(info, index=present.index)
-            except MissingClients as lost:
-                for i, reason in lost.reasons.items():
-                    told = {"round": r, "client": self.clients.names[i], "reason": reason}
-                    self._event({"event": "quarantine", **told})
-                left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
-                self._check_quorum(r, len(left), lost)
-
     def _participants(self, info: Info) -> tuple[int, ...] | None:
         """Return who took part in a round; None when all did, which need not be written down."""
         if info.index is None or len(info.index) == len(self.clients.names):
             return None
         return tuple(int(i) for i in info.index)
-
-    def _check_quorum(self, r: int, left: int, lost: MissingClients) -> None:
-        everybody = len(self.clients.names)
-        if self.missing.policy == "fail":
-            raise TrainingError(
-                f"Round {r}: {lost}. The policy for missing clients is 'fail'."
-            ) from lost
-        if left == 0:
-            raise TrainingError(
-                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use "
-                "smaller step sizes; the model of the round before is saved."
-            ) from lost
-        if left < self.missing.quorum * everybody:
-            raise TrainingError(
-                f"Round {r}: {left} of {everybody} clients are left, fewer than the quorum of "
-                f"{self.missing.quorum:.0%} ({lost})."
-            ) from lost
-
-    def _evaluate(self, r: int, state: Any) -> None:
-        if not self.evaluate:
-            return
-        x = self.algorithm.model(state)
-        given = self.evaluate
-        found = given(x) if callable(given) else self.clients.evaluate(x, given)
-        records = self.history.add_evaluation(r, found)
-        if self.folder is not None:
-            self.folder.evaluation(records)
-        for callback in self.callbacks:
-            callback.evaluation(r, records)
 
     def _event(self, event: dict[str, Any]) -> None:
         self.history.events.append(event)
@@ -276,22 +271,25 @@ class _Training:
     def _save(self, r: int, state: Any) -> None:
         if self.folder is not None:
             self.folder.hits(self.history.hits)
-            self.folder.save(r, state)
+            self.folder.save(r, state, self.kept)
 
     def _resume(self, template: Any) -> tuple[Any, int]:
         if self.folder is None:
             raise ValueError("resume needs a run folder.")
-        done, state, self.history = self.folder.restore(template)
+        done, state, self.kept, self.history = self.folder.restore(template)
         self._event({"event": "resume", "round": done})
         self._save(done, state)
         return state, done
 
     def _end(self, state: Any, reason: str | None) -> History:
         last = self.history.rounds[-1].round
-        self.history.parameters = self.clients.parameters(self.algorithm.model(state))
+        choice = self._choose(last, state)
+        self.history.parameters = self.clients.parameters(choice.x)
         self._check_end(last)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
+        told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
+        self._event({"event": "given out", **told})
         if self.folder is not None:
             self.folder.finish(self.history.summary(), self.history.parameters)
         for callback in self.callbacks:

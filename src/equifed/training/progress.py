@@ -65,7 +65,7 @@ class ProgressBar(Callback):
     @override
     def round(self, record: RoundRecord, info: Info) -> None:
         parts = [] if record.objective is None else [f"objective {record.objective:.4g}"]
-        if "gap" in record.numbers:
+        if "gap" in record.numbers and "uncapped_gap" not in record.numbers:
             parts.append(f"certified gap {record.numbers['gap']:.2g}")
         details = "  ".join([*parts, self._worst])
         if self._bar is not None:
@@ -179,7 +179,7 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
 
 
 def describe_events(history: History) -> list[str]:
-    """Return what happened besides rounds: quarantines by client, warnings, why it stopped."""
+    """Return what happened besides rounds: quarantines, warnings, why it stopped, the model."""
     quarantined: dict[str, list[dict[str, Any]]] = {}
     for event in history.events:
         if event["event"] == "quarantine":
@@ -194,4 +194,10 @@ def describe_events(history: History) -> list[str]:
         lines = [*lines[:SHOWN_EVENTS], f"and {more} more clients; see events.jsonl"]
     lines += [f"warning: {e['reason']}" for e in history.events if e["event"] == "warning"]
     stopped = [e for e in history.events if e["event"] == "stopped"]
-    return [*lines, *(f"stopped after round {e['round']}: {e['reason']}" for e in stopped[-1:])]
+    lines += [f"stopped after round {e['round']}: {e['reason']}" for e in stopped[-1:]]
+    given, proved = history.given_out, history.describe_certificate()
+    if given is not None and given.kind != "last":
+        lines.append(str(given))
+    elif proved is not None and given is not None:
+        lines.append(proved)
+    return lines

@@ -6,7 +6,7 @@ Each looks at the history alone, so that a resumed run stops where it would have
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -39,7 +39,9 @@ class TimeLimit:
 
 @dataclass(frozen=True)
 class StopAtGap:
-    """Stop when the round's certificate proves the objective this close to its minimum.
+    """Stop when a round's certificate proves the objective this close to its minimum.
+
+    It is the certificate of the model that the round started from, which is then given out.
 
     >>> from equifed.training.history import RoundRecord
     >>> record = RoundRecord(7, 0.5, 1, 0, 0, seconds=2.0, numbers={"gap": 1e-7})
@@ -48,6 +50,7 @@ class StopAtGap:
     """
 
     gap: float
+    proof: ClassVar[bool] = True
 
     def __call__(self, history: History) -> str | None:
         """Return why to stop, or None."""
@@ -105,7 +108,8 @@ class StopWhen:
     seconds : float, optional
         After this much training time.
     at_gap : float, optional
-        When a certificate proves the training objective to be this close to its minimum.
+        When a certificate proves the training objective to be this close to its minimum; the model
+        of which it is proved is given out.
     target : float, optional
         When the metric is this good.
     patience : int, optional

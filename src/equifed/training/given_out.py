@@ -1,0 +1,252 @@
+"""Which model a run gives out, and what is known about that very model.
+
+A round tells of the model that it *starts* from: its losses, its objective and its certificate are
+those of the model after the round before. What a run gives out is the model that its numbers are
+about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Vector, Weights
+from equifed.metrics.metric import METRICS
+from equifed.training.tables import MetricRecord
+
+Kind = Literal["last", "certified", "average", "validation"]
+GiveOut = Literal["auto", "last", "certified", "average", "validation"]
+
+DECAY = 3.0
+"""Of the mean of the models: round t counts about as t^3, those of the last half 94 %."""
+
+
+@dataclass(frozen=True)
+class GivenOut:
+    """What a run gave out.
+
+    Parameters
+    ----------
+    kind : str
+        ``"last"``: what the algorithm gives out after its last round; ``"certified"``: the model
+        with the smallest certified gap; ``"average"``: the mean of the models of the rounds, later
+        ones counting more; ``"validation"``: the best one on validation data.
+    round : int
+        It is the model after this many rounds.
+    gap, distance, objective : float, optional
+        Its certificate and its objective, where they are known.
+    capped : bool
+        Whether the certificate says no more than that no objective is below its smallest value.
+    """
+
+    kind: Kind
+    round: int
+    gap: float | None = None
+    distance: float | None = None
+    objective: float | None = None
+    capped: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "last":
+            return f"gave out the last model, that of round {self.round}"
+        if self.kind == "average":
+            return f"gave out the mean of the models up to round {self.round}, later ones more"
+        which = f"gave out the model of round {self.round}"
+        if self.kind == "validation":
+            return f"{which}, whose worst client is served best on validation data"
+        return f"{which}, {self.proof()}"
+
+    def proof(self) -> str:
+        """Say what its certificate proves.
+
+        >>> GivenOut("certified", 7, gap=0.00123).proof()
+        'certified to be within 0.00123 of the smallest objective there is'
+        >>> GivenOut("certified", 7, gap=0.5, objective=0.5, capped=True).proof()
+        'nothing is proved yet: the bound on the gap is not below the objective itself, 0.5'
+        """
+        if self.capped:
+            itself = "itself" if self.objective is None else f"itself, {self.objective:.3g}"
+            return (
+                f"nothing is proved yet: the bound on the gap is not below the objective {itself}"
+            )
+        return f"certified to be within {self.gap:.3g} of the smallest objective there is"
+
+
+def certified(round: int, numbers: Mapping[str, float], objective: float | None) -> GivenOut:
+    """Return what the record of a round proves about the model that it started from."""
+    capped = "uncapped_gap" in numbers
+    return GivenOut(
+        "certified", round - 1, numbers["gap"], numbers.get("distance"), objective, capped
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Proved:
+    """The model with the smallest certified gap, and the weights with which that was proved."""
+
+    x: Vector
+    weights: Weights
+    about: GivenOut
+    latest: int  # the last round that had a certificate
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """The mean of models and weights."""
+
+    x: Vector
+    weights: Weights
+    count: int
+    away: int  # the last round in which somebody gave no usable answer
+
+    def add(self, x: Vector, weights: Weights, away: int) -> Mean:
+        """Return the mean with one more model, by polynomial decay (Shamir and Zhang 2013)."""
+        t = self.count + 1
+        share = (DECAY + 1) / (t + DECAY)
+        mean, dual = self.x + share * (x - self.x), self.weights + share * (weights - self.weights)
+        return Mean(mean, dual, t, max(away, self.away))
+
+
+@dataclass(frozen=True, eq=False)
+class Validated:
+    """The model that is best on validation data."""
+
+    x: Vector
+    weights: Weights | None
+    round: int
+    score: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What training remembers beside the algorithm's state; checkpoints hold it, too."""
+
+    proved: Proved | None = None
+    mean: Mean | None = None
+    validated: Validated | None = None
+    stopped: str | None = None  # why, if a rule has ended the run
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A model, the weights that belong to it if they are not the last ones, and what it is."""
+
+    x: Vector
+    weights: Weights | None
+    given: GivenOut
+
+
+@dataclass(frozen=True)
+class Giver:
+    """Keeps the models that may be given out, and chooses among them at the end.
+
+    ``"auto"`` is ``"certified"`` where a round of the last half has a certificate that says
+    something; else ``"average"`` where clients gave no usable answer in a round of the last half
+    (steps of constant length leave noise then; clients that were merely not sampled do not count);
+    else ``"last"``. An algorithm that gives out a mean of its own (DRFA, rFedFair) keeps to it,
+    unless training stops at a certified gap.
+
+    Parameters
+    ----------
+    wanted : str
+        What was asked for.
+    proof : bool
+        Whether a stop rule looks at the certificate, which must then be that of what is given out.
+    """
+
+    wanted: GiveOut = "auto"
+    proof: bool = False
+
+    def __post_init__(self) -> None:
+        if self.wanted not in get_args(GiveOut):
+            known = ", ".join(get_args(GiveOut))
+            raise ValueError(f"give_out must be one of {known}, got {self.wanted!r}.")
+        if self.proof and self.wanted not in ("auto", "certified"):
+            raise ValueError(
+                f"Training that stops at a certified gap gives out the certified model, not "
+                f"{self.wanted!r}; leave give_out out or say 'certified'."
+            )
+
+    def after_round(
+        self, kept: Kept, r: int, start: Vector, end: Vector, info: Info, away: bool
+    ) -> Kept:
+        """Return what to keep after round r, which led from ``start`` to ``end``."""
+        if "new_objective" in info.numbers:  # what was proved before is about another problem
+            kept = replace(kept, proved=None, mean=None)
+        if self.wanted in ("auto", "certified") and "gap" in info.numbers:
+            kept = replace(kept, proved=_better(kept.proved, r, start, info))
+        if kept.mean is not None:
+            mean = kept.mean.add(end, info.weights, r if away else 0)
+            kept = replace(kept, mean=mean)
+        elif self.wanted == "average" or (self.wanted == "auto" and away):
+            kept = replace(kept, mean=Mean(end, info.weights, 1, r if away else 0))
+        return kept
+
+    def after_evaluation(
+        self, kept: Kept, r: int, x: Vector, weights: Weights | None, found: Sequence[MetricRecord]
+    ) -> Kept:
+        """Return what to keep after the evaluation of the model after round r."""
+        if self.wanted != "validation":
+            return kept
+        score, best = _score(found), kept.validated
+        if score is None and best is None:
+            raise ValueError(
+                "give_out='validation' chooses by the validation split, which is not evaluated or "
+                "which no client has: hold one out, and name it in evaluate."
+            )
+        if score is None or (best is not None and score <= best.score):
+            return kept
+        return replace(kept, validated=Validated(x, weights, r, score))
+
+    def choose(self, kept: Kept, r: int, model: Vector, own: bool) -> Choice:
+        """Return what to give out after round r.
+
+        ``model`` is what the algorithm gives out; ``own`` tells that it is not its last iterate.
+        """
+        kind, proved, best = self._kind(kept, r, own), kept.proved, kept.validated
+        if kind == "certified" and proved is not None:
+            return Choice(proved.x, proved.weights, proved.about)
+        if kind == "average" and kept.mean is not None:
+            return Choice(kept.mean.x, kept.mean.weights, GivenOut("average", r))
+        if kind == "validation" and best is not None:
+            return Choice(best.x, best.weights, GivenOut("validation", best.round))
+        return Choice(model, None, GivenOut("last", r))
+
+    def _kind(self, kept: Kept, r: int, own: bool) -> GiveOut:
+        proved, mean = kept.proved, kept.mean
+        if self.wanted != "auto":
+            return self.wanted
+        recent = proved is not None and 2 * proved.latest > r
+        says = proved is not None and not (own or proved.about.capped)
+        if recent and (says or self.proof):
+            return "certified"
+        if mean is not None and 2 * mean.away > r and not own:
+            return "average"
+        return "last"
+
+
+def _better(best: Proved | None, r: int, start: Vector, info: Info) -> Proved:
+    """Return the better one of the best model so far and the one that round r started from."""
+    here = certified(r, info.numbers, info.objective)
+    if best is not None and (best.about.gap or 0.0) <= info.numbers["gap"]:
+        return replace(best, latest=r)
+    return Proved(start, info.weights, here, r)
+
+
+def _score(records: Sequence[MetricRecord]) -> tuple[float, ...] | None:
+    """Return how good a model is on validation data, None if there are none: larger is better.
+
+    The worst client decides, by accuracy where there is one, else by loss; then the average. A
+    model that fewer clients have measured is worse, because the missing one may be the worst.
+    """
+    found = {record.metric: record for record in records if record.split == "validation"}
+    for name, metric in METRICS.items():
+        values = found[name].values if name in found else np.empty(0)
+        gains = metric.sign * values[~np.isnan(values)]
+        if gains.size:
+            return float(gains.size), float(gains.min()), float(gains.mean())
+    return None

@@ -1,0 +1,75 @@
+"""A round with those who give a usable answer, and what to do about those who do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.streams import Stream
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the last good state is saved."""
+
+
+@dataclass(frozen=True)
+class MissingPolicy:
+    """What to do about clients that give no usable answer.
+
+    ``"continue"`` goes on with the others in that round as long as ``quorum`` of all clients are
+    left; ``"fail"`` stops.
+    """
+
+    policy: Literal["continue", "fail"] = "continue"
+    quorum: float = 0.0
+
+    def check(self, r: int, left: int, everybody: int, lost: MissingClients) -> None:
+        """Refuse to go on with too few."""
+        if self.policy == "fail":
+            raise TrainingError(
+                f"Round {r}: {lost}. The policy for missing clients is 'fail'."
+            ) from lost
+        if left == 0:
+            raise TrainingError(
+                f"Round {r}: no client gave a usable answer ({lost}). If training diverged, use "
+                "smaller step sizes; the model of the round before is saved."
+            ) from lost
+        if left < self.quorum * everybody:
+            raise TrainingError(
+                f"Round {r}: {left} of {everybody} clients are left, fewer than the quorum of "
+                f"{self.quorum:.0%} ({lost})."
+            ) from lost
+
+
+def play_round(
+    algorithm: AnyAlgorithm,
+    state: Any,
+    clients: Clients,
+    stream: Stream,
+    r: int,
+    policy: MissingPolicy,
+    tell: Callable[[dict[str, Any]], None],
+) -> tuple[Any, Info, bool]:
+    """Repeat round r without those who give no usable answer, until the others all do.
+
+    Returns the new state, what there is to tell, and whether somebody was left out.
+    """
+    left = clients.index
+    while True:
+        everybody = len(left) == len(clients.index)
+        present = clients if everybody else clients.subset(left)
+        try:
+            new, info = algorithm.round(state, present, stream.at("round", r))
+            info = info if info.index is not None else replace(info, index=present.index)
+            return new, info, not everybody
+        except MissingClients as lost:
+            for i, reason in lost.reasons.items():
+                told = {"round": r, "client": clients.names[i], "reason": reason}
+                tell({"event": "quarantine", **told})
+            left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
+            policy.check(r, len(left), len(clients.names), lost)
