@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from equifed.contract.streams import Stream
 from equifed.runs import run as runs
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.runs.entries import load_address
@@ -310,3 +311,25 @@ def test_a_new_algorithm_is_a_file_and_a_line_in_the_catalogue(tmp_path: Path) -
     )
     done = command("program", cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_own_module_starts_from_its_own_weights_unless_it_is_told_to_draw(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pretrained.py").write_text(
+        "from torch import nn\n"
+        "def make(input_shape, outputs):\n"
+        "    layer = nn.Linear(784, outputs)\n"
+        "    nn.init.constant_(layer.weight, 0.25)\n"
+        "    return nn.Sequential(nn.Flatten(), layer)\n"
+    )
+    table: dict[str, Any] = {"rounds": 1, "algorithm": "fedavg"}
+    table["data"] = {"name": "fashion-three", "train": 10, "test": 5}
+    starts = {}
+    for init in ("auto", "own", "fresh"):
+        table["model"] = {"name": "pretrained:make", "init": init}
+        clients = runs.build(RunConfig.from_dict(table, base=tmp_path)).clients
+        x = clients.initial(Stream(0).at("initial"))
+        starts[init] = clients.parameters(x)["1.weight"]
+    assert (starts["auto"] == 0.25).all() and (starts["own"] == 0.25).all()
+    assert not (starts["fresh"] == 0.25).any()

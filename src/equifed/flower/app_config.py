@@ -105,7 +105,8 @@ class AppConfig:
     def build_task(self) -> Task:
         """Return model, loss and precision."""
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
-        return Task(self._module, shared.loss, shared.l2, shared.dtype)
+        init = shared.resolve_init(self.model["name"])
+        return Task(self._module, shared.loss, shared.l2, shared.dtype, init)
 
     def _module(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         module: nn.Module = choose(

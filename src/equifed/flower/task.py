@@ -88,18 +88,21 @@ class Task:
         Strength of the penalty ``l2 / 2 |x|^2``.
     dtype : {"float32", "float64"}
         Precision of the model.
+    init : {"fresh", "own"}
+        Whether the server draws the first model or takes the module's own numbers.
     """
 
     model: ModelBuilder
     loss: str
     l2: float = 0.0
     dtype: Literal["float32", "float64"] = "float32"
+    init: Literal["fresh", "own"] = "fresh"
 
     def build_engine(self, federation: Federation, position: int = 0) -> OneClient:
         """Return the engine of one client, with the randomness of its position."""
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
-        given: dict[str, Any] = {"l2": self.l2, "dtype": dtype, "init": "fresh"}
+        given: dict[str, Any] = {"l2": self.l2, "dtype": dtype, "init": self.init}
         return OneClient(federation, module, self.loss, **given, at=position)
 
     def fingerprint(self, engine: OneClient) -> str:

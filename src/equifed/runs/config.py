@@ -61,15 +61,25 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared."""
+    """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
+
+    ``init = "auto"`` draws named models afresh and lets own code (``module:Name``) start as it is.
+    """
 
     loss: str = "auto"
     l2: float = 0.0
+    init: Literal["auto", "fresh", "own"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
         if not self.l2 >= 0:
             raise ValueError(f"l2 must be at least 0, got {self.l2}.")
+
+    def resolve_init(self, name: str) -> Literal["fresh", "own"]:
+        """Return how a model of this name starts."""
+        if self.init == "auto":
+            return "own" if ":" in name else "fresh"
+        return self.init
 
 
 @dataclass(frozen=True)

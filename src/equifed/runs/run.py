@@ -123,8 +123,11 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     _check_device(config.engine.get("device", "cpu"))
     shape = federation.input_shape
     section = SECTIONS[CHOSEN["model"][0]]
-    module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
-    given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": "fresh"}
+    with torch.random.fork_rng(devices=[]):  # own code may draw: by the seed, for nobody else
+        torch.manual_seed(config.seed)
+        module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
+    init = shared.resolve_init(config.model["name"])
+    given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": init}
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
         SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype
