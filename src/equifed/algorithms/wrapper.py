@@ -44,4 +44,4 @@ def objective_at(algorithm: AnyAlgorithm, state: Any, info: Info) -> SaddleObjec
     away = getattr(inner, "away", None)
     if away is not None:
         objective, _ = over_members(objective, away, rounds_of_patience(core, len(away)))
-    return objective  # type: ignore[no-any-return]
+    return objective
