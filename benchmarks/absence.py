@@ -1,6 +1,6 @@
 """What 30 % of the clients missing in every round cost, for every algorithm of the catalogue.
 
-    python -m benchmarks.absence [--rounds 200] [--absent 0.3] [--seeds 3] [--only NAME]
+    python -m benchmarks.absence [--rounds 200] [--absent 0.3] [--seeds 3] [--first 0] [--only NAME]
 
 Each line is an algorithm with its objective on convex problems (least squares, logistic and softmax
 regression) with three data seeds each. Clients are missing independently and at random; the means
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--absent", type=float, default=0.3)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="first data seed")
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -155,7 +156,7 @@ def main() -> None:
             continue
         found = [
             cost(case, clients, arguments.rounds, arguments.absent)
-            for seed in range(arguments.seeds)
+            for seed in range(arguments.first, arguments.first + arguments.seeds)
             for clients in engines(seed).values()
         ]
         worst, values = (np.array(column) for column in zip(*found, strict=True))

@@ -18,6 +18,7 @@ from equifed.algorithms import (
     AFL,
     DRFA,
     AgnosticFedAvg,
+    RFedFair,
     ScaffPD,
     ScaffPDIA,
     TiltedERM,
@@ -87,6 +88,18 @@ def test_the_mean_step_of_tilted_risk_over_all_subsets_is_the_full_one() -> None
     groups = [*subsets(PROBLEM.n, 4), np.arange(PROBLEM.n)]
     *parts, full = [algorithm.round(state, clients.subset(g), Stream(0))[0].x - x for g in groups]
     np.testing.assert_allclose(torch.stack(parts).mean(0), full, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_the_mean_step_of_rfedfair_over_all_subsets_is_the_full_one(size: int) -> None:
+    """Of model and threshold, with weights by size."""
+    clients, x = PROBLEM.clients(), torch.as_tensor(start(PROBLEM))
+    algorithm = RFedFair(ONE, threshold=0.5, output="last")
+    state, groups = algorithm.init(clients, x), [*subsets(7, size), np.arange(7)]
+    ends = [algorithm.round(state, clients.subset(g), Stream(0))[0] for g in groups]
+    models, thresholds = torch.stack([e.x for e in ends]), [e.threshold for e in ends]
+    np.testing.assert_allclose(models[:-1].mean(0), models[-1], rtol=0, atol=1e-13)
+    np.testing.assert_allclose(np.mean(thresholds[:-1]), thresholds[-1], rtol=0, atol=1e-13)
 
 
 def test_draws_of_those_present_have_the_right_mean() -> None:

@@ -7,12 +7,18 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD, SmoothedHinge
-from equifed.contract.participation import check_draws, draw_clients, running_mean, scatter
+from equifed.contract.participation import (
+    check_draws,
+    draw_clients,
+    running_mean,
+    scale_to_present,
+    scatter,
+)
 from equifed.contract.streams import Stream
 
 
@@ -45,7 +51,8 @@ class RFedFair:
     the models *before* each step, :math:`\frac1T \sum_{t<T} \sum_i p_i \omega_t^i`; under partial
     participation it counts clients that nobody heard of, here the mean is over those drawn.
 
-    Absent clients are not drawn, and the :math:`p_i` of the others are scaled to sum one.
+    Absent clients are not drawn; the others have :math:`p_i N/|\text{present}|`, so that the mean
+    of the steps of model and threshold is that of everybody.
 
     Parameters
     ----------
@@ -92,36 +99,37 @@ class RFedFair:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        chosen, p = clients, client_weights(self.weighting, clients.sizes)
-        tails = self._tails(clients)
+        everyone = client_weights(self.weighting, all_sizes(clients))
+        chosen, p, tails = clients, scale_to_present(everyone, clients.index), self._tails(clients)
+        total = p.sum() / everyone.sum()  # 1 if everybody is there
         if self.clients_per_round is not None:
-            everyone = scatter(p, clients.index, len(clients.names))
             chosen, p = draw_clients(clients, everyone, self.clients_per_round, stream)  # Z
+            p = total * p
         hinge = SmoothedHinge(state.threshold, self.smoothing)  # phi_mu(. - eta) of (5)
         work = replace(self.local, hinge=hinge, average=self.output == "average")
         slopes = 1 / tails[chosen.index]
         moved = chosen.local_steps(state.x, work, stream.at("local"), slopes=slopes)  # kappa steps
         assert moved.thresholds is not None
         step = moved.displacement.weighted_sum(p)  # Average of omega, as a step from the last one
-        threshold = float(p @ moved.thresholds)  # Average of eta
+        threshold = float(p @ moved.thresholds) + (1 - total) * state.threshold  # Average of eta
         rounds, mean_x = state.rounds + 1, None
         if moved.average is not None:  # Output: the iterates before each step, from those after it
             before = moved.average.weighted_sum(p) + step / int(moved.steps[0])
+            before = before + (1 - total) * state.x
             mean_x = running_mean(state.mean_x, before, rounds)
-        weights = scatter(p, chosen.index, len(clients.names))
+        weights = scatter(p / total, chosen.index, len(clients.names))
         info = Info(weights, index=chosen.index, numbers={"threshold": threshold})
         return State(state.x - step, threshold, rounds, mean_x), info
 
     def _tails(self, clients: Clients) -> Weights:
         """Return alpha_i of all clients of the federation."""
-        n, p = len(clients.names), client_weights(self.weighting, clients.sizes)
-        share = scatter(p, clients.index, n)
+        n, share = len(clients.names), client_weights(self.weighting, all_sizes(clients))
         if not isinstance(self.tails, tuple):
             return np.maximum(self.tails, share)
         if len(self.tails) != n:
             raise ValueError(f"RFedFair has {len(self.tails)} tails for {n} clients.")
         tails = np.asarray(self.tails, dtype=np.float64)
-        if len(clients.index) == n and (tails < share * (1 - 1e-12)).any():
+        if (tails < share * (1 - 1e-12)).any():
             i = int(np.argmax(share - tails))
             raise ValueError(
                 f"The tail of client {clients.names[i]} is {tails[i]:g}, below its share "
