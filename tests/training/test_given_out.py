@@ -221,7 +221,8 @@ AUTO = {
     "away at the beginning": ({2: {0}}, PLAIN, "last"),
     "certified": ({}, PROVED, "certified"),
     "certified, though somebody was away": ({2: {0}, 6: {1}}, PROVED, "certified"),
-    "certified only at the beginning": ({r: {1} for r in range(3, 10)}, PROVED, "average"),
+    "away all the time": ({r: {0} for r in range(1, 10)}, PLAIN, "last"),
+    "certified only at the beginning": ({r: {r % 2} for r in range(3, 10)}, PROVED, "average"),
     "a mean of its own": ({8: {0}}, DRFA(PLAIN.local, output="average"), "last"),
 }
 

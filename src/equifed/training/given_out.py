@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector, Weights
+from equifed.contract.arrays import Index, Vector, Weights
 from equifed.metrics.metric import METRICS
 from equifed.training.tables import MetricRecord
 
@@ -101,14 +101,14 @@ class Mean:
     x: Vector
     weights: Weights
     count: int
-    away: int  # the last round in which somebody gave no usable answer
+    changed: int  # the last round that did without others than the one before
 
-    def add(self, x: Vector, weights: Weights, away: int) -> Mean:
+    def add(self, x: Vector, weights: Weights, changed: int) -> Mean:
         """Return the mean with one more model, by polynomial decay (Shamir and Zhang 2013)."""
         t = self.count + 1
         share = (DECAY + 1) / (t + DECAY)
         mean, dual = self.x + share * (x - self.x), self.weights + share * (weights - self.weights)
-        return Mean(mean, dual, t, max(away, self.away))
+        return Mean(mean, dual, t, max(changed, self.changed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,7 @@ class Kept:
     proved: Proved | None = None
     mean: Mean | None = None
     validated: Validated | None = None
+    lost: Index | None = None  # who gave no usable answer in the last round; None: nobody
     stopped: str | None = None  # why, if a rule has ended the run
 
 
@@ -145,10 +146,11 @@ class Giver:
     """Keeps the models that may be given out, and chooses among them at the end.
 
     ``"auto"`` is ``"certified"`` where a round of the last half has a certificate that says
-    something; else ``"average"`` where clients gave no usable answer in a round of the last half
-    (steps of constant length leave noise then; clients that were merely not sampled do not count);
-    else ``"last"``. An algorithm that gives out a mean of its own (DRFA, rFedFair) keeps to it,
-    unless training stops at a certified gap.
+    something; else ``"average"`` where a round of the last half did without other clients than the
+    round before, because they gave no usable answer: steps of constant length leave noise then. (A
+    client that is away all the time makes no noise, and clients that are merely not sampled do not
+    count.) Else it is ``"last"``. An algorithm that gives out a mean of its own (DRFA, rFedFair)
+    keeps to it, unless training stops at a certified gap.
 
     Parameters
     ----------
@@ -172,18 +174,20 @@ class Giver:
             )
 
     def after_round(
-        self, kept: Kept, r: int, start: Vector, end: Vector, info: Info, away: bool
+        self, kept: Kept, r: int, start: Vector, end: Vector, info: Info, lost: Index
     ) -> Kept:
-        """Return what to keep after round r, which led from ``start`` to ``end``."""
+        """Return what to keep after round r, from ``start`` to ``end`` without those ``lost``."""
+        before = () if kept.lost is None else kept.lost
+        changed = 0 if np.array_equal(before, lost) else r
+        kept = replace(kept, lost=lost if len(lost) else None)
         if "new_objective" in info.numbers:  # what was proved before is about another problem
             kept = replace(kept, proved=None, mean=None)
         if self.wanted in ("auto", "certified") and "gap" in info.numbers:
             kept = replace(kept, proved=_better(kept.proved, r, start, info))
         if kept.mean is not None:
-            mean = kept.mean.add(end, info.weights, r if away else 0)
-            kept = replace(kept, mean=mean)
-        elif self.wanted == "average" or (self.wanted == "auto" and away):
-            kept = replace(kept, mean=Mean(end, info.weights, 1, r if away else 0))
+            kept = replace(kept, mean=kept.mean.add(end, info.weights, changed))
+        elif self.wanted == "average" or (self.wanted == "auto" and changed):
+            kept = replace(kept, mean=Mean(end, info.weights, 1, changed))
         return kept
 
     def after_evaluation(
@@ -224,7 +228,7 @@ class Giver:
         says = proved is not None and not (own or proved.about.capped)
         if recent and (says or self.proof):
             return "certified"
-        if mean is not None and 2 * mean.away > r and not own:
+        if mean is not None and 2 * mean.changed > r and not own:
             return "average"
         return "last"
 

@@ -228,7 +228,7 @@ class _Training:
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
         started, before = time.perf_counter(), self.clients.traffic.totals()
         try:
-            new, info, away = play_round(
+            new, info, lost = play_round(
                 self.algorithm, state, self.clients, self.stream, r, self.missing, self._event
             )
         except TrainingError as error:
@@ -245,7 +245,7 @@ class _Training:
         for callback in self.callbacks:
             callback.round(record, info)
         self._notes(r, info)
-        self.kept = self.giver.after_round(self.kept, r, state.x, new.x, info, away)
+        self.kept = self.giver.after_round(self.kept, r, state.x, new.x, info, lost)
         return new, info
 
     def _notes(self, r: int, info: Info) -> None:

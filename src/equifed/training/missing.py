@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.arrays import Index
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
 
@@ -54,10 +55,10 @@ def play_round(
     r: int,
     policy: MissingPolicy,
     tell: Callable[[dict[str, Any]], None],
-) -> tuple[Any, Info, bool]:
+) -> tuple[Any, Info, Index]:
     """Repeat round r without those who give no usable answer, until the others all do.
 
-    Returns the new state, what there is to tell, and whether somebody was left out.
+    Returns the new state, what there is to tell, and who was left out.
     """
     left = clients.index
     while True:
@@ -66,7 +67,7 @@ def play_round(
         try:
             new, info = algorithm.round(state, present, stream.at("round", r))
             info = info if info.index is not None else replace(info, index=present.index)
-            return new, info, not everybody
+            return new, info, np.setdiff1d(clients.index, left)
         except MissingClients as lost:
             for i, reason in lost.reasons.items():
                 told = {"round": r, "client": clients.names[i], "reason": reason}
