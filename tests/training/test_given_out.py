@@ -168,7 +168,7 @@ class Away(LoopClients):
 def clients(away: dict[int, set[int]] | None = None, l2: float = 0.1) -> Away:
     data = held_out()
     module = nn.Linear(data.train.inputs.shape[1], 1, bias=False)
-    engine = Away(data, module, "squared", l2=l2, dtype=torch.float64)
+    engine = Away(data, module, "squared", l2=l2, dtype=torch.float64, init="fresh")
     engine.away = away or {}
     return engine
 
