@@ -118,7 +118,7 @@ def check_refusal(objective: Objective, at: Points) -> None:
     bad, place = at.losses.copy(), at.n - 1
     bad[place] = np.nan
     calls: list[Callable[[Any], Any]] = [objective.value, objective.weights]
-    if isinstance(objective, SaddleObjective):
+    if isinstance(objective, SaddleObjective) and objective.unfit is None:
         calls.append(partial(objective.prox, step=1.0))
     for call in calls:
         try:

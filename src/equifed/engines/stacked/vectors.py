@@ -85,6 +85,10 @@ class SharedGradients(ClientVectors):
             out[chunk.places] = to_numpy(self.rows(chunk)[0].square().sum(dim=1))
         return out
 
+    def dense(self) -> Tensor:
+        """Return all gradients as the rows of one matrix, whatever the memory bound says."""
+        return self.everything()[2].matrix
+
     def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Return gradients (c, d) and losses (c,) of a chunk's clients."""
         samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
