@@ -31,6 +31,8 @@ from equifed.runs import catalogue
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 PROBLEM = PROBLEMS["more clients"]
 ONE = LocalSGD(lr=0.05, steps=1)
 STEPS = ConstantSteps(0.1, 0.2)

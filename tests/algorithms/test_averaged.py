@@ -20,6 +20,8 @@ from equifed.contract.streams import Stream
 from equifed.objectives import CVaR
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 PROBLEM = PROBLEMS["more clients"]
 WORK = LocalSGD(lr=0.05, steps=2)
 

@@ -23,6 +23,8 @@ from equifed.objectives import Average, CVaR, RelativeFairness, WorstCase
 from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("seed", [24, 35])
 @pytest.mark.parametrize("name", ["afl", "scaffold", "scaff-pd"])

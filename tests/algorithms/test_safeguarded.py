@@ -22,6 +22,8 @@ from equifed.steps.automatic import AutoSizes, AutoSteps
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("penalised", [True, False])

@@ -14,6 +14,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
 
+pytestmark = pytest.mark.long
+
 PROBLEM = PROBLEMS["least squares"]
 STORED = ["stored", "stored-gradient"]
 

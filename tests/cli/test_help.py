@@ -18,6 +18,8 @@ from equifed.cli.terminal import EXIT_CODES
 from equifed.runs.catalogue import SECTIONS
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Return the words of every command and group."""

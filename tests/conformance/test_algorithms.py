@@ -17,6 +17,8 @@ from equifed.contract.streams import Stream
 from equifed.runs.catalogue import ALGORITHMS
 from equifed.testing import ALGORITHM_CHECKS, check_algorithm
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("check", ALGORITHM_CHECKS.values(), ids=list(ALGORITHM_CHECKS))
 @pytest.mark.parametrize("algorithm", CASES.values(), ids=list(CASES))

@@ -14,6 +14,8 @@ from equifed.objectives import ChiSquare, CVaR, QFair, Tilted
 from equifed.testing import OBJECTIVE_CHECKS, check_objective
 from equifed.testing.objectives import POINTLESS, Points, draw_points
 
+pytestmark = pytest.mark.long
+
 SADDLES = pytest.mark.parametrize("build", CATALOGUE.values(), ids=list(CATALOGUE))
 
 

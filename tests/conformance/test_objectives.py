@@ -33,6 +33,8 @@ from equifed.objectives import (
 )
 from equifed.runs import catalogue
 
+pytestmark = pytest.mark.long
+
 Builder = Callable[[np.ndarray], SaddleObjective]
 
 

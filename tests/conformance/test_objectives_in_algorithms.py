@@ -20,6 +20,8 @@ from equifed.runs import catalogue
 from equifed.steps.schedule import Problem
 from equifed.steps.schedules import SignedWeightSteps
 
+pytestmark = pytest.mark.long
+
 PROBLEM = least_squares(4, n=6, d=3)
 TAKERS = {
     name: entry.load()

@@ -16,6 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from equifed.data import DataError, Federation
 
+pytestmark = pytest.mark.long
+
 some = settings(deadline=None, max_examples=300)
 
 # -- strategies: what a user might hand over -------------------------------------------------------

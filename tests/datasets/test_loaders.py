@@ -15,6 +15,8 @@ from equifed.datasets.natural import read_adult
 from equifed.datasets.pooled import divide
 from equifed.datasets.shakespeare import CHARACTERS, read_gutenberg, read_moby, tokenise
 
+pytestmark = pytest.mark.long
+
 
 def test_mnist_is_complete_and_divided_once(data_folder):
     fed = load("mnist", partition={"name": "dirichlet", "clients": 8, "alpha": 0.5}, seed=1)

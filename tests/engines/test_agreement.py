@@ -22,6 +22,8 @@ from equifed.engines.stacked.clients import StackedClients
 from equifed.models import losses
 from equifed.models.architectures import build
 
+pytestmark = pytest.mark.long
+
 STREAM = Stream(7).at("round", 2)
 WEIGHTS = np.array([0.3, -0.1, 0.25, 0.4, 0.15])  # relative fairness has negative ones
 SLOPES = np.array([0.5, 1.0, 0.0, 2.0, 0.1])
@@ -277,7 +279,7 @@ def test_an_lstm_is_batched_or_falls_back_and_agrees_in_any_case() -> None:
 
 
 class Branching(nn.Module):
-    """Looks at its own numbers, which ``vmap`` cannot batch_size."""
+    """Looks at its own weights, which ``vmap`` cannot batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +287,7 @@ class Branching(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.inner(inputs)
-        return outputs if outputs.sum() > 0 else 2 * outputs
+        return outputs if self.inner.weight.sum() > 0 else 2 * outputs
 
 
 def test_a_module_that_vmap_cannot_take_falls_back_to_the_loop_with_one_notice() -> None:

@@ -19,6 +19,8 @@ from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.models import losses
 from equifed.models.architectures import build
 
+pytestmark = pytest.mark.long
+
 
 def hooked() -> nn.Module:
     module = nn.Sequential(nn.Linear(3, 3))

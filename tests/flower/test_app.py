@@ -27,6 +27,8 @@ from equifed.runs.settings import ConfigError
 from equifed.runs.workers import free_port
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 TABLE: dict[str, Any] = {
     "rounds": 2,
     "data": {"name": "penguins"},

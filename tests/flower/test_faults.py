@@ -43,6 +43,8 @@ from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
 
+pytestmark = pytest.mark.long
+
 SCAFF_PD = ScaffPD(ChiSquare(0.5), LocalSGD(lr=0.1, steps=3, batch_size=5), ConstantSteps(0.4, 0.5))
 STREAM = Stream(0).at("round", 1, "gradient")
 CONTINUE = replace(QUICK, on_missing="continue", quorum=0.5)

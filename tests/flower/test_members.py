@@ -27,6 +27,8 @@ from equifed.flower.task import Task
 from equifed.flower.wire import PROTOCOL, Reply
 from equifed.models.losses import cross_entropy
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def grid(tmp_path: Path) -> MemoryGrid:

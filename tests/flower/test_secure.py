@@ -53,6 +53,8 @@ from equifed.flower.secure.sums import PairSums, PrivacyError, SecureSums
 from equifed.flower.wire import Reply
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 STREAM = Stream(0).at("round", 1, "gradient")
 
 

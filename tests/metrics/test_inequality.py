@@ -11,6 +11,8 @@ from tests.metrics.vectors import positive_vectors, vectors
 
 from equifed import metrics
 
+pytestmark = pytest.mark.long
+
 INDICES = {
     "gini": metrics.gini,
     "theil": metrics.theil,

@@ -25,6 +25,8 @@ from equifed.metrics.paired_samples import (
     worst_difference,
 )
 
+pytestmark = pytest.mark.long
+
 ALL = ("average_by_client", "average_by_sample", "worst", "worst_20_percent", "gini", "spread")
 counts = hnp.arrays(np.int64, st.tuples(st.integers(1, 6), st.just(4)), elements=st.integers(0, 9))
 joints = counts.filter(lambda c: (c.sum(axis=1) > 0).all()).map(lambda c: c.astype(float))

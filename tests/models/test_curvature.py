@@ -14,6 +14,8 @@ from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
 
+pytestmark = pytest.mark.long
+
 DOUBLE = torch.float64
 
 

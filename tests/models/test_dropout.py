@@ -16,6 +16,8 @@ from equifed.engines.simulate import simulate
 from equifed.models.dropout import AddressedAttention, address_dropout, draw_factors
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 DOUBLE = torch.float64
 
 

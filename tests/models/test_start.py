@@ -19,6 +19,8 @@ from equifed.models.flat import FlatModel
 from equifed.models.losses import cross_entropy
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 ENGINES = ("loop", "stacked")
 DOUBLE = torch.float64
 

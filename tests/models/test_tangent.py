@@ -17,6 +17,8 @@ from equifed.models.tangent import choose_coordinates, convexify, tangent_featur
 from equifed.objectives import CVaR
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 
 def network(dropout: float = 0.0) -> nn.Sequential:
     torch.manual_seed(0)

@@ -25,6 +25,8 @@ from equifed.objectives import (
 )
 from equifed.objectives.entropic import entropic_prox
 
+pytestmark = pytest.mark.long
+
 numbers = st.lists(st.floats(-3, 3), min_size=2, max_size=7).map(np.array)
 some = settings(deadline=None, max_examples=60)
 

@@ -19,6 +19,8 @@ from equifed.objectives import (
 )
 from equifed.objectives.projections import project_capped_simplex
 
+pytestmark = pytest.mark.long
+
 some = settings(deadline=None, max_examples=25)
 numbers = st.lists(st.floats(-2, 2) | st.sampled_from([0.0, 1.0]), min_size=4, max_size=4).map(
     np.array

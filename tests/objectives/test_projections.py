@@ -15,6 +15,8 @@ from equifed.objectives.projections import (
     spread_evenly,
 )
 
+pytestmark = pytest.mark.long
+
 entries = st.one_of(
     st.floats(-2, 2), st.sampled_from([0.0, 0.5, 1.0, -1.0, 0.25]), st.floats(-1e3, 1e3)
 )

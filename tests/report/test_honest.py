@@ -21,6 +21,8 @@ from equifed.report.tables import list_comparison
 from equifed.report.words import list_cards
 from equifed.training.history import History, MetricRecord, RoundRecord
 
+pytestmark = pytest.mark.long
+
 ACCURACY = Scale("accuracy", "test")
 
 

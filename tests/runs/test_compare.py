@@ -17,6 +17,8 @@ from equifed.runs.settings import ConfigError
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 BASE = """
 rounds = 3
 [data]

@@ -20,6 +20,8 @@ from equifed.runs.entries import load_address
 from equifed.testing import check_algorithm, check_objective
 from equifed.training import loop as training
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SAME = ("model.safetensors", "metrics.csv", "weights.csv", "summary.json")
 

@@ -18,6 +18,8 @@ from equifed.training import loop as training
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SAME = ("model.safetensors", "metrics.csv", "weights.csv", "summary.json")
 

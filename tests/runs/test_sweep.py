@@ -10,6 +10,8 @@ from tests.runs.test_compare import BASE
 from equifed.runs.settings import ConfigError
 from equifed.runs.sweep import Over, read_points, sweep
 
+pytestmark = pytest.mark.long
+
 ALGORITHM = """
 [algorithm]
 name = "afl"

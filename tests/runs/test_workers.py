@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 START = "import sys; from equifed.runs.workers import run_workers; "
 CONFIG = """
 rounds = 1000000

@@ -29,6 +29,8 @@ from equifed.objectives import (
 )
 from equifed.steps.certificate import Certificate, certificate
 
+pytestmark = pytest.mark.long
+
 OBJECTIVES = {
     "average": Average(),
     "worst case": WorstCase(),

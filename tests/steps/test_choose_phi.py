@@ -26,6 +26,8 @@ from equifed.steps.phi import LARGEST_PHI, UNSOLVED, best_phi, choose_phi, inver
 from equifed.training import checkpoints
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 positive = st.floats(1e-3, 1e3)
 
 

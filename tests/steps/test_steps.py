@@ -34,6 +34,8 @@ from equifed.steps.schedules import (
 from equifed.training import checkpoints
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 THEORY = {"smoothness": 3.0, "strong_convexity": 0.5, "coupling": 2.0, "local_steps": 10}
 
 

@@ -43,6 +43,8 @@ from equifed.training.loop import train
 from equifed.training.progress import describe_events
 from equifed.training.stopping import StopAtGap, StopWhen
 
+pytestmark = pytest.mark.long
+
 KINDS = get_args(GiveOut)
 SEEDS = (24, 35)  # small problems of either kind
 

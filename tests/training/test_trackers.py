@@ -9,6 +9,8 @@ from equifed.runs.catalogue import UnknownName
 from equifed.runs.run import open_trackers
 from equifed.training.trackers import MLflow, TensorBoard, Tracker
 
+pytestmark = pytest.mark.long
+
 
 def play(tracker, run):
     """Tell a tracker a history as training would have."""

@@ -27,6 +27,8 @@ from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import MissingPolicy, TrainingError
 
+pytestmark = pytest.mark.long
+
 WORK = LocalSGD(lr=0.1, steps=3, batch_size=4)
 ALGORITHMS = [
     FedAvg(WORK, participation=0.5),

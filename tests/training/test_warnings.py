@@ -37,6 +37,8 @@ from equifed.training.warnings import (
     find_warnings,
 )
 
+pytestmark = pytest.mark.long
+
 numbers = st.floats(0.01, 100)
 
 
