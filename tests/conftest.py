@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 BESIDE = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -25,3 +26,12 @@ def own_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
+
+
+torch.manual_seed(0)  # modules that test files make when they are imported
+
+
+@pytest.fixture(autouse=True)
+def _same_modules() -> None:
+    """Draw the modules that a test hands over, which start from their own weights, by one seed."""
+    torch.manual_seed(0)
