@@ -36,7 +36,7 @@ browser:
 	  apt-get update --quiet && \
 	  apt-get install --yes --quiet --no-install-recommends chromium chromium-driver; fi
 
-# What to run after every change: under a minute on two cores, chosen by marks alone.
+# What to run after every change; chosen by marks alone.
 quick: $(VENV)/.installed-dev
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
