@@ -21,13 +21,12 @@ from equifed.runs import (
     apply_override,
     build,
     check_folders,
-    lock_folder,
     make_job,
     merge_tables,
     run_jobs,
     start,
 )
-from equifed.training import TrainingError
+from equifed.training import TrainingError, lock_folder
 from experiments.harness.experiment import (
     EXPERIMENTS,
     Context,

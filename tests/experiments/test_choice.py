@@ -12,7 +12,7 @@ from experiments.harness.running import configured, run_variants
 from rich.console import Console
 
 from equifed.runs.jobs import check_folders, make_job
-from equifed.training.folder import RunFolderError
+from equifed.training.files import RunFolderError
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long

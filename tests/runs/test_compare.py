@@ -12,9 +12,8 @@ import pytest
 from equifed.metrics import paired_difference
 from equifed.report import read_methods
 from equifed.runs.compare import compare, merge_tables, plan_jobs, read_variants
-from equifed.runs.jobs import lock_folder
 from equifed.runs.settings import ConfigError
-from equifed.training.folder import RunFolderError
+from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long
@@ -94,7 +93,9 @@ def test_only_what_is_missing_is_run(config, tmp_path, monkeypatch):
     compare(variants, out, seeds=1)
     before, run, resumed = results(out), [], []
     monkeypatch.setattr(runs, "run", lambda *a, _f=runs.run, **k: run.append(a[1]) or _f(*a, **k))
-    monkeypatch.setattr(runs, "resume", lambda *a, _f=runs.resume: resumed.append(a) or _f(*a))
+    monkeypatch.setattr(
+        runs, "resume", lambda *a, _f=runs.resume, **k: resumed.append(a) or _f(*a, **k)
+    )
     compare(variants, out, seeds=1)
     assert (run, resumed) == ([], []) and results(out) == before
     compare(variants, out, seeds=2)
@@ -116,7 +117,7 @@ def test_other_settings_are_refused_in_the_same_folder(config, tmp_path):
 def test_two_processes_at_once_are_refused(tmp_path):
     with (
         lock_folder(tmp_path),
-        pytest.raises(RunFolderError, match="Another process"),
+        pytest.raises(RunFolderError, match=f"Process {os.getpid()} on .* is working in"),
         lock_folder(tmp_path),
     ):
         pass

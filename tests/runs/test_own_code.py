@@ -222,6 +222,9 @@ def test_the_command_line_trains_it_says_what_it_loads_and_resumes(
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     done = command("equifed", "resume", str(folder / "broken"), cwd=elsewhere)
+    assert done.returncode == 2 and f"{folder / 'toy.py'}:Toy" in done.stderr
+    assert "--trust" in done.stderr
+    done = command("equifed", "resume", str(folder / "broken"), "--trust", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     for name in SAME:
         whole, broken = ((folder / f / name).read_bytes() for f in ("whole", "broken"))

@@ -15,7 +15,7 @@ from equifed.report import build, read_methods, write_report
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
-from equifed.training.folder import RunFolderError
+from equifed.training.files import RunFolderError
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long

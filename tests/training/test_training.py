@@ -22,7 +22,8 @@ from equifed.engines.loop import LoopClients
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.checkpoints import CheckpointError
-from equifed.training.folder import RunFolder, RunFolderError
+from equifed.training.files import RunFolderError
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import MissingPolicy, TrainingError

@@ -133,12 +133,20 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
     workers: Workers = 1,
+    accept_config: Annotated[
+        bool, typer.Option("--accept-config", help="Go on under a config.toml that was changed.")
+    ] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Load the code that config.toml names.")
+    ] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Go on with a run that was interrupted, to the same end that it would have had."""
+    if not trust and sys.stdin.isatty():
+        trust = _ask_for_trust(folder)
     if workers > 1:
-        _run_in_processes(workers)
+        _run_in_processes(workers, *(["--trust"] if trust else []))
     with explain_errors(run=folder):
         from equifed.runs import run as runs
         from equifed.training.progress import ProgressBar
@@ -146,10 +154,21 @@ def resume(
 
         complete = is_complete(folder)
         with ProgressBar(open_console(quiet), folder.name) as bar:
-            history = runs.resume(folder, callbacks=[bar])
+            history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
         if complete and not quiet:
             typer.echo(f"{folder} is complete; there is nothing to go on with.", err=True)
         _show_end(history, folder, quiet, json)
+
+
+def _ask_for_trust(folder: Path) -> bool:
+    """Show what code a run's configuration names, and ask whether to load it."""
+    from equifed.runs import run as runs
+
+    with explain_errors(run=folder):
+        code = runs.find_code(folder) if (folder / runs.CONFIG).exists() else []
+    for address in code:
+        typer.echo(f"{folder / runs.CONFIG} loads {address}", err=True)
+    return bool(code) and typer.confirm("Load and run it?", err=True)
 
 
 def _run_in_processes(workers: int, *more: str) -> None:

@@ -111,7 +111,7 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
 
 def _explain(error: Exception) -> tuple[str, int]:
     from equifed.training.checkpoints import CheckpointError
-    from equifed.training.folder import RunFolderError
+    from equifed.training.files import RunFolderError
     from equifed.training.missing import TrainingError
 
     if isinstance(error, TrainingError | CheckpointError):

@@ -22,10 +22,10 @@ from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
 from equifed.runs.versions import package_versions
+from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, train
-from equifed.training.tables import write_file
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,

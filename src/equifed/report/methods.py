@@ -15,6 +15,7 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
 from equifed.report.scales import Scale
+from equifed.training.files import Damaged, read_json
 from equifed.training.history import History
 from equifed.training.tables import is_complete
 
@@ -137,15 +138,23 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
 def read_run(folder: Path) -> RunData:
     """Read one run folder, without its model."""
     config, provenance = folder / "config.toml", folder / "run.json"
-    table = tomllib.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    history = History.load(folder, model=False)
+    table = _read_config(config) if config.exists() else {}
     return RunData(
-        History.load(folder, model=False),
+        history,
         table.get("seed"),
         table,
-        json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {},
+        read_json(provenance) if provenance.exists() else {},
         str(folder),
         is_complete(folder),
     )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
 
 
 def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> list[Method]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from equifed.runs.config import apply_override as apply_override
     from equifed.runs.jobs import Job as Job
     from equifed.runs.jobs import check_folders as check_folders
-    from equifed.runs.jobs import lock_folder as lock_folder
     from equifed.runs.jobs import make_job as make_job
     from equifed.runs.jobs import run_jobs as run_jobs
     from equifed.runs.run import Run as Run
@@ -26,7 +25,7 @@ _HOMES = {
     "catalogue": ("unknown",),
     "compare": ("merge_tables",),
     "config": ("RunConfig", "apply_override"),
-    "jobs": ("Job", "check_folders", "make_job", "lock_folder", "run_jobs"),
+    "jobs": ("Job", "check_folders", "make_job", "run_jobs"),
     "run": ("Run", "build", "start"),
 }
 

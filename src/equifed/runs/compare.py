@@ -14,8 +14,9 @@ from equifed.report.figures import csv_text
 from equifed.report.methods import PLAN, Method, read_comparison
 from equifed.report.page import slug
 from equifed.runs.config import RunConfig, apply_override
-from equifed.runs.jobs import Job, check_folders, lock_folder, make_job, run_jobs
+from equifed.runs.jobs import Job, check_folders, make_job, run_jobs
 from equifed.runs.settings import ConfigError, Table
+from equifed.training.files import lock_folder
 from equifed.training.missing import TrainingError
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing_extensions import override
 
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
-from equifed.training.folder import RunFolder, RunFolderError
+from equifed.training.files import RunFolderError
+from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback
 from equifed.training.missing import TrainingError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from equifed.contract.algorithm import Info
 
 POLL_SECONDS = 0.5
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,8 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
     """Run or resume one run; return why it failed, or None."""
     try:
         if job.started:
-            runs.resume(job.folder, callbacks)
+            # Its configuration is the one that was handed over here: see check_folders.
+            runs.resume(job.folder, callbacks, trust=True)
         else:
             runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks)
     except TrainingError as error:
@@ -161,23 +161,6 @@ def _watch_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Refuse to work in a folder that another process works in."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - no such lock on this system
-        yield
-        return
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunFolderError(f"Another process is working in {folder}; wait for it.") from error
-        yield
 
 
 class Overall:

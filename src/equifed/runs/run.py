@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import platform
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +21,21 @@ from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig, build
 from equifed.runs.settings import ConfigError, Table, choose, construct
 from equifed.runs.workers import is_first
 from equifed.training import tables
-from equifed.training.folder import RunFolder, RunFolderError
+from equifed.training.files import (
+    Damaged,
+    RunFolderError,
+    digest,
+    lock_folder,
+    read_json,
+    read_sealed,
+    seal,
+    write_file,
+)
+from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import Callback, train
-from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete, write_file
+from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete
 
 CONFIG, RUN = "config.toml", "run.json"
 
@@ -192,7 +202,10 @@ def run(
     if out is None:
         return build(config).train(callbacks)
     refuse_existing(Path(out), overwrite)
-    return start(build(config), Path(out), callbacks)
+    built = build(config)
+    with _lock(Path(out)):
+        refuse_existing(Path(out), overwrite)  # somebody may have been faster
+        return start(built, Path(out), callbacks)
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
@@ -213,8 +226,9 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
         out.mkdir(parents=True, exist_ok=True)
         for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
-        write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
-        write_file(out / CONFIG, built.config.to_toml().encode())
+        config = built.config.to_toml().encode()
+        write_file(out / RUN, seal({**provenance(built), CONFIG: digest(config)}))
+        write_file(out / CONFIG, config)
     folder.create(overwrite=True)
     return built.train(callbacks, folder)
 
@@ -233,8 +247,27 @@ def provenance(built: Run) -> dict[str, Any]:
     }
 
 
-def resume(out: str | Path, callbacks: Sequence[Callback] = ()) -> History:
-    """Go on with the run in a folder; from its beginning if it was killed before it saved."""
+def resume(
+    out: str | Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    accept_config: bool = False,
+    trust: bool = False,
+) -> History:
+    """Go on with the run in a folder; from its beginning if it was killed before it saved.
+
+    Parameters
+    ----------
+    out : path
+        The run folder.
+    callbacks : sequence of Callback
+        Who wants to be told.
+    accept_config : bool
+        Go on although the folder's configuration was changed since the run began.
+    trust : bool
+        Load the code of one's own that the folder's configuration names. A folder may come from
+        somebody else, and its code would run with your rights.
+    """
     out = Path(out)
     if not (out / CONFIG).exists():
         raise RunFolderError(
@@ -242,14 +275,69 @@ def resume(out: str | Path, callbacks: Sequence[Callback] = ()) -> History:
         )
     if is_complete(out):
         return History.load(out)
-    told = json.loads((out / RUN).read_text(encoding="utf-8"))
-    check_format(told, out)
-    built = build(RunConfig.read(out / CONFIG))
-    folder = RunFolder(out, built.federation.names, built.clients.group())
-    if not any(folder.checkpoints.glob("*.json")):
-        return start(built, out, callbacks)
-    if told["data"]["sha256"] != built.federation.checksum():
+    with _lock(out):
+        told = check_config(out, accept_config)
+        code = find_code(out)
+        if code and not trust:
+            raise RunFolderError(
+                f"{out / CONFIG} would load code: {', '.join(code)}. If it is yours, resume with "
+                "--trust (in Python trust=True)."
+            )
+        built = build(RunConfig.read(out / CONFIG))
+        folder = RunFolder(out, built.federation.names, built.clients.group())
+        if not any(folder.checkpoints.glob("*.json")):
+            return start(built, out, callbacks)
+        if told["data"]["sha256"] != built.federation.checksum():
+            raise RunFolderError(
+                f"{out} was trained on other data than its configuration now loads; start it again."
+            )
+        return built.train(callbacks, folder, resume=True)
+
+
+@contextmanager
+def _lock(out: Path) -> Iterator[None]:
+    """Let the first process of a run hold its folder."""
+    if not is_first():
+        yield
+        return
+    with lock_folder(out):
+        yield
+
+
+def check_config(out: Path, accept: bool = False) -> dict[str, Any]:
+    """Return what the folder tells of its run; refuse a configuration that is not the run's."""
+    check_format(read_json(out / RUN), out)
+    told = read_sealed(out / RUN)
+    found = digest((out / CONFIG).read_bytes())
+    if told.get(CONFIG) == found:
+        return told
+    if not accept:
         raise RunFolderError(
-            f"{out} was trained on other data than its configuration now loads; start it again."
+            f"{out / CONFIG} was changed since the run began, or is damaged. Start another run "
+            "with it, or go on under it with --accept-config (in Python accept_config=True)."
         )
-    return built.train(callbacks, folder, resume=True)
+    told = {**told, CONFIG: found, "replaced": [*told.get("replaced", []), told.get(CONFIG)]}
+    if is_first():
+        write_file(out / RUN, seal(told))
+    return told
+
+
+def find_code(out: Path) -> list[str]:
+    """Return the code of one's own that a folder's configuration names, without loading it."""
+    try:
+        table = tomllib.loads((out / CONFIG).read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{out / CONFIG} is damaged: it cannot be read ({error}).") from None
+    named = table | {"data": {"name": table.get("data", {}).get("name", "")}}
+    return sorted(set(_addresses(named)))
+
+
+def _addresses(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, str):
+        if ":" in value:
+            yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _addresses(inner)

@@ -1,15 +1,14 @@
 """Saving an algorithm's state so that a kill at any moment loses nothing.
 
 A checkpoint is two files: tensors (safetensors) and a manifest (JSON) with the format's number, the
-SHA-256 of the tensors, the rest of the state and whatever the run folder adds. Both are written
-under a temporary name, flushed to the disk and renamed, the manifest last: a checkpoint exists when
-its manifest does. The previous one is kept. Nothing is ever unpickled.
+SHA-256 of the tensors and of itself, the rest of the state and whatever the run folder adds. Both
+are written under a temporary name, flushed to the disk and renamed, the manifest last: a checkpoint
+exists when its manifest does. The previous one is kept. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,20 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from equifed.training.files import (
+    Damaged,
+    digest,
+    read_json,
+    read_sealed,
+    seal,
+    write_file,
+)
 from equifed.training.states import pack, unpack
-from equifed.training.tables import FORMAT, check_format, write_file
+from equifed.training.tables import FORMAT, check_format
 
 KEEP = 2
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading a hostile checkpoint may raise."""
 
 
 class CheckpointError(RuntimeError):
@@ -37,16 +46,19 @@ def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any 
     trees = {"state": pack(state, "state", tensors), "kept": pack(kept, "kept", tensors)}
     payload = save_tensors(tensors)
     write_file(folder / f"{round:08d}.safetensors", payload)
-    digest = hashlib.sha256(payload).hexdigest()
-    manifest = {"format": FORMAT, "round": round, "sha256": digest, **trees, "extra": extra}
-    write_file(folder / f"{round:08d}.json", json.dumps(manifest).encode())
+    manifest = {"format": FORMAT, "round": round, "tensors": digest(payload), **trees}
+    write_file(folder / f"{round:08d}.json", seal({**manifest, "extra": extra}))
     for old in _rounds(folder)[:-KEEP]:
         for suffix in (".json", ".safetensors"):
             (folder / f"{old:08d}{suffix}").unlink(missing_ok=True)
 
 
-def load(folder: Path, template: Any) -> tuple[int, Any, dict[str, Any]]:
+def load(
+    folder: Path, template: Any, check: Callable[[dict[str, Any]], None] | None = None
+) -> tuple[int, Any, dict[str, Any]]:
     """Return round, state and extra of the newest checkpoint that is whole; ``kept`` is in extra.
+
+    ``check`` looks at a checkpoint's ``extra`` and raises if it does not fit what is there.
 
     ``template`` is a state of the same algorithm: its tensors say where to put the new ones, and
     the classes in it are known (see :mod:`equifed.training.states`).
@@ -54,19 +66,23 @@ def load(folder: Path, template: Any) -> tuple[int, Any, dict[str, Any]]:
     problems = []
     for round in reversed(_rounds(folder)):
         try:
-            return _load_one(folder, round, template)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
+            found = _load_one(folder, round, template)
+            if check is not None:
+                check(found[2])
+            return found
+        except (*UNREADABLE, CheckpointError, Damaged) as error:
             problems.append(f"round {round}: {error}")
     reason = "; ".join(problems) if problems else "there is none"
     raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")
 
 
 def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[str, Any]]:
-    manifest = json.loads((folder / f"{round:08d}.json").read_bytes())
-    check_format(manifest, folder.parent)
-    payload = (folder / f"{round:08d}.safetensors").read_bytes()
-    if hashlib.sha256(payload).hexdigest() != manifest["sha256"]:
-        raise CheckpointError("the tensors do not match their checksum")
+    path = folder / f"{round:08d}.json"
+    check_format(read_json(path), folder.parent)
+    manifest = read_sealed(path)
+    payload = path.with_suffix(".safetensors").read_bytes()
+    if digest(payload) != manifest["tensors"]:
+        raise CheckpointError(f"{path.with_suffix('.safetensors')} does not match its checksum")
     try:
         tensors = load_tensors(payload)
     except Exception as error:  # safetensors raises its own kind

@@ -6,24 +6,28 @@ and goes on to the same bytes that an uninterrupted run writes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from typing_extensions import override
 
+from equifed.contract.evaluation import Hits
 from equifed.contract.group import Group
+from equifed.training.files import RunFolderError
 from equifed.training.given_out import Kept
 from equifed.training.history import History
+from equifed.training.hits import pack_hits, unpack_hits
 from equifed.training.states import collect
-from equifed.training.tables import EVENTS, TABLES, RunFolderError, Tables
+from equifed.training.tables import CLIENTS, EVENTS, TABLES, Tables, check_tables, read_names
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["RunFolder", "RunFolderError"]
 
 
 class RunFolder(Tables):
@@ -68,8 +72,8 @@ class RunFolder(Tables):
         due = time.monotonic() - self._saved_at >= seconds
         return due if self._group is None else self._group.from_first(str(due)) == "True"
 
-    def save(self, round: int, state: Any, kept: Kept) -> None:
-        """Flush the tables and write a checkpoint."""
+    def save(self, round: int, state: Any, kept: Kept, hits: Mapping[str, Hits]) -> None:
+        """Flush the tables and write a checkpoint, which holds all that is not in them."""
         from equifed.training import checkpoints
 
         state = collect(state)
@@ -80,25 +84,37 @@ class RunFolder(Tables):
             with (self.path / name).open("ab") as file:
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
-        checkpoints.save(self.checkpoints, round, state, {"lengths": lengths}, kept)
+        sums = {name: self._sums[name].hexdigest() for name in lengths}
+        extra = {"lengths": lengths, "sums": sums}
+        single = np.frombuffer(bytearray(pack_hits(hits)), dtype=np.uint8)
+        checkpoints.save(self.checkpoints, round, state, extra, (kept, single))
         self._saved_at = time.monotonic()
 
     def restore(self, template: Any) -> tuple[int, Any, Kept, History]:
         """Cut the tables back to the newest checkpoint; return all that it holds, and them."""
         from equifed.training import checkpoints
 
-        round, state, extra = checkpoints.load(self.checkpoints, template)
-        for name in (*TABLES, EVENTS) if self.writes else ():
-            length = extra["lengths"][name]
-            if (self.path / name).stat().st_size < length:
-                raise RunFolderError(
-                    f"{self.path / name} is shorter than its checkpoint says: damaged."
-                )
+        self._check_names()
+        check = partial(check_tables, self.path) if self.writes else None
+        round, state, extra = checkpoints.load(self.checkpoints, template, check)
+        for name, length in extra["lengths"].items() if self.writes else ():
             os.truncate(self.path / name, length)
+            self._sums[name] = hashlib.sha256((self.path / name).read_bytes())
         self._wait()
-        history = History.load(self.path, model=False)
+        history = History.read_tables(self.path)
+        kept, single = extra["kept"]
+        history.hits = unpack_hits(single.tobytes())
         self._wait()  # nothing is written before all have read
-        return round, state, extra["kept"], history
+        return round, state, kept, history
+
+    def _check_names(self) -> None:
+        found = read_names(self.path / CLIENTS)
+        if found != self.names:
+            raise RunFolderError(
+                f"{self.path / CLIENTS} is damaged or of another run: it names "
+                f"{len(found)} clients, {', '.join(found[:3])}, ...; the data have "
+                f"{len(self.names)}, {', '.join(self.names[:3])}, ..."
+            )
 
     def _wait(self) -> None:
         if self._group is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,10 +13,11 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
+from equifed.training.files import RunFolderError
 from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
 from equifed.training.notebook import render_clients
-from equifed.training.tables import MetricRecord, RoundRecord, RunFolderError
+from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +128,7 @@ class History:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
         given = self.given_out
         out: dict[str, Any] = {
+            "format": tables.FORMAT,
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,
             "given_out": None if given is None else asdict(given),
@@ -217,24 +218,31 @@ class History:
 
     @classmethod
     def load(cls, folder: str | Path, *, model: bool = True) -> History:
-        """Read a run folder, complete or not; the model, which needs torch, only if asked for."""
+        """Read a run folder, complete or not; the model, which needs torch, only if asked for.
+
+        A damaged file is refused by its name.
+        """
         path = Path(folder)
         if not (path / "rounds.csv").exists():
             raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
-        names = tuple(json.loads((path / tables.CLIENTS).read_text(encoding="utf-8")))
-        history = cls(
+        tables.check_folder(path)
+        history = cls.read_tables(path)
+        history.hits = read_hits(path / HITS)
+        if model and (path / tables.MODEL).exists():
+            history.parameters = tables.read_model(path / tables.MODEL)
+        return history
+
+    @classmethod
+    def read_tables(cls, path: Path) -> History:
+        """Read the tables of a run folder, without a look at their checksums."""
+        names = tables.read_names(path / tables.CLIENTS)
+        return cls(
             names,
-            [RoundRecord.from_row(row) for row in tables.read_rows(path / "rounds.csv")],
+            tables.read_rounds(path / "rounds.csv"),
             tables.read_metrics(path / "metrics.csv", names),
             tables.read_weights(path / "weights.csv", names),
             tables.read_events(path / tables.EVENTS),
-            hits=read_hits(path / HITS),
         )
-        if model and (path / tables.MODEL).exists():
-            from safetensors.torch import load_file
-
-            history.parameters = load_file(path / tables.MODEL)
-        return history
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the clients, the worst served first."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.evaluation import Hits
+from equifed.training.files import Damaged
 
 HITS = "hits.npz"
 
@@ -49,4 +52,7 @@ def unpack_hits(content: bytes) -> dict[str, Hits]:
 
 def read_hits(path: Path) -> dict[str, Hits]:
     """Read the file; a run of before there was one has none."""
-    return unpack_hits(path.read_bytes()) if path.exists() else {}
+    try:
+        return unpack_hits(path.read_bytes()) if path.exists() else {}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None

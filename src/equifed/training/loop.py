@@ -271,7 +271,7 @@ class _Training:
     def _save(self, r: int, state: Any) -> None:
         if self.folder is not None:
             self.folder.hits(self.history.hits)
-            self.folder.save(r, state, self.kept)
+            self.folder.save(r, state, self.kept, self.history.hits)
 
     def _resume(self, template: Any) -> tuple[Any, int]:
         if self.folder is None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import csv
 import datetime
+import hashlib
 import io
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,16 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.evaluation import Hits
 from equifed.metrics.metric import find_metric
+from equifed.training.files import (
+    Damaged,
+    RunFolderError,
+    check_file,
+    digest,
+    read_json,
+    read_sealed,
+    seal,
+    write_file,
+)
 from equifed.training.hits import HITS, pack_hits
 
 if TYPE_CHECKING:
@@ -38,10 +49,9 @@ TABLES = {
 CLIENTS, EVENTS, SUMMARY, MODEL = (
     "clients.json", "events.jsonl", "summary.json", "model.safetensors"
 )  # fmt: skip
-
-
-class RunFolderError(RuntimeError):
-    """The folder cannot be used, and what to do."""
+CHECKSUMS = "checksums.json"
+FILES = (*TABLES, EVENTS, CLIENTS, MODEL, HITS, "config.toml", "run.json", "preparation.json")
+"""What the checksums of a complete run are of, where it is there."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,7 @@ class Tables:
 
     def __init__(self, path: str | Path, names: Sequence[str], writes: bool = True) -> None:
         self.path, self.names, self.writes = Path(path), tuple(names), writes
+        self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
 
     def create(self, overwrite: bool = False) -> None:
         """Make the folder with empty tables; refuse one that holds a run."""
@@ -133,9 +144,10 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, HITS, SUMMARY, MODEL):
+        for name in (*TABLES, EVENTS, HITS, SUMMARY, CHECKSUMS, MODEL):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
+        self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
         for name, columns in TABLES.items():
             self._append(name, [columns])
         (self.path / EVENTS).touch()
@@ -167,14 +179,21 @@ class Tables:
     def finish(
         self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None
     ) -> None:
-        """Write the model and then the summary, whose presence says that the run is complete."""
+        """Write the model and then the summary, whose presence says that the run is complete.
+
+        Before it come the checksums of all files of the run.
+        """
         if not self.writes:
             return
         if parameters is not None:
             from safetensors.torch import save
 
             write_file(self.path / MODEL, save(parameters))
-        write_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        content = (json.dumps(summary, indent=2) + "\n").encode()
+        there = (name for name in FILES if (self.path / name).exists())
+        sums = {name: digest((self.path / name).read_bytes()) for name in there}
+        write_file(self.path / CHECKSUMS, seal({**sums, SUMMARY: digest(content)}))
+        write_file(self.path / SUMMARY, content)
 
     def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
         text = io.StringIO()
@@ -183,8 +202,10 @@ class Tables:
 
     def _write(self, name: str, text: str) -> None:
         if self.writes:
-            with (self.path / name).open("a", encoding="utf-8", newline="") as file:
-                file.write(text)
+            content = text.encode()
+            with (self.path / name).open("ab") as file:
+                file.write(content)
+            self._sums[name].update(content)
 
 
 def is_complete(folder: Path) -> bool:
@@ -217,7 +238,72 @@ def check_format(told: Mapping[str, Any], folder: Path) -> None:
     )
 
 
-def read_rows(path: Path) -> list[list[str]]:
+def check_folder(folder: Path) -> None:
+    """Refuse a folder with a file that is not what a run wrote.
+
+    A complete run has checksums of everything; one that was interrupted has them for its tables up
+    to a checkpoint. Those of version 0.1 have none.
+    """
+    if is_complete(folder):
+        summary = read_json(folder / SUMMARY)
+        if not (folder / CHECKSUMS).exists() and "format" not in summary:
+            return
+        for name, expected in read_sealed(folder / CHECKSUMS).items():
+            check_file(folder / name, expected)
+        return
+    for path in sorted((folder / "checkpoint").glob("*.json"), reverse=True):
+        try:
+            manifest = read_sealed(path)
+        except Damaged:
+            continue  # damaged, or of version 0.1; an older one may do
+        check_tables(folder, manifest["extra"])
+        return
+
+
+def read_model(path: Path) -> dict[str, torch.Tensor]:
+    """Return the parameters of ``model.safetensors``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        return load(path.read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
+
+
+def check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
+    """Refuse tables that do not begin with what they held at a checkpoint."""
+    for name, length in extra["lengths"].items():
+        check_file(folder / name, extra["sums"][name], length)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a table into one error that names it."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
+    except csv.Error as error:
+        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """Return the clients of ``clients.json``."""
+    names = read_json(path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise Damaged(f"{path} is damaged: it does not hold a list of names.")
+    return tuple(names)
+
+
+def read_rounds(path: Path) -> list[RoundRecord]:
+    """Return the records of ``rounds.csv``."""
+    with _reading(path):
+        return [RoundRecord.from_row(row) for row in _read_rows(path)]
+
+
+def _read_rows(path: Path) -> list[list[str]]:
     """Return the whole lines of a CSV file after its header; none if it does not exist."""
     return list(csv.reader(io.StringIO(_whole_lines(path))))[1:]
 
@@ -226,13 +312,14 @@ def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
     """Return the records of ``metrics.csv``."""
     position = {name: i for i, name in enumerate(names)}
     records: dict[tuple[int, str, str], MetricRecord] = {}
-    for round, client, split, metric, value, n in read_rows(path):
-        key = (int(round), split, metric)
-        if key not in records:
-            empty = np.full(len(names), np.nan), np.zeros(len(names), dtype=np.int64)
-            records[key] = MetricRecord(*key, *empty)
-        records[key].values[position[client]] = float(value)
-        records[key].sizes[position[client]] = int(n)
+    with _reading(path):
+        for round, client, split, metric, value, n in _read_rows(path):
+            key = (int(round), split, metric)
+            if key not in records:
+                empty = np.full(len(names), np.nan), np.zeros(len(names), dtype=np.int64)
+                records[key] = MetricRecord(*key, *empty)
+            records[key].values[position[client]] = float(value)
+            records[key].sizes[position[client]] = int(n)
     return list(records.values())
 
 
@@ -240,32 +327,20 @@ def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:
     """Return the weights of ``weights.csv`` by round."""
     position = {name: i for i, name in enumerate(names)}
     weights: dict[int, Weights] = {}
-    for round, client, weight in read_rows(path):
-        weights.setdefault(int(round), np.zeros(len(names)))[position[client]] = float(weight)
+    with _reading(path):
+        for round, client, weight in _read_rows(path):
+            weights.setdefault(int(round), np.zeros(len(names)))[position[client]] = float(weight)
     return weights
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of ``events.jsonl``."""
-    return [json.loads(line) for line in _whole_lines(path).splitlines() if line]
+    with _reading(path):
+        events = [json.loads(line) for line in _whole_lines(path).split("\n") if line]
+        return [{**event, "event": str(event["event"])} for event in events]
 
 
 def _whole_lines(path: Path) -> str:
     """Return a table's text; half a line that a killed run has left is not a record yet."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_bytes().decode() if path.exists() else ""
     return text[: text.rfind("\n") + 1]
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Replace a file in one step: temporary name, flush to the disk, rename, flush the folder."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,187 @@
+"""Files of a run folder: replaced in one step, sealed by a checksum, written by one process.
+
+Nothing that was damaged is read as if it were whole: JSON documents carry their own SHA-256, and
+every problem of reading becomes a :class:`RunFolderError` that names the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+LOCK = ".lock"
+SEAL = "sha256"
+
+
+class RunFolderError(RuntimeError):
+    """The folder cannot be used, and what to do."""
+
+
+class Damaged(RunFolderError):
+    """A file is not what was written."""
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace a file in one step: temporary name, flush to the disk, rename, flush the folder."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of some bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def seal(document: Mapping[str, Any]) -> bytes:
+    """Return the text of a JSON document with its own checksum in it.
+
+    >>> "sha256" in json.loads(seal({"round": 3}))
+    True
+    """
+    plain = json.loads(json.dumps(document))
+    return (json.dumps({**plain, SEAL: _digest_of(plain)}, indent=2) + "\n").encode()
+
+
+def _digest_of(plain: Mapping[str, Any]) -> str:
+    return digest(json.dumps(plain, sort_keys=True).encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; whatever is wrong with it becomes one error that names it."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read a sealed document without its seal, or say that it is damaged."""
+    document = read_json(path)
+    told = document.pop(SEAL, None) if isinstance(document, dict) else None
+    try:
+        if told is not None and told == _digest_of(document):
+            return document  # type: ignore[no-any-return]
+    except RecursionError:
+        pass
+    raise Damaged(f"{path} is damaged: it does not match its own checksum.")
+
+
+def check_file(path: Path, expected: str, length: int | None = None) -> None:
+    """Refuse a file whose content, or its first ``length`` bytes, is not what was written."""
+    try:
+        with path.open("rb") as file:
+            content = file.read() if length is None else file.read(length)
+    except OSError as error:
+        raise Damaged(f"{path} is damaged: {error.strerror}.") from None
+    if digest(content) != expected:
+        raise Damaged(f"{path} is damaged: it does not match its checksum.")
+
+
+# -- one writer per folder --------------------------------------------------------------------
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder that another process works in, and say which one it is.
+
+    The lock is the operating system's, so that of a killed process is gone with it. Where a file
+    system has no locks, the file's text decides: a process of this machine that no longer runs does
+    not count; one of another machine does until somebody deletes the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    with _hold(path) as file:
+        file.truncate(0)
+        file.write(_describe_holder().encode())
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # while it is held: who waits for it looks again
+
+
+@contextmanager
+def _hold(path: Path) -> Iterator[IO[bytes]]:
+    while True:
+        with path.open("a+b") as file:
+            try:
+                _take(file)
+            except BlockingIOError:
+                raise _refusal(path) from None
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                if not _is_stale(path):
+                    raise _refusal(path) from None
+            with suppress(FileNotFoundError):
+                if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                    yield file
+                    return
+        # Its holder deleted the file between our opening and locking it.
+
+
+def _take(file: IO[bytes]) -> None:
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - no such locks on this system
+        raise OSError(errno.ENOSYS, "no file locks") from None
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _describe_holder() -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since})
+
+
+def _read_holder(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        told = json.loads(path.read_bytes())
+        if isinstance(told, dict) and {"process", "host", "since"} <= told.keys():
+            return told
+    return {}
+
+
+def _is_stale(path: Path) -> bool:
+    """Tell from a lock file's text whether its process is gone."""
+    told = _read_holder(path)
+    if not told:
+        return True  # nobody has signed it
+    if told["host"] != socket.gethostname() or not isinstance(told["process"], int):
+        return False
+    try:
+        os.kill(told["process"], 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return told["process"] == os.getpid()
+
+
+def _refusal(path: Path) -> RunFolderError:
+    told = _read_holder(path)
+    who = "Another process"
+    if told:
+        who = f"Process {told['process']} on {told['host']} (since {told['since']})"
+    here = not told or told["host"] == socket.gethostname()
+    cure = "wait for it, or end it" if here else f"wait for it; if it is gone, delete {path}"
+    return RunFolderError(f"{who} is working in {path.parent}; {cure}.")
