@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -109,21 +110,21 @@ def test_when_no_checkpoint_is_left_the_files_are_named(folders, tmp_path):
 # -- one writer -------------------------------------------------------------------------------
 
 
-def _hold(folder: str, ready, leave) -> None:
+def _hold(folder: str, ready) -> None:
     with lock_folder(Path(folder)):
         ready.set()
-        leave.wait(60)
+        time.sleep(600)
 
 
 @pytest.fixture
 def holder(tmp_path):
     context = multiprocessing.get_context("spawn")
-    ready, leave = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(str(tmp_path / "run"), ready, leave))
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path / "run"), ready))
     process.start()
     assert ready.wait(60)
     yield process
-    leave.set()
+    process.kill()
     process.join(60)
 
 

@@ -1,0 +1,206 @@
+"""Make configurations at random, sane and absurd, and see whether each is run or refused.
+
+    python -m scripts.trust.configurations --cases 10000
+
+Every name of the catalogue is drawn, with settings drawn by their types: usual values, limits,
+absurd sizes, wrong types. A configuration is checked; those on small data that pass are trained for
+two rounds. What may come of it: a run with a finite model, or an error in words (exit code 1 or 2
+of the command line). An exception that the command line would call unexpected, a run of more than
+``--seconds``, or a model that is not finite without an error is printed, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import typing
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.cli.terminal import _explain
+from equifed.runs import run as runs
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import RECORDS, RunConfig
+from equifed.runs.signatures import Setting, alternatives, settings
+from equifed.training.warnings import check_finite
+
+SMALL = ("heart-disease", "penguins", "synthetic-regression")
+"""Data that are embedded and small: what names them is trained, too."""
+OPTION = 0.25
+"""How often a setting that has a default is set."""
+
+NUMBERS = [0.5, 0.1, 1.0, 0.01, 2.0, 0.9, 3.0]
+ODD_NUMBERS = [
+    0.0, -0.0, -1.0, 1e-30, 1e-308, 5e-324, 1e30, -1e30, 1e150, 1e308, -1e308,
+    float("inf"), float("-inf"), float("nan"), 1.0 + 1e-12, 1 - 1e-12,
+]  # fmt: skip
+WHOLE = [1, 2, 3, 5, 8]
+ODD_WHOLE = [0, -1, -(10**40), 10**40, 2**31, 2**63, -(2**63)]
+WRONG: list[Any] = ["", "x", "size", "auto", "none", True, [], [1, "a"], {}, {"name": "x"}, 3, 0.5]
+
+Draw = np.random.Generator
+
+
+class _TooLong(BaseException):
+    """A run took longer than it may."""
+
+
+@contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Generator:
+    """Draws tables by the signatures of what they name, and counts the names."""
+
+    def __init__(self, draw: Draw, names: Counter[tuple[str, str]]) -> None:
+        self.draw, self.names = draw, names
+        self.oddness = float(draw.choice([0.0, 0.0, 0.0, 0.05, 0.3]))
+
+    def pick(self, choices: Any) -> Any:
+        """Return one of some values."""
+        return choices[int(self.draw.integers(len(choices)))]
+
+    def chosen(self, section: str, name: str | None = None, depth: int = 0) -> Any:
+        """Return a table that names an entry of a section."""
+        name = name or self.pick(list(SECTIONS[section].entries()))
+        self.names[section, name] += 1
+        given = SECTIONS[section].given
+        wanted = settings(SECTIONS[section][name].load(), given)
+        return {"name": name, **self.table(wanted, depth)}
+
+    def table(self, wanted: dict[str, Setting], depth: int = 0) -> dict[str, Any]:
+        """Return a table for settings, most of them left out."""
+        out = {}
+        for name, setting in wanted.items():
+            if setting.required or self.draw.random() < OPTION:
+                out[name] = self.value(setting, depth)
+        return out
+
+    def value(self, setting: Setting, depth: int) -> Any:
+        """Return a value for a setting, by its type or absurd."""
+        if self.draw.random() < self.oddness / 3:
+            return self.pick(WRONG)
+        if setting.section is not None:
+            return self.chosen(setting.section, depth=depth + 1) if depth < 3 else "average"
+        if setting.record is not None:
+            return self.table(settings(setting.record), depth + 1)
+        return self.leaf(self.pick(alternatives(setting.annotation)), setting)
+
+    def leaf(self, kind: Any, setting: Setting) -> Any:
+        """Return a plain value."""
+        odd = self.draw.random() < self.oddness
+        if typing.get_origin(kind) is typing.Literal:
+            return self.pick(typing.get_args(kind))
+        if typing.get_origin(kind) in (tuple, list) or kind is tuple:
+            inner = (*typing.get_args(kind), float)[0]
+            return [self.leaf(inner, setting) for _ in range(int(self.draw.integers(0, 5)))]
+        if kind is bool:
+            return bool(self.draw.integers(2))
+        if kind is int:
+            return self.pick(ODD_WHOLE if odd else WHOLE)
+        if kind is float:
+            return self.pick(ODD_NUMBERS if odd else NUMBERS)
+        if kind is type(None):
+            return "none"
+        return self.pick(["x", "auto", "none", "size"])
+
+    def configuration(self) -> dict[str, Any]:
+        """Return a whole configuration."""
+        name = self.pick(SMALL) if self.draw.random() < 0.6 else None
+        out: dict[str, Any] = {
+            "rounds": 2 if self.draw.random() > self.oddness / 3 else self.pick(ODD_WHOLE + WRONG),
+            "threads": 1,
+            "data": self.chosen("data", name),
+            "model": {**self.chosen("models"), **self._shared_model()},
+            "algorithm": self.chosen("algorithms"),
+        }
+        if self.draw.random() < 0.5:
+            engines = [n for n in SECTIONS["engines"].entries() if n != "distributed"]
+            out["engine"] = self.chosen("engines", self.pick(engines))
+            out["engine"].pop("device", None)
+        else:
+            self.names["engines", "distributed"] += out["data"]["name"] not in SMALL
+        for key, record in RECORDS.items():
+            if self.draw.random() < 0.3:
+                out[key] = self.table(settings(record))
+        if self.draw.random() < self.oddness / 3:
+            out[self.pick(["seed", "sed", "give_out", "threads"])] = self.pick(WRONG + ODD_WHOLE)
+        return out
+
+    def _shared_model(self) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        if self.draw.random() < 0.5:
+            out["l2"] = self.leaf(float, None)  # type: ignore[arg-type]
+        if self.draw.random() < 0.3:
+            out["loss"] = self.pick(["auto", *SECTIONS["losses"].entries()])
+            self.names["losses", out["loss"]] += 1
+        if self.draw.random() < 0.5:
+            out["dtype"] = "float64"
+        return out
+
+
+def try_one(table: dict[str, Any], seconds: int) -> tuple[str, str]:
+    """Check and, if it is small, train a configuration; return what came of it and the words."""
+    try:
+        with _limit(seconds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = RunConfig.from_dict(table, base=Path("."))
+            if config.data["name"] not in SMALL:
+                return "accepted", ""
+            if config.rounds > 2:
+                return "accepted", ""
+            history = runs.run(config)
+            wrong = check_finite(history.parameters or {})
+            return ("trained", "") if wrong is None else ("not finite", wrong)
+    except _TooLong:
+        return "too long", ""
+    except Exception as error:  # this is what the script looks for
+        words = _explain(error)[0]
+        unexpected = "This should not happen" in words or not str(error).strip()
+        return ("unexpected" if unexpected else "refused"), words
+
+
+def main() -> int:
+    """Try as many configurations as asked, and count."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seconds", type=int, default=60, help="longest time for one")
+    options = parser.parse_args()
+    names, counts = Counter[tuple[str, str]](), Counter[str]()
+    for case in range(options.first, options.first + options.cases):
+        table = Generator(np.random.default_rng(case), names).configuration()
+        outcome, words = try_one(table, options.seconds)
+        counts[outcome] += 1
+        if outcome in ("unexpected", "not finite", "too long"):
+            print(f"{outcome}, seed {case}: {words.splitlines()[:1]} {table}", file=sys.stderr)
+    sections = ("data", "algorithms", "objectives", "schedules", "dual_steps", "models", "losses")
+    print("| section | names | least often |")
+    print("|---|---:|---|")
+    for section in sections:
+        found = {name: names[section, name] for name in SECTIONS[section].entries()}
+        rare = min(found, key=lambda name: found[name])
+        print(f"| {section} | {len(found)} | {rare}: {found[rare]:,} |")
+    print(", ".join(f"{outcome} {counts[outcome]:,}" for outcome in sorted(counts)))
+    return 1 if counts["unexpected"] + counts["not finite"] + counts["too long"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
