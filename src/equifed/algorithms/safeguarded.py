@@ -111,6 +111,12 @@ class Safeguarded:
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
+        core = unwrap(self.algorithm)
+        if not hasattr(core, "steps"):
+            raise ValueError(
+                f"Safeguarded halves step sizes, and {type(core).__name__} has none in its state; "
+                "it is for SCAFF-PD and SCAFF-PD-IA."
+            )
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

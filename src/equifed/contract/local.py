@@ -40,6 +40,10 @@ class SmoothedHinge:
             raise ValueError(f"SmoothedHinge threshold must be finite, got {self.threshold}.")
 
 
+MOST_STEPS = 10_000_000
+"""More local steps in a round than this are a slip of the pen."""
+
+
 @dataclass(frozen=True)
 class LocalSGD:
     r"""Stochastic gradient steps on one client, from the server's model x.
@@ -106,6 +110,10 @@ class LocalSGD:
             if value is not None and (value != int(value) or value < 1):
                 raise ValueError(
                     f"LocalSGD {name} must be a whole number of at least 1, got {value}."
+                )
+            if name in ("steps", "epochs") and value is not None and value > MOST_STEPS:
+                raise ValueError(
+                    f"LocalSGD {name} must be at most {MOST_STEPS:,} in one round, got {value}."
                 )
         if not (self.proximal >= 0 and math.isfinite(self.proximal)):
             raise ValueError(f"LocalSGD proximal must be at least 0, got {self.proximal}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -235,6 +236,10 @@ def _read_penguins(path: Path) -> Columns:
     return chosen
 
 
+MOST_NUMBERS = 2_000_000_000
+"""Beyond this drawn data do not fit into memory."""
+
+
 def synthetic_regression(
     *,
     clients: int = 5,
@@ -272,8 +277,15 @@ def synthetic_regression(
     for name, value in (("clients", clients), ("features", features), ("samples", samples)):
         if value < 1:
             raise DataError(f"synthetic-regression: {name} must be at least 1, got {value}.")
-    if scale < 0 or shift < 0:
-        raise DataError(f"synthetic-regression: scale {scale} and shift {shift} must be >= 0.")
+    if clients * samples * features > MOST_NUMBERS:
+        raise DataError(
+            f"synthetic-regression: {clients} clients x {samples} samples x {features} features "
+            f"are more than {MOST_NUMBERS:,} numbers; ask for fewer."
+        )
+    if not (0 <= scale < math.inf and 0 <= shift < math.inf):
+        raise DataError(
+            f"synthetic-regression: scale {scale} and shift {shift} must be finite and >= 0."
+        )
     stream = Stream(seed).at("synthetic-regression")
     common = scale * stream.at("model").generator().standard_normal(features)
     data = []

@@ -61,7 +61,9 @@ def measure_step(
         except MissingClients as lost:  # measured on the others; training will name them
             left = np.setdiff1d(clients.index, np.fromiter(lost.reasons, dtype=np.int64))
             if len(left) == 0:
-                raise
+                raise ConfigError(
+                    [f"algorithm.lr: no step size can be measured ({lost}); give a number"]
+                ) from lost
             clients = clients.subset(left)
     chosen = {**holder, "lr": algorithm.local.lr}  # type: ignore[attr-defined]
     return ({**table, "local": chosen} if "local" in table else chosen), algorithm
