@@ -152,13 +152,14 @@ def tabulate_comparison(report: Report) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from equifed.contract.names import show_text
     from equifed.report.tables import list_comparison
 
     seeds = max(len(method.runs) for method in report.methods)
     about = f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed"
     base = report.methods[report.baseline].name
     table = Table(
-        title=f"{report.title}, {about}; below: difference to {base} within seeds",
+        title=Text(show_text(f"{report.title}, {about}; below: difference to {base} within seeds")),
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
@@ -174,5 +175,5 @@ def tabulate_comparison(report: Report) -> Table:
             value = Text(" ".join(filter(None, [cell["value"].removesuffix(" points"), note])))
             colour = {"better": "green", "worse": "red"}.get(cell["tone"], "dim")
             cells.append(value.append("\n" + cell["change"], colour) if cell["change"] else value)
-        table.add_row(Text(method.name), *cells)
+        table.add_row(Text(show_text(method.name)), *cells)
     return table

@@ -127,6 +127,8 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _fail(message: str, code: int) -> None:
-    for line in message.splitlines():
-        print(f"equifed: {line}", file=sys.stderr)
+    from equifed.contract.names import show_text
+
+    for line in message.split("\n"):
+        print(f"equifed: {show_text(line)}", file=sys.stderr)
     raise typer.Exit(code)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.contract.names import show_text
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table as RichTable
@@ -42,13 +44,16 @@ class Table:
 
     def _drawn(self, columns: list[int], title: str | None) -> RichTable:
         from rich.table import Table as RichTable
+        from rich.text import Text
 
         table = RichTable(title=title, title_justify="left", show_footer=bool(self.totals))
         for k in columns:
             footer = self.totals[k] if self.totals else ""
-            table.add_column(self.header[k], footer, justify="right" if k else "left", no_wrap=True)
+            table.add_column(
+                Text(self.header[k]), Text(footer), justify="right" if k else "left", no_wrap=True
+            )
         for row in self.rows:
-            table.add_row(*(row[k] for k in columns))
+            table.add_row(*(Text(row[k]) for k in columns))
         return table
 
     def _blocks(self, room: int) -> Iterator[list[int]]:
@@ -87,10 +92,14 @@ def describe_clients(
     elif counts is not None:
         columns["classes"] = (counts > 0).sum(1), int(counts.any(0).sum())
     rows = [
-        (name, *(str(values[i]) for values, _ in columns.values())) for i, name in enumerate(names)
+        (show_text(name), *(str(values[i]) for values, _ in columns.values()))
+        for i, name in enumerate(names)
     ]
     return Table(
-        title, ("client", *columns), rows, ("all", *(str(total) for _, total in columns.values()))
+        title,
+        ("client", *map(show_text, columns)),
+        rows,
+        ("all", *(str(total) for _, total in columns.values())),
     )
 
 

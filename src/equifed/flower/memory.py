@@ -108,6 +108,7 @@ def write_private(path: Path, content: bytes, sync: bool = False) -> None:
     """Write a file that its owner alone may read, at once or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(handle, 0o600)  # also where a killed process has left one
     with os.fdopen(handle, "wb") as file:
         file.write(content)
         if sync:

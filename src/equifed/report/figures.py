@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from equifed.contract.arrays import Losses
+from equifed.contract.names import to_cell
 from equifed.metrics import gini, lorenz_curve
 from equifed.report import svg
 from equifed.report.measures import Estimate
@@ -60,8 +61,8 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(cell: object) -> object:
-    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + cell
+    if isinstance(cell, str):
+        return to_cell(cell)
     if isinstance(cell, float):
         return "" if math.isnan(cell) else f"{cell:.8g}"
     return cell

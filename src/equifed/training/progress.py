@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from equifed.contract.names import show_text
 from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.loop import Callback
@@ -104,7 +105,7 @@ class ProgressBar(Callback):
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:
     """Print text as it is: nothing in it is markup, and a terminal may break it anywhere."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(show_text(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progress:
@@ -155,7 +156,7 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     table = Table(title=title or f"{split} {metric} per client")
     table.add_column("client")
     for name in histories:
-        table.add_column(name, justify="right")
+        table.add_column(Text(show_text(name)), justify="right")
     columns = [history.per_client(metric, split) for history in histories.values()]
     worst = [(min if higher else max)(c, key=c.__getitem__, default="") for c in columns]
     rows = list(first.names)
@@ -167,7 +168,7 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
             Text(format_metric(c.get(client), metric), style="bold" if client == w else "")
             for c, w in zip(columns, worst, strict=True)
         ]
-        table.add_row(Text(client), *cells)
+        table.add_row(Text(show_text(client)), *cells)
     if len(rows) > SHOWN_CLIENTS:
         table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()

@@ -20,6 +20,7 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.evaluation import Hits
+from equifed.contract.names import to_cell
 from equifed.metrics.metric import find_metric
 from equifed.training.files import (
     Damaged,
@@ -115,7 +116,7 @@ class MetricRecord:
         """Return the lines of ``metrics.csv``; a client without samples in the split has none."""
         head = str(self.round)
         return [
-            [head, name, self.split, self.metric, repr(float(value)), str(int(n))]
+            [head, to_cell(name), self.split, self.metric, repr(float(value)), str(int(n))]
             for name, value, n in zip(names, self.values, self.sizes, strict=True)
             if n > 0
         ]
@@ -164,7 +165,9 @@ class Tables:
     def weights(self, round: int, weights: Weights) -> None:
         """Append the clients' weights."""
         pairs = zip(self.names, weights, strict=True)
-        self._append("weights.csv", [[str(round), name, repr(float(w))] for name, w in pairs])
+        self._append(
+            "weights.csv", [[str(round), to_cell(name), repr(float(w))] for name, w in pairs]
+        )
 
     def event(self, event: dict[str, Any]) -> None:
         """Append an event; its time is added here."""
@@ -310,7 +313,7 @@ def _read_rows(path: Path) -> list[list[str]]:
 
 def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
     """Return the records of ``metrics.csv``."""
-    position = {name: i for i, name in enumerate(names)}
+    position = {to_cell(name): i for i, name in enumerate(names)}
     records: dict[tuple[int, str, str], MetricRecord] = {}
     with _reading(path):
         for round, client, split, metric, value, n in _read_rows(path):
@@ -325,7 +328,7 @@ def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
 
 def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:
     """Return the weights of ``weights.csv`` by round."""
-    position = {name: i for i, name in enumerate(names)}
+    position = {to_cell(name): i for i, name in enumerate(names)}
     weights: dict[int, Weights] = {}
     with _reading(path):
         for round, client, weight in _read_rows(path):
