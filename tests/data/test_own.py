@@ -39,9 +39,7 @@ def doors(tmp_path):
 
 def test_every_kind_of_table_gives_the_same_federation(tmp_path):
     sums = {
-        Federation.from_table(
-            table, client="site", target="ill", min_count=1, name="t"
-        ).checksum()
+        Federation.from_table(table, client="site", target="ill", min_count=1, name="t").checksum()
         for table in doors(tmp_path).values()
     }
     assert len(sums) == 1
@@ -118,7 +116,10 @@ def test_csv_marks_of_missing_values(tmp_path, mark):
         ({"categorical": ()}, "'arm' is not numeric .it has 'x'.*categorical"),
         ({"features": ["age"], "target": "arm", "task": "regression"}, "cannot be a regression"),
         ({"features": ["age"], "split": "arm"}, "must say train, validation or test, got 'x'"),
-        ({"features": ["age"], "missing": "guess"}, "missing must be one of .*'drop', 'error', got 'guess'"),
+        (
+            {"features": ["age"], "missing": "guess"},
+            "missing must be one of .*'drop', 'error', got 'guess'",
+        ),
         ({"features": []}, "no feature columns"),
         ({"features": ["age"], "classes": 2}, "must hold labels"),
     ],

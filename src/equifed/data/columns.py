@@ -80,11 +80,12 @@ def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> N
            [1., 0.]])
     """
     texts = [str(v) for v in values]
-    column = {name: k for k, name in enumerate(categories or sorted(set(texts)))}
+    known = sorted(set(texts)) if categories is None else categories
+    column = {name: k for k, name in enumerate(known)}
     codes = np.array([column.get(text, -1) for text in texts], dtype=np.int64)
     table = np.zeros((len(texts), len(column)))
-    known = np.flatnonzero(codes >= 0)
-    table[known, codes[known]] = 1.0
+    there = np.flatnonzero(codes >= 0)
+    table[there, codes[there]] = 1.0
     return table
 
 

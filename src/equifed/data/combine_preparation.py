@@ -42,7 +42,7 @@ def combine(asked: Question, answers: Answers) -> Question | Preparation:
 
 
 def _after_kinds(asked: Question, answers: Answers) -> Question:
-    coded, reasons = list(asked["coded"]), dict(asked["reasons"])
+    coded, reasons = list(asked["coded"]), {}
     for name in asked["columns"]:
         told = {key: _total(answers, name, key) for key in ("numbers", "texts", "dates")}
         present = sum(told.values())
@@ -59,16 +59,15 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
             if present >= FEW and different == present:
                 reasons[name] = f"{present} different texts in as many rows, an identifier"
             coded.append(name)
-    _refuse_useless(reasons, asked)
-    columns = [name for name in asked["columns"] if name not in reasons]
+    columns = _leave_out(reasons, asked)
     rule = asked["prepare"]
     return {
         **asked,
         "stage": "sums",
         "columns": columns,
+        "listed": asked["coded"],
         "coded": [name for name in columns if name in coded],
-        "left_out": [*asked["left_out"], *reasons],
-        "reasons": reasons,
+        "left_out": [*asked["left_out"], *map(list, reasons.items())],
         "quartiles": rule["scale"] == "robust" or rule["missing"] == "median",
     }
 
@@ -82,14 +81,15 @@ def _refuse_mixture(name: str, answers: Answers) -> None:
     )
 
 
-def _refuse_useless(reasons: Mapping[str, str], asked: Question) -> None:
-    """Refuse what was named as a feature and is none, and a table that has no other."""
-    name, reason = next(iter(reasons.items()), ("", ""))
+def _leave_out(reasons: Mapping[str, str], asked: Question) -> list[str]:
+    """Return the other columns; refuse one that was named as a feature, and to leave out all."""
     if reasons and (not asked["choosy"] or len(reasons) == len(asked["columns"])):
+        name, reason = next(iter(reasons.items()))
+        listed = ", or list it in categorical" if "texts" in reason else ""
         raise DataError(
-            f"Column {name!r} is no feature ({reason}); leave it out of features"
-            f"{', or list it in categorical' if 'identifier' in reason else ''}."
+            f"Column {name!r} is no feature ({reason}); leave it out of features{listed}."
         )
+    return [name for name in asked["columns"] if name not in reasons]
 
 
 def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
@@ -100,6 +100,8 @@ def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
             for text, count in told[name]["counts"].items():
                 counts[text] = counts.get(text, 0) + count
         built[name] = {"counts": counts, "gaps": _total(answers, name, "gaps")}
+    rare = _find_rare(asked, built)
+    columns = _leave_out(rare, asked)
     numbers = [name for name in asked["columns"] if name not in asked["coded"]]
     for name in numbers:
         count = _total(answers, name, "count")
@@ -110,11 +112,23 @@ def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
                            ("low", "high"))  # fmt: skip
             built[name]["cells"] = [[min(lows), max(highs)]] * 6
     rule = asked["prepare"]
-    following = {**asked, "order": asked["columns"], "built": built, "columns": numbers}
+    left_out = [*asked["left_out"], *map(list, rare.items())]
+    following = {**asked, "order": columns, "built": built, "columns": numbers,
+                 "left_out": left_out}  # fmt: skip
     if not numbers or (rule["scale"] is None and rule["missing"] in ("drop", "error")):
         return _finish(following)
     centres = {name: built[name]["mean"] for name in numbers}
     return {**following, "stage": "squares", "centres": centres}
+
+
+def _find_rare(asked: Question, built: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns, unless listed as categories, none of whose texts is frequent enough."""
+    rule, found = asked["prepare"], {}
+    for name in asked["coded"]:
+        most = max(built[name]["counts"].values())
+        if name not in asked["listed"] and rule["unknown"] == "other" and most < rule["min_count"]:
+            found[name] = f"texts of which none has min_count={rule['min_count']} training rows"
+    return found
 
 
 def _after_squares(asked: Question, answers: Answers) -> Question | Preparation:
@@ -169,7 +183,7 @@ def _finish(asked: Question) -> Preparation:
         client=asked["client"],
         scale=rule["scale"],
         missing=rule["missing"],
-        left_out=tuple(asked["left_out"]),
+        left_out=tuple((name, reason) for name, reason in asked["left_out"]),
     )
 
 

@@ -15,7 +15,7 @@ Questions and answers are plain values that JSON can hold. What a client tells o
    number where medians are wanted;
 3. ``squares``: sums of differences from the common mean and of their squares, so that large offsets
    cost no digits;
-4. ``grid``, three times: how many numbers lie in each cell of a common grid around every quartile.
+4. ``grid``, four times: how many numbers lie in each cell of a common grid around every quartile.
 
 Everything but the smallest and the largest number is added up, so that hidden sums would do.
 """
@@ -129,9 +129,9 @@ def ask_kinds(
         Columns that a data frame says are categories, for ``categorical="auto"``.
     choosy : bool
         Leave out columns that are no features (identifiers, dates, all gaps), and list them with
-        the reason under ``"reasons"`` of later questions; otherwise they are refused.
+        the reason in the preparation's ``left_out``; otherwise they are refused.
     left_out : sequence of str
-        Columns that were left out before.
+        Columns of the table that are not asked for.
     """
     coded = categories if prepare.categorical == "auto" else prepare.categorical
     return {
@@ -142,8 +142,7 @@ def ask_kinds(
         "target": asdict(target),
         "client": client,
         "choosy": choosy,
-        "left_out": list(left_out),
-        "reasons": {},
+        "left_out": [[name, "not asked for"] for name in left_out],
     }
 
 
@@ -254,7 +253,8 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     numbers = read_numbers(name, values)
     there = numbers[~np.isnan(numbers)]
     apart = there - asked["centres"][name]
-    told = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
+    with np.errstate(over="ignore"):
+        told = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
     if asked["prepare"]["per_client"] and len(there):
         told["own"] = _scale_alone(there, asked["prepare"]["scale"])
     return told

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 CELLS = 1024
 """Cells of a grid; every further grid divides one cell of the one before."""
 
-PASSES = 3
+PASSES = 4
 
 QUARTILES = (0.25, 0.5, 0.75)
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.data.columns import Columns, find_categories, group_rows, read_columns
-from equifed.data.fit_preparation import Prepare, ask_kinds, combine, describe_rows
+from equifed.data.combine_preparation import Question
+from equifed.data.fit_preparation import Prepare, ask_kinds, fit_preparation
 from equifed.data.fit_target import combine_targets, describe_target
 from equifed.data.holdout import (
     Holdout,
@@ -89,8 +90,9 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
         choosy=request.features is None,
         left_out=rest,
     )
-    fitted, reasons = _fit(columns, owners, part, asked)
-    told += [f"column {name!r} is left out: {reason}" for name, reason in reasons.items()]
+    fitted = _fit(columns, owners, part, asked)
+    left = [(name, reason) for name, reason in fitted.left_out if name not in rest]
+    told += [f"column {name!r} is left out: {reason}" for name, reason in left]
     same = find_duplicates(
         part, owners, [columns[c] for c in [*(x.name for x in fitted.columns), target]], numbers
     )
@@ -214,18 +216,19 @@ def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableReq
 
 
 def _fit(
-    columns: Columns, owners: Mapping[str, Rows], part: Labels, asked: dict[str, Any]
-) -> tuple[Preparation, dict[str, str]]:
-    """Return the preparation, fitted on training rows, and why columns were left out."""
-    rows = {
-        client: {c: [columns[c][r] for r in mine if part[r] == "train"] for c in asked["columns"]}
-        for client, mine in owners.items()
-    }
-    told: Any = asked
-    while not isinstance(told, Preparation):
-        reasons = told["reasons"]
-        told = combine(told, {name: describe_rows(mine, told, name) for name, mine in rows.items()})
-    return told, reasons
+    columns: Columns, owners: Mapping[str, Rows], part: Labels, asked: Question
+) -> Preparation:
+    """Return the preparation, fitted on training rows."""
+    return fit_preparation(
+        {
+            client: {
+                name: [columns[name][r] for r in mine if part[r] == "train"]
+                for name in asked["columns"]
+            }
+            for client, mine in owners.items()
+        },
+        asked,
+    )
 
 
 def _prepare_clients(

@@ -74,8 +74,8 @@ class Preparation:
     missing : {"mean", "median", "indicator", "drop", "error"}
         The rule for gaps: filled with the mean (``indicator``: and marked by a 0/1 column where
         training rows had gaps) or the median. With the last two, a gap in a new row is refused.
-    left_out : tuple of str
-        Columns that the training table had and no feature comes from.
+    left_out : tuple of (str, str)
+        Columns that the training table had and no feature comes from, and why.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class Preparation:
     client: str | None = None
     scale: Scale = None
     missing: Missing = "error"
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         names = self.feature_names
@@ -241,7 +241,7 @@ class Preparation:
                 f"The table has no column {absent[0]!r}; it has {', '.join(list(columns)[:20])}. "
                 f"The model was trained on {', '.join(wanted[:20])}: add or rename it."
             )
-        allowed = {*wanted, self.target.name, self.client, *self.left_out}
+        allowed = {*wanted, self.target.name, self.client, *dict(self.left_out)}
         strange = [name for name in columns if name not in allowed]
         if strange and extra != "ignore":
             raise DataError(
