@@ -219,10 +219,10 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
 def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
     if isinstance(value, bool | np.bool_):
         return "texts"
-    if isinstance(value, datetime.date | np.datetime64):
-        return "dates"
     if to_numbers([value]) is not None:
         return "numbers"
+    if is_date(value):
+        return "dates"
     if not isinstance(value, str):
         raise DataError(
             f"Column {name!r} is not numeric: it holds a {type(value).__name__} ({value!r:.60}), "
@@ -232,7 +232,18 @@ def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
         raise DataError(
             f"Column {name!r} is not numeric (it has {value!r}); {explain_comma(value)}"
         )
-    return "dates" if DATE.fullmatch(value) else "texts"
+    return "texts"
+
+
+def is_date(value: Any) -> bool:
+    """Tell whether a value is a date, or a text that looks like one.
+
+    >>> is_date("2024-05-31"), is_date("31.5.2024"), is_date("5-31")
+    (True, True, False)
+    """
+    if isinstance(value, str):
+        return DATE.fullmatch(value) is not None
+    return isinstance(value, datetime.date | np.datetime64)
 
 
 def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
