@@ -60,7 +60,8 @@ def estimate(config: RunConfig) -> Estimate:
     """Build a run, try its first rounds, and return what all of it will take. Nothing is written.
 
     Traffic is that of the first round and, for all others, that of the last one tried; an algorithm
-    that changes what it asks later is not foreseen. Evaluations are counted as often as the configuration has them.
+    that changes what it asks later is not foreseen. Evaluations are counted as often as the
+    configuration has them.
     """
     import torch
 
