@@ -42,7 +42,7 @@ def test_a_hospital_table_becomes_a_model_that_serves_every_hospital(tmp_path: P
     for name, row in zip(federation.names, counts, strict=True):
         assert accuracy[name] > row.max() / row.sum(), name
     assert runs.load_preparation(out) == federation.preparation
-    page = equifed("report", out, "--out", tmp_path / "report.html")
+    page = equifed("report", out, "--page", tmp_path / "report.html")
     assert page.exit_code == 0
     assert "scaled to mean 0 and deviation 1" in (tmp_path / "report.html").read_text()
 
