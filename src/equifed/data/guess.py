@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,7 @@ TARGETS = (
 
 PEOPLE = ("patient", "subject", "person", "individual", "case", "customer", "user", "animal")
 IDENTIFIERS = ("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", *PEOPLE)
-MOST_CLIENTS = 2000
+MOST_CLIENTS, MOST_CODES = 2000, 10
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Look:
 class Guess:
     """Which column is what, and why: ``left_out`` and ``remarks`` are for the user to read.
 
-    ``task`` is None for a target that cannot be told; ``dates`` and ``groups`` are columns that
+    ``codes`` are columns of few whole numbers, which may be categories; ``dates`` and ``groups``
     could divide the rows.
     """
 
@@ -60,6 +60,8 @@ class Guess:
     task: Literal["classification", "regression"]
     left_out: Mapping[str, str]
     remarks: tuple[str, ...]
+    categorical: tuple[str, ...] | Literal["auto"] = "auto"
+    codes: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
@@ -123,7 +125,7 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         if name not in columns:
             raise DataError(f"The table has no column {name!r}; it has {', '.join(columns)}.")
     looks = {name: look_at(values) for name, values in columns.items()}
-    left_out, remarks, groups = {}, [], []
+    left_out, remarks, groups, codes = {}, [], [], []
     features = [name for name in columns if name not in (client, target)]
     for name in features:
         reason = _reason(name, looks[name])
@@ -132,7 +134,8 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
             reason = f"tells {looks[name].different} cases apart, with several rows each"
         if reason is not None:
             left_out[name] = reason
-        elif looks[name].kind == "whole" and 3 <= looks[name].different <= 10:
+        elif looks[name].kind == "whole" and 3 <= looks[name].different <= MOST_CODES:
+            codes.append(name)
             remarks.append(
                 f"{name}: {looks[name].different} different whole numbers, taken as amounts; if "
                 "they are codes, list the column in categorical"
@@ -149,7 +152,23 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         raise DataError(f"No column is left to predict from ({told}).")
     dates = tuple(name for name in features if looks[name].kind == "dates")
     task = guess_task(target, columns[target])
-    return Guess(client, target, kept, task, left_out, tuple(remarks), dates, tuple(groups))
+    more = tuple(codes), dates, tuple(groups)
+    return Guess(client, target, kept, task, left_out, tuple(remarks), "auto", *more)
+
+
+def choose_categories(guess: Guess, columns: Columns, chosen: Sequence[str]) -> Guess:
+    """Return the guess with columns of numbers taken as categories, beside those of text."""
+    if not chosen:
+        return guess
+    strange = [name for name in chosen if name not in guess.features]
+    if strange:
+        raise DataError(
+            f"There is no feature {strange[0]!r}; there are {', '.join(guess.features)}."
+        )
+    texts = [name for name in guess.features if look_at(columns[name]).kind == "texts"]
+    coded = tuple(name for name in guess.features if name in {*texts, *chosen})
+    told = tuple(r for r in guess.remarks if not r.startswith(tuple(f"{c}: " for c in chosen)))
+    return replace(guess, categorical=coded, remarks=told)
 
 
 def guess_task(target: str, values: list[Any]) -> Literal["classification", "regression"]:

@@ -261,7 +261,7 @@ class Preparation:
             for name, _, _ in column.by_client
         }
         owners: list[Any] = [client] * rows
-        if client is None and self.client in columns:
+        if client is None and self.client is not None and self.client in columns:
             for name, mine in group_rows(columns[self.client]).items():
                 for row in mine:
                     owners[row] = name
