@@ -258,7 +258,7 @@ class Federation:
         request = TableRequest(*columns, Holdout(validation, test, seed), prepare)
         read = read_table(table, request)
         prepared: Preparation = read.pop("preparation")
-        about = {**(source or {}), "preparation": prepared.describe()}
+        about = {"preparation": prepared.describe(), **(source or {})}
         if told := read.pop("told"):
             about["rows and columns"] = "; ".join(told)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "own data")

@@ -52,7 +52,7 @@ class Prepare:
             if getattr(self, key) not in values:
                 told = ", ".join(map(repr, values))
                 raise DataError(f"{key} must be one of {told}, got {getattr(self, key)!r}.")
-        coded = self.categorical
+        coded: Any = self.categorical
         if isinstance(coded, str) and coded != "auto":
             object.__setattr__(self, "categorical", (coded,))
         elif not isinstance(coded, str):
