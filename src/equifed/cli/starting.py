@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, Quiet, explain_errors, print_json
+from equifed.cli.terminal import Json, Overwrite, Quiet, explain_errors, print_json
 
 if TYPE_CHECKING:
     from equifed.data.guess import Guess
@@ -28,7 +28,7 @@ def init(
         typer.Option(help="Column of numbers that are codes; may be repeated. Text always is."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
