@@ -119,6 +119,10 @@ ODD = {
         {"level": ["1", "<5"] * 30, "y": ["u", "v"] * 30},
         {"features": ["x"], "target": "y"},
     ),
+    "rare texts": (
+        {"note": [f"n{k // 4}" for k in range(60)], "y": ["u", "v"] * 30},
+        {"features": ["x"], "target": "y"},
+    ),
     "row numbers": (
         {"row_id": list(range(60)), "y": ["u", "v"] * 30},
         {"features": ["x"], "target": "y"},
@@ -148,10 +152,13 @@ def test_odd_columns_end_in_a_configuration_that_loads(
     [
         (["--client", "nobody"], "no column 'nobody'; it has bank, x"),
         (["--target", "nothing"], "no column 'nothing'"),
+        (["--target", "same"], "'same' has fewer than two different values"),
     ],
 )
 def test_columns_that_are_not_there(tmp_path: Path, options: list[str], message: str) -> None:
-    result = equifed("init", table(tmp_path, y=[0, 1] * 30), "--out", tmp_path / "r", *options)
+    result = equifed(
+        "init", table(tmp_path, y=[0, 1] * 30, same=["z"] * 60), "--out", tmp_path / "r", *options
+    )
     assert result.exit_code == 2 and message in result.stderr
     assert not (tmp_path / "r").exists()
 

@@ -42,6 +42,7 @@ def init(
         guess = _guess(table, client, target, categorical or [], ask)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(write_first_config(guess, table, out), encoding="utf-8")
+        _try(out)
         if json:
             print_json({"out": str(out), **asdict(guess)})
         elif not quiet:
@@ -89,6 +90,20 @@ def _choose(what: str, question: str, found: Sequence[str], columns: list[str], 
             f"{', '.join(columns)}."
         )
     return found[0]
+
+
+def _try(out: Path) -> None:
+    """Load the data as the configuration says, so that what is wrong is said now."""
+    from equifed.runs.config import RunConfig
+    from equifed.runs.run import load_data
+
+    try:
+        load_data(RunConfig.read(out).data)
+    except ValueError as error:
+        raise ValueError(
+            f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
+            "file."
+        ) from None
 
 
 def _describe(guess: Guess, table: Path, out: Path) -> list[str]:

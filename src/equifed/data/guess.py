@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -33,16 +34,22 @@ TARGETS = (
 PEOPLE = ("patient", "subject", "person", "individual", "case", "customer", "user", "animal")
 IDENTIFIERS = ("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", *PEOPLE)
 MOST_CLIENTS, MOST_CODES = 2000, 10
+FEW = 10
+"""Texts with fewer rows may be too few for a category when some rows are held out."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one column holds: kind, rows with a value, different values, an example or two."""
+    """What one column holds: kind, rows with and without a value, different values and examples.
+
+    ``most`` is how many rows the most frequent value has.
+    """
 
     kind: Literal["numbers", "whole", "texts", "dates", "mixed", "empty", "other"]
     count: int
     gaps: int
     different: int
+    most: int
     examples: tuple[str, ...]
 
 
@@ -70,14 +77,12 @@ def look_at(values: list[Any]) -> Look:
     """Return what a column holds.
 
     >>> look_at(["1", "2", None])
-    Look(kind='whole', count=2, gaps=1, different=2, examples=('1', '2'))
+    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'))
     """
     present = [v for v in values if v is not None]
-    try:
-        distinct = list(dict.fromkeys(name_category(v) for v in present))
-    except TypeError:
-        distinct = []
-    told = (len(present), len(values) - len(present), len(distinct), tuple(distinct[:3]))
+    counts = Counter(map(name_category, present))
+    most = max(counts.values(), default=0)
+    told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
     numbers = None if any(isinstance(v, bool | np.bool_) for v in present) else to_numbers(present)
     if not present:
         return Look("empty", *told)
@@ -91,7 +96,7 @@ def look_at(values: list[Any]) -> Look:
     readable = [to_numbers([v]) is not None and not isinstance(v, bool) for v in present]
     if any(readable):
         odd = str(present[readable.index(False)])
-        return Look("mixed", *told[:3], (str(present[readable.index(True)]), odd))
+        return Look("mixed", *told[:4], (str(present[readable.index(True)]), odd))
     return Look("texts", *told)
 
 
@@ -125,6 +130,8 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         if name not in columns:
             raise DataError(f"The table has no column {name!r}; it has {', '.join(columns)}.")
     looks = {name: look_at(values) for name, values in columns.items()}
+    if looks[target].different < 2:
+        raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
     left_out, remarks, groups, codes = {}, [], [], []
     features = [name for name in columns if name not in (client, target)]
     for name in features:
@@ -143,6 +150,8 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         if looks[name].gaps and reason is None:
             share = looks[name].gaps / len(columns[name])
             remarks.append(f"{name}: {looks[name].gaps} gaps ({share:.0%})")
+    if looks[client].different == 1:
+        remarks.append(f"{client}: there is only one client, {looks[client].examples[0]}")
     for name in (client, target):
         if looks[name].gaps:
             remarks.append(f"{looks[name].gaps} rows have no {name} and are left out")
@@ -199,6 +208,8 @@ def _reason(name: str, look: Look) -> str | None:
         return f"an identifier: {look.different} different values in {look.count} rows"
     if look.kind == "texts" and look.different > max(20, look.count // 5):
         return f"free text: {look.different} different values in {look.count} rows"
+    if look.kind == "texts" and look.most < FEW:
+        return f"rare texts: the most frequent one has {look.most} rows"
     return None
 
 
