@@ -124,7 +124,7 @@ ODD = {
         {"features": ["x"], "target": "y"},
     ),
     "row numbers": (
-        {"row_id": list(range(60)), "y": ["u", "v"] * 30},
+        {"row_id": list(range(60)), "k": [7 * k % 61 for k in range(60)], "y": ["u", "v"] * 30},
         {"features": ["x"], "target": "y"},
     ),
     "amounts that all differ": (

@@ -32,8 +32,13 @@ TARGETS = (
 """Words in the name of the column to predict, likeliest first."""
 
 PEOPLE = ("patient", "subject", "person", "individual", "case", "customer", "user", "animal")
-IDENTIFIERS = ("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", *PEOPLE)
+IDENTIFIERS = (
+    *("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", "mrn", "ssn"),
+    *("account", "serial", *PEOPLE),
+)
 MOST_CLIENTS, MOST_CODES = 2000, 10
+PAIRS = 5
+"""Equal pairs that must be expected before their absence tells an identifier."""
 FEW = 10
 """Texts with fewer rows may be too few for a category when some rows are held out."""
 
@@ -51,6 +56,7 @@ class Look:
     different: int
     most: int
     examples: tuple[str, ...]
+    span: float = 0.0  # from the smallest to the largest number
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def look_at(values: list[Any]) -> Look:
     """Return what a column holds.
 
     >>> look_at(["1", "2", None])
-    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'))
+    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'), span=1.0)
     """
     present = [v for v in values if v is not None]
     counts = Counter(map(name_category, present))
@@ -88,7 +94,7 @@ def look_at(values: list[Any]) -> Look:
         return Look("empty", *told)
     if numbers is not None:
         whole = bool(np.all(np.isfinite(numbers) & (numbers == np.round(numbers))))
-        return Look("whole" if whole else "numbers", *told)
+        return Look("whole" if whole else "numbers", *told, float(np.ptp(numbers)))
     if all(is_date(v) for v in present):
         return Look("dates", *told)
     if not all(isinstance(v, str | bool | np.bool_ | int | float | np.number) for v in present):
@@ -214,10 +220,16 @@ def _reason(name: str, look: Look) -> str | None:
 
 
 def _is_identifier(name: str, look: Look) -> bool:
-    """Tell whether every row has a value of its own that means nothing."""
+    """Tell whether every row has a value of its own that means nothing.
+
+    Of whole numbers, by the name, or because amounts within that span would meet now and then:
+    n^2 / (2 span) pairs of n amounts are expected to be equal.
+    """
     if look.different < look.count or look.count < 10:
         return False
-    return look.kind == "texts" or (look.kind == "whole" and bool(_words(name) & {*IDENTIFIERS}))
+    crowded = look.count**2 > 2 * PAIRS * look.span
+    named = bool(_words(name) & {*IDENTIFIERS})
+    return look.kind == "texts" or (look.kind == "whole" and (named or crowded))
 
 
 def _is_group(name: str, look: Look) -> bool:
