@@ -140,7 +140,7 @@ def test_rows_that_are_in_both_are_named():
     table = {**VISITS, "x": [1.0] * 20, "part": ["train"] * 15 + ["test"] * 5}
     with pytest.warns(DataWarning, match=r"5 held-out row.*row 16 as row 2.*client.s. s") as told:
         fed = Federation.from_table(table, "site", "y", features=["x"], split="part")
-    assert len(told) == 1 and "equal a training row" in fed.source["rows and columns"]
+    assert len(told) == 1 and "duplicates of a training row" in fed.source["rows and columns"]
 
 
 @pytest.mark.parametrize(

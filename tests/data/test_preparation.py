@@ -290,6 +290,12 @@ def test_rows_without_a_client_or_target_are_left_out_and_said():
         Federation.from_table(table, "c", "y", missing="error")
 
 
+def test_a_site_may_hand_over_a_data_frame():
+    frame = pd.DataFrame({"x": [1.0, np.nan, 3.0] * 5, "s": ["u", None, "v"] * 5})
+    lists = {"x": [1, None, 3] * 5, "s": ["u", "", "v"] * 5}
+    assert fit({"a": frame}) == fit({"a": lists})
+
+
 def test_fit_preparation_is_the_loop():
     rows = wild(5)
     asked = ask_kinds(list(rows["c0"]), TARGET, Prepare())

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.columns import to_numbers
+from equifed.data.columns import clean_all, to_numbers
 from equifed.data.combine_preparation import Answers, Question, combine
 from equifed.data.grid import count_cells
 from equifed.data.preparation import Preparation, Target
@@ -97,8 +97,8 @@ def describe_rows(
     Parameters
     ----------
     columns : mapping of str to values
-        The client's training rows by column, as :func:`equifed.data.read_columns` gives them:
-        None is a missing value.
+        The client's training rows by column: a data frame, or a mapping such as
+        :func:`equifed.data.read_columns` gives. None, NaN and marks such as ``NA`` are gaps.
     asked : dict
         What :func:`ask_kinds` or :func:`combine` returned.
     client : str
@@ -107,7 +107,8 @@ def describe_rows(
     stages = {"kinds": _tell_kind, "sums": _tell_sums, "squares": _tell_squares, "grid": _tell_grid}
     tell = stages[asked["stage"]]
     try:
-        return {name: tell(name, columns[name], asked) for name in asked["columns"]}
+        names = asked["columns"]
+        return {name: tell(name, clean_all(list(columns[name])), asked) for name in names}
     except DataError as error:
         raise DataError(name_client(client, str(error))) from None
     except KeyError as error:

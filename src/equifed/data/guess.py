@@ -94,7 +94,9 @@ def look_at(values: list[Any]) -> Look:
         return Look("empty", *told)
     if numbers is not None:
         whole = bool(np.all(np.isfinite(numbers) & (numbers == np.round(numbers))))
-        return Look("whole" if whole else "numbers", *told, float(np.ptp(numbers)))
+        finite = numbers[np.isfinite(numbers)]
+        span = float(np.ptp(finite)) if len(finite) else 0.0
+        return Look("whole" if whole else "numbers", *told, span)
     if all(is_date(v) for v in present):
         return Look("dates", *told)
     if not all(isinstance(v, str | bool | np.bool_ | int | float | np.number) for v in present):

@@ -192,8 +192,8 @@ def find_duplicates(
     whose = list(dict.fromkeys(str(client[r]) for r in held))
     shown = ", ".join(f"row {numbers[r]} as row {numbers[trained[keys[r]]]}" for r in held[:3])
     return (
-        f"{len(held)} held-out row(s) equal a training row in all features and the target "
-        f"({shown}{', ...' if len(held) > 3 else ''}; client(s) {', '.join(whose[:5])}"
+        f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
+        f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {', '.join(whose[:5])}"
         f"{', ...' if len(whose) > 5 else ''}); if they are the same cases, drop one of each, or "
         "give group= the column that tells cases apart."
     )
