@@ -38,7 +38,22 @@ def read_columns(table: Any | str | Path) -> Columns:
         raise DataError(f"{where} needs rows, it has {len(lengths)} column(s) and none.")
     if len(set(lengths.values())) > 1:
         raise DataError(f"{where} needs columns of the same length, got {lengths}.")
-    return {str(name): [_clean(v) for v in values] for name, values in raw}
+    return {str(name): clean_all(values) for name, values in raw}
+
+
+def find_categories(table: Any) -> list[str]:
+    """Return the columns that a data frame says are categories, whatever they hold.
+
+    >>> find_categories({"a": [1]})
+    []
+    """
+    if isinstance(table, Mapping | str | Path):
+        return []
+    names = getattr(table, "column_names", getattr(table, "columns", ()))
+    kinds = getattr(getattr(table, "schema", None), "types", getattr(table, "dtypes", ()))
+    marks = ("category", "categorical", "enum", "dictionary")
+    pairs = zip(names, kinds, strict=False)
+    return [str(name) for name, kind in pairs if str(kind).lower().startswith(marks)]
 
 
 def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
@@ -47,9 +62,12 @@ def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
     >>> to_numbers(["1", "2.5"]), to_numbers(["1", "one"])
     (array([1. , 2.5]), None)
     """
-    if not all(isinstance(v, str | Real | Decimal | np.bool_) for v in values):
+    kinds = set(map(type, values))
+    if not all(issubclass(kind, str | Real | Decimal | np.bool_) for kind in kinds):
         return None  # a date, say, which float() might take for nanoseconds
     try:
+        if kinds <= {int, float, bool}:
+            return np.array(values, dtype=np.float64)
         return np.array([float(v) for v in values], dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
@@ -65,11 +83,12 @@ def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> N
            [1., 0.]])
     """
     texts = [str(v) for v in values]
-    column = {name: k for k, name in enumerate(categories or sorted(set(texts)))}
+    known = sorted(set(texts)) if categories is None else categories
+    column = {name: k for k, name in enumerate(known)}
     codes = np.array([column.get(text, -1) for text in texts], dtype=np.int64)
     table = np.zeros((len(texts), len(column)))
-    known = np.flatnonzero(codes >= 0)
-    table[known, codes[known]] = 1.0
+    there = np.flatnonzero(codes >= 0)
+    table[there, codes[there]] = 1.0
     return table
 
 
@@ -89,7 +108,17 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, NDArra
     return dict(zip(names.values(), rows, strict=True))
 
 
-def _clean(value: Any) -> Any:
+def clean_all(values: Sequence[Any]) -> list[Any]:
+    """Return a column's cells as :func:`clean` does; numbers of Python at once."""
+    kinds = set(map(type, values))
+    if kinds <= {int, bool, type(None)}:
+        return list(values)
+    if kinds <= {int, bool, type(None), float}:
+        return [None if v != v else v for v in values]
+    return [clean(v) for v in values]
+
+
+def clean(value: Any) -> Any:
     """Return a cell as it is, text without blanks around it, and None for all kinds of nothing."""
     if isinstance(value, str):
         value = value.strip()

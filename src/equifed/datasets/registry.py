@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equifed.data.federation import Federation
+from equifed.data.holdout import Holdout
+from equifed.data.prepare import Prepare
 from equifed.data.split import DataError
 from equifed.datasets import natural, pooled, shakespeare, small
 from equifed.datasets.files import Progress, RemoteFile, find, obtain_all
+
+DEFAULT, NOTHING = Prepare(), Holdout()
 
 
 @dataclass(frozen=True)
@@ -115,23 +119,64 @@ def table(
     client: str,
     target: str,
     features: tuple[str, ...] | None = None,
-    categorical: tuple[str, ...] = (),
     split: str | None = None,
+    group: str | None = None,
+    time: str | None = None,
     task: Literal["classification", "regression"] | None = None,
-    missing: Literal["error", "drop"] = "error",
     classes: int | None = None,
+    unit: str | None = None,
     dtype: Literal["float32", "float64"] = "float32",
+    prepare: Prepare = DEFAULT,
+    holdout: Holdout = NOTHING,
 ) -> Federation:
-    """Load your own table from a file, as :meth:`equifed.Federation.from_table` does."""
+    """Load your own table from a file, as :meth:`equifed.Federation.from_table` does.
+
+    Parameters
+    ----------
+    path : path
+        CSV file with a header line, or Parquet file.
+    client, target : str
+        Columns with the client's name and with what is to be predicted.
+    features : tuple of str, optional
+        Columns to predict from; by default all others that can be.
+    split : str, optional
+        Column with ``train``, ``validation`` or ``test``, in place of held-out fractions.
+    group : str, optional
+        Column whose rows of one value (a patient) stay in one split.
+    time : str, optional
+        Column with numbers or ISO dates: a client's held-out rows are later than its others.
+    task : {"classification", "regression"}, optional
+        What whole numbers in the target are, where they could be either.
+    classes : int, optional
+        Number of classes, when labels are already 0..classes - 1.
+    unit : str, optional
+        Unit of the target.
+    dtype : {"float32", "float64"}
+        Precision of the features.
+    prepare : Prepare
+        How columns become features.
+    holdout : Holdout
+        Fractions of every client's rows to hold out, before anything is fitted.
+    """
     return Federation.from_table(
         path,
         client=client,
         target=target,
         features=features,
-        categorical=categorical,
+        scale=prepare.scale,
+        missing=prepare.missing,
+        categorical=prepare.categorical,
+        unknown=prepare.unknown,
+        min_count=prepare.min_count,
+        per_client=prepare.per_client,
+        test=holdout.test,
+        validation=holdout.validation,
+        seed=holdout.seed,
+        group=group,
+        time=time,
         split=split,
         task=task,
-        missing=missing,
         classes=classes,
+        unit=unit,
         dtype=dtype,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +16,12 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.data.federation import Federation
+from equifed.data.holdout import Holdout
+from equifed.data.preparation import Preparation
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig, build_algorithm
-from equifed.runs.settings import ConfigError, Table, choose, construct
+from equifed.runs.config import CHOSEN, ModelSettings, RunConfig, build_algorithm
+from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.workers import is_first
 from equifed.training import tables
 from equifed.training.files import (
@@ -37,7 +40,7 @@ from equifed.training.history import History
 from equifed.training.loop import Callback, train
 from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete
 
-CONFIG, RUN = "config.toml", "run.json"
+CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ def _threads(count: int | None) -> Iterator[None]:
 def load_data(data: Table) -> Federation:
     """Load the federation of a resolved ``[data]`` table."""
     federation: Federation = choose(SECTIONS["data"], data, "data")
+    if "holdout" in settings(SECTIONS["data"][data["name"]].load()):
+        return federation  # divided before it was prepared
     holdout: Holdout = construct(Holdout, data["holdout"], "data.holdout")
-    if not (holdout.validation or holdout.test):
+    if not holdout.wanted:
         return federation
     return federation.split(holdout.validation, holdout.test, holdout.seed)
 
@@ -224,8 +229,10 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
     folder = RunFolder(out, built.federation.names, built.clients.group())
     if folder.writes:
         out.mkdir(parents=True, exist_ok=True)
-        for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
+        first = (out / CONFIG, out / SUMMARY, out / PREPARATION)
+        for old in (*first, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
+        _write_preparation(out, built.federation)
         config = built.config.to_toml().encode()
         write_file(out / RUN, seal({**provenance(built), CONFIG: digest(config)}))
         write_file(out / CONFIG, config)
@@ -233,8 +240,35 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
     return built.train(callbacks, folder)
 
 
+def _write_preparation(out: Path, federation: Federation) -> None:
+    if federation.preparation is not None:
+        text = json.dumps(federation.preparation.to_json(), indent=1)
+        write_file(out / PREPARATION, text.encode() + b"\n")
+
+
+def load_preparation(out: str | Path) -> Preparation | None:
+    """Return how the data of a run were prepared; None for data that came as arrays.
+
+    It must be the one whose digest ``run.json`` has: another would give other predictions.
+    """
+    path = Path(out) / PREPARATION
+    try:
+        told = read_json(path.parent / RUN)["data"].get("preparation")
+        if told is None and not path.exists():
+            return None
+        found = Preparation.from_json(read_json(path))
+    except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
+    if found.digest() != told:
+        raise RunFolderError(
+            f"{path} is not the preparation that the run was trained with; start the run again."
+        )
+    return found
+
+
 def provenance(built: Run) -> dict[str, Any]:
     """Return what the numbers depend on beside the configuration."""
+    prepared = built.federation.preparation
     packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
     return {
         "format": FORMAT,
@@ -243,6 +277,7 @@ def provenance(built: Run) -> dict[str, Any]:
             "name": built.federation.name,
             "sha256": built.federation.checksum(),
             "source": built.federation.source,
+            **({"preparation": prepared.digest()} if prepared is not None else {}),
         },
     }
 
