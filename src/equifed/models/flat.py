@@ -12,7 +12,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from equifed.models.dropout import address_dropout
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
+
+Penalise: TypeAlias = Literal["all", "weights"]
+"""What the L2 penalty is about: every trained parameter, or all but those named ``bias...``."""
 
 EXAMPLES = 3
 """Samples that a module is tried on: with two outputs and three samples no axes are mixed up."""
@@ -52,6 +55,8 @@ class FlatModel:
         Number of classes in the data.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2``, part of every client's loss.
+    penalise : {"all", "weights"}
+        Of which parameters: all that are trained, or all but biases (intercepts).
     dtype, device
         Precision and place of the parameters.
 
@@ -73,9 +78,12 @@ class FlatModel:
         *,
         classes: int | None = None,
         l2: float = 0.0,
+        penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
+        if penalise not in get_args(Penalise):
+            raise ValueError(f"penalise is 'all' or 'weights', got {penalise!r}.")
         if not (l2 >= 0 and math.isfinite(l2)):
             raise ValueError(f"l2 must be a number of at least 0, got {l2}.")
         check_module(module)
@@ -89,6 +97,7 @@ class FlatModel:
             raise ValueError(
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
             )
+        self.penalised = None if penalise == "all" else self._without_biases()
         self.module.requires_grad_(False)
         self.input_dimensions = example.dim() - 1
         first = {p: name for name, p in trained.items()}
@@ -211,8 +220,21 @@ class FlatModel:
         return self.loss(self.outputs(x, inputs, keys, training=True), targets)
 
     def penalty(self, x: Tensor) -> Tensor:
-        """Return l2/2 |x|^2."""
-        return 0.5 * self.l2 * (x @ x)
+        """Return l2/2 |x|^2, of the parameters that are penalised."""
+        return 0.5 * self.l2 * (x @ self.pull(x))
+
+    def pull(self, u: Tensor) -> Tensor:
+        """Return the rows of u with zeros where there is no penalty: its gradient, but for l2."""
+        return u if self.penalised is None else u * self.penalised
+
+    def _without_biases(self) -> Tensor | None:
+        """Return 1 for every penalised parameter and 0 for biases; None if there are none."""
+        free = {name: name.rpartition(".")[2].startswith("bias") for name in self.shapes}
+        parts = [
+            torch.full((shape.numel(),), 0.0 if free[name] else 1.0)
+            for name, shape in self.shapes.items()
+        ]
+        return torch.cat(parts).to(self.device, self.dtype) if any(free.values()) else None
 
     def _try(self, inputs: Tensor) -> Tensor:
         """Return outputs of the module, unless they depend on more than parameters and sample."""

@@ -130,8 +130,9 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": init}
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
-        SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype
-    )
+        SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2,
+        penalise=shared.penalise, dtype=dtype,
+    )  # fmt: skip
     return clients
 
 

@@ -39,7 +39,7 @@ from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
-from equifed.models.flat import SampleLoss
+from equifed.models.flat import Penalise, SampleLoss
 
 Part = TypeVar("Part")
 Done = TypeVar("Done")
@@ -82,6 +82,7 @@ class DistributedClients(TorchClients):
         loss: SampleLoss | str = "auto",
         *,
         l2: float = 0.0,
+        penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
@@ -93,8 +94,8 @@ class DistributedClients(TorchClients):
         self._holder = assign_clients(self._sizes, self.workers.size)
         self._held = np.flatnonzero(self._holder == self.workers.rank)
         self._local = simulate(
-            cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2, dtype=dtype,
-            device=self.workers.device, init=init, memory=memory, chunk=chunk,
+            cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2,
+            penalise=penalise, dtype=dtype, device=self.workers.device, init=init, memory=memory, chunk=chunk,
         )  # fmt: skip
         self.model = self._local.model
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
