@@ -63,8 +63,8 @@ class Newton:
         check_saddle(self.objective, "Newton's method")
         if not self.objective.l1_norm(2) <= 1 + 1e-9:
             raise ValueError(
-                f"Newton's method needs weights >= 0 that sum to one, which {self.objective!r} does "
-                "not promise; use SCAFF-PD."
+                "Newton's method needs weights >= 0 that sum to one, which "
+                f"{self.objective!r} does not promise; use SCAFF-PD."
             )
 
     def init(self, clients: Clients, x: Vector) -> State:
@@ -120,7 +120,7 @@ class Newton:
                 ahead = new + (momentum - 1) / following * (new - w)
                 momentum = following
             w, moved = new, float(np.abs(new - w).max())
-            if moved <= 1e-15:
+            if moved <= 1e-14:
                 break
         return w
 

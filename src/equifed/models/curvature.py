@@ -36,8 +36,8 @@ def known_curvature(
     :math:`\text{l2}\, I` and :math:`(s\, \lambda_{\max}(A_i^\top A_i / m_i) + \text{l2})\, I`,
     s being the largest second derivative of the loss; the squared loss has the eigenvalues of
     :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Where biases are not penalised, the
-    lower bound is 0 but for the squared loss (:func:`_free_bias`). Without the samples at hand (a real
-    federation), or with too many clients to look at each, only the lower bound is known.
+    lower bound is 0 but for the squared loss (:func:`_free_bias`). Without the samples at hand (a
+    real federation), or with too many clients to look at each, only the lower bound is known.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import hessian, vmap
+from torch.func import grad, jacrev, vmap
 
 from equifed.models.curvature import linear_layer
 from equifed.models.flat import FlatModel
@@ -32,7 +32,7 @@ def linear_hessian(
     if linear_layer(model.module, model.input_dimensions) is None:
         return "the model is not linear in its parameters"
     outputs = model.outputs(x, inputs).reshape(len(inputs), -1)
-    bends = vmap(hessian(lambda o, t: model.loss(o[None], t[None])[0]))(outputs, targets)
+    bends = vmap(jacrev(grad(lambda o, t: model.loss(o[None], t[None])[0])))(outputs, targets)
     rows = inputs.reshape(len(inputs), -1)
     weight, bias = (any(n.endswith(part) for n in model.shapes) for part in ("weight", "bias"))
     z = torch.cat([rows, rows.new_ones(len(rows), 1)][not weight : 1 + bias], dim=1)

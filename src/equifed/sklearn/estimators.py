@@ -95,13 +95,13 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             every=self.rounds,
             stop=[StopAtDecrement(self.tol) if exact else StopAtGap(self.tol)],
         )
-        warn_if_unfinished(self.history_, self.tol)
+        warn_if_unfinished(self.history_, algorithm, engine, self.tol)
         self.n_iter_ = len(self.history_.rounds)
         self.clients_ = rows.clients
         self.client_weights_ = self.history_.weights[self.history_.rounds[-1].round]
-        self._set_model(engine, module)
+        self._set_model(engine, module, classes)
 
-    def _set_model(self, engine: Clients, module: nn.Module) -> None:
+    def _set_model(self, engine: Clients, module: nn.Module, classes: int | None) -> None:
         """Set ``model_`` and, of a linear model, ``coef_`` and ``intercept_``."""
         assert self.history_.parameters is not None
         self.model_ = copy.deepcopy(module).double().eval().requires_grad_(False)
@@ -109,7 +109,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         layer = linear_layer(self.model_, engine.model.input_dimensions)
         if layer is None:
             return
-        if layer.bias is not None and layer.out_features > 1 and engine.model.loss is not squared:
+        if layer.bias is not None and layer.out_features > 1 and classes is not None:
             layer.bias -= layer.bias.mean()  # scores of classes may be shifted: it changes nothing
         self.coef_ = layer.weight.numpy().copy()
         free = np.zeros(len(self.coef_)) if layer.bias is None else layer.bias.numpy().copy()
@@ -134,8 +134,9 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         ``{"name": "cvar", "tail": 0.2}``, or an object. ``"average"`` counts every client alike;
         ``{"name": "average", "prior": "size"}`` every row.
     algorithm : str, table or Algorithm
-        ``"auto"`` is Newton's method (:class:`equifed.algorithms.newton.Newton`) for linear models,
-        else ``"scaff-pd"``; or a name of ``equifed list algorithms``, a table, or an object.
+        ``"auto"`` is Newton's method (:class:`equifed.algorithms.newton.Newton`) for linear models
+        of at most 2000 parameters, else ``"scaff-pd"``; or a name of ``equifed list algorithms``, a
+        table, or an object.
     model : str or torch.nn.Module
         A name of ``equifed list models``, or a module that maps (rows, features) to scores: one per
         class, or a single one for two classes.

@@ -14,8 +14,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from equifed.algorithms.newton import Newton
+from equifed.algorithms.newton import Newton, State
+from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.streams import Stream
 from equifed.engines.simulate import Clients
 from equifed.models.architectures import build
 from equifed.models.curvature import linear_layer
@@ -31,6 +33,8 @@ from equifed.training.history import History
 Loss = Callable[[Tensor, Tensor], Tensor]
 LINEAR = ("linear", "logistic")
 """Models with an intercept that can be left out."""
+MOST_PARAMETERS = 2000
+"""Of a model that Newton's method is for: its matrix takes 32 MB, its inverse some seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class WeightedLoss:
 
     loss: Loss
     labels: bool  # the other column is a class
+    __name__: ClassVar[str] = "with sample weights"
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted loss of each sample."""
@@ -83,19 +88,47 @@ def relative_decrement(history: History) -> float | None:
     return found / math.sqrt(scale) if scale > 0 else 0.0
 
 
-def warn_if_unfinished(history: History, tol: float) -> None:
+def warn_if_unfinished(
+    history: History, algorithm: AnyAlgorithm, engine: Clients, tol: float
+) -> None:
     """Warn where training ended before it had reached its tolerance."""
     left, last = relative_decrement(history), history.rounds[-1]
     if left is None:
-        proof = history.certificate()
-        if isinstance(proof, dict) and proof["gap"] > tol:
-            _warn(len(history.rounds), f"the objective is certified to {proof['gap']:.2g} only")
+        missing = _estimate_gap(history, algorithm, engine, tol)
+        if missing is not None and missing > tol:
+            _warn(len(history.rounds), f"the objective can still fall by about {missing:.2g}")
         return
     stuck = last.numbers["step"] == 0
     if left > (1e5 * tol if stuck else tol):
         _warn(
             len(history.rounds), f"the step that is left is {left:.2g} of the root of the objective"
         )
+
+
+def _estimate_gap(
+    history: History, algorithm: AnyAlgorithm, engine: Clients, tol: float
+) -> float | None:
+    """Return by how much a linear model's objective can still fall, by one step of Newton's method.
+
+    A certificate that is good enough comes first; networks have no such number.
+    """
+    proof, objective = history.certificate(), getattr(unwrap(algorithm), "objective", None)
+    if isinstance(proof, dict) and proof["gap"] <= tol:
+        return proof["gap"]
+    if not _solves(engine, objective):
+        return proof["gap"] if isinstance(proof, dict) else None
+    weights = history.weights[history.rounds[-1].round]
+    state = State(engine.flatten(history.parameters), weights)
+    _, info = Newton(objective).round(state, engine, Stream(0))
+    return info.numbers["decrement"] ** 2 / 2
+
+
+def _solves(engine: Clients, objective: object) -> bool:
+    """Tell whether Newton's method is for this model and objective."""
+    model, n = engine.model, len(engine.names)
+    linear = linear_layer(model.module, model.input_dimensions) is not None
+    positive = isinstance(objective, SaddleObjective) and objective.l1_norm(n) <= 1 + 1e-9
+    return linear and positive and model.size <= MOST_PARAMETERS
 
 
 def _warn(rounds: int, reason: str) -> None:
@@ -148,8 +181,7 @@ def build_algorithm(
         return algorithm
     if algorithm == "auto":
         made = _build_objective(objective, counts)
-        layer = linear_layer(engine.model.module, engine.model.input_dimensions)
-        if layer is not None and made.l1_norm(len(counts)) <= 1 + 1e-9:
+        if _solves(engine, made):
             return Newton(made)
         algorithm = "scaff-pd"
     return _build_named(algorithm, objective, engine, counts, seed)

@@ -95,7 +95,8 @@ class DistributedClients(TorchClients):
         self._held = np.flatnonzero(self._holder == self.workers.rank)
         self._local = simulate(
             cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2,
-            penalise=penalise, dtype=dtype, device=self.workers.device, init=init, memory=memory, chunk=chunk,
+            penalise=penalise, dtype=dtype, device=self.workers.device, init=init,
+            memory=memory, chunk=chunk,
         )  # fmt: skip
         self.model = self._local.model
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
