@@ -25,15 +25,16 @@ def equifed(*arguments: object) -> Result:
     return result
 
 
-def people(path: Path, **ages: list[float]) -> dict[str, str]:
-    """Write a table of clients with two classes, and return the ``[data]`` for it."""
+def people(path: Path, **ages: list[float]) -> dict[str, Any]:
+    """Write a table of clients with two classes, and return the ``[data]`` that leaves it raw."""
     rows = [
         f"{client},{value!r},{'ill' if i % 2 else 'well'}"
         for client, values in ages.items()
         for i, value in enumerate(values)
     ]
     path.write_text("\n".join(["site,age,state", *rows]) + "\n")
-    return {"name": "table", "path": str(path), "client": "site", "target": "state"}
+    table = {"name": "table", "path": str(path), "client": "site", "target": "state"}
+    return {**table, "prepare": {"scale": "none", "missing": "error"}}
 
 
 # -- run and resume ---------------------------------------------------------------------------

@@ -30,7 +30,8 @@ def text_of(table=TABLE, separator=",") -> str:
 
 
 def federation(table) -> Federation:
-    return Federation.from_table(table, client="site", target="ill", categorical=["note"], name="t")
+    options = {"categorical": ["note"], "min_count": 1, "name": "t"}
+    return Federation.from_table(table, client="site", target="ill", **options)
 
 
 SAVED = {
@@ -72,7 +73,7 @@ def test_any_text_comes_back_whole(tmp_path, rows, separator, encoding, packed):
     content = text_of(table, separator).encode(encoding)
     path = tmp_path / "t.csv"
     path.write_bytes(gzip.compress(content) if packed else content)
-    fed = Federation.from_table(path, client="c", target="y")
+    fed = Federation.from_table(path, client="c", target="y", scale=None)
     assert fed.names == tuple(dict.fromkeys(table["c"]))
     for i, name in enumerate(fed.names):
         assert fed.train.client(i)[0][:, 0].tolist() == [b for a, b in rows if a == name]
@@ -107,7 +108,7 @@ def test_decimal_commas_are_explained(tmp_path, column):
     table = TABLE | {column: ["0,5", "1,5", "2,5", "3,5"]}
     path = tmp_path / "t.csv"
     path.write_text(text_of(table, ";"))
-    with pytest.raises(DataError, match=rf"Column '{column}' .*'0,5'.*decimal=','"):
+    with pytest.raises(DataError, match=rf"'Genève': column '{column}' .*'0,5'.*decimal=','"):
         federation(path)
     frame = pd.read_csv(path, sep=";", decimal=",")
     assert federation(frame).train.inputs.dtype == np.float32

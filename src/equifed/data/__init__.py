@@ -2,6 +2,8 @@
 
 from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
+from equifed.data.fit_preparation import Prepare
+from equifed.data.holdout import Holdout
 from equifed.data.partitions import (
     ByColumn,
     Dirichlet,
@@ -12,18 +14,23 @@ from equifed.data.partitions import (
     Shards,
     build_partition,
 )
+from equifed.data.preparation import Preparation
 from equifed.data.preprocess import fill_missing, standardise
-from equifed.data.split import DataError, Split
+from equifed.data.split import DataError, DataWarning, Split
 
 __all__ = [
     "ByColumn",
     "DataError",
+    "DataWarning",
     "Dirichlet",
     "Federation",
+    "Holdout",
     "Iid",
     "Imbalance",
     "OneClass",
     "Partition",
+    "Preparation",
+    "Prepare",
     "Shards",
     "Split",
     "build_partition",

@@ -38,7 +38,22 @@ def read_columns(table: Any | str | Path) -> Columns:
         raise DataError(f"{where} needs rows, it has {len(lengths)} column(s) and none.")
     if len(set(lengths.values())) > 1:
         raise DataError(f"{where} needs columns of the same length, got {lengths}.")
-    return {str(name): [_clean(v) for v in values] for name, values in raw}
+    return {str(name): [clean(v) for v in values] for name, values in raw}
+
+
+def find_categories(table: Any) -> list[str]:
+    """Return the columns that a data frame says are categories, whatever they hold.
+
+    >>> find_categories({"a": [1]})
+    []
+    """
+    if isinstance(table, Mapping | str | Path):
+        return []
+    names = getattr(table, "column_names", getattr(table, "columns", ()))
+    kinds = getattr(getattr(table, "schema", None), "types", getattr(table, "dtypes", ()))
+    marks = ("category", "categorical", "enum", "dictionary")
+    pairs = zip(names, kinds, strict=False)
+    return [str(name) for name, kind in pairs if str(kind).lower().startswith(marks)]
 
 
 def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
@@ -65,11 +80,12 @@ def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> N
            [1., 0.]])
     """
     texts = [str(v) for v in values]
-    column = {name: k for k, name in enumerate(categories or sorted(set(texts)))}
+    known = sorted(set(texts)) if categories is None else categories
+    column = {name: k for k, name in enumerate(known)}
     codes = np.array([column.get(text, -1) for text in texts], dtype=np.int64)
     table = np.zeros((len(texts), len(column)))
-    known = np.flatnonzero(codes >= 0)
-    table[known, codes[known]] = 1.0
+    there = np.flatnonzero(codes >= 0)
+    table[there, codes[there]] = 1.0
     return table
 
 
@@ -89,7 +105,7 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, NDArra
     return dict(zip(names.values(), rows, strict=True))
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """Return a cell as it is, text without blanks around it, and None for all kinds of nothing."""
     if isinstance(value, str):
         value = value.strip()

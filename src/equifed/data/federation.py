@@ -15,10 +15,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.contract.streams import Stream
+from equifed.data.fit_preparation import Prepare
+from equifed.data.holdout import Holdout, draw_rows
 from equifed.data.own import Clients, align_clients, read_partitions
-from equifed.data.own_table import read_table
-from equifed.data.split import Array, Rows, Split, check_fractions, check_names, find_clients
+from equifed.data.own_table import TableRequest, read_table
+from equifed.data.preparation import Missing, Preparation
+from equifed.data.split import (
+    Array,
+    DataError,
+    Split,
+    check_fractions,
+    check_names,
+    find_clients,
+)
 from equifed.data.tables import Table, describe_clients
 
 
@@ -47,6 +56,8 @@ class Federation:
         Names of the classes; empty, or one each.
     source : dict
         Provenance, for the report: publisher, licence, checksums, how it was prepared.
+    preparation : Preparation, optional
+        How a table became these features; prepares new rows in the same way.
 
     Examples
     --------
@@ -70,6 +81,7 @@ class Federation:
     classes: int | None = None
     class_names: tuple[str, ...] = ()
     source: dict[str, str] = field(default_factory=dict)
+    preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
         check_names(self.names, self.classes, self.class_names)
@@ -166,58 +178,92 @@ class Federation:
     def from_table(
         cls,
         table: Any | str | Path,
-        *,
         client: str,
         target: str,
+        *,
         features: Sequence[str] | None = None,
-        categorical: Sequence[str] = (),
+        scale: Literal["standard", "robust"] | None = "standard",
+        missing: Missing = "indicator",
+        categorical: Literal["auto"] | Sequence[str] = "auto",
+        unknown: Literal["other", "error"] = "other",
+        min_count: int = 5,
+        per_client: bool = False,
+        test: float = 0.0,
+        validation: float = 0.0,
+        seed: int = 0,
+        group: str | None = None,
+        time: str | None = None,
         split: str | None = None,
         task: Literal["classification", "regression"] | None = None,
-        missing: Literal["error", "drop"] = "error",
         classes: int | None = None,
+        unit: str | None = None,
         name: str | None = None,
         dtype: str = "float32",
         source: Mapping[str, str] | None = None,
     ) -> Federation:
         """Build from a table in which one column says whose row it is.
 
+        Rows are divided first; the :class:`~equifed.data.preparation.Preparation` (scales, fill
+        values, categories) is fitted on training rows, by adding numbers per client, and kept.
+        Rows without a client or target are left out with a :class:`DataWarning` (refused with
+        ``missing="error"``); held-out rows that equal a training row are warned of.
+
         Parameters
         ----------
         table : path, DataFrame, pyarrow.Table or mapping of columns
             A CSV file with a header line (UTF-8; separated by commas, semicolons, tabs or bars; it
             may be compressed by gzip), a Parquet file (needs pyarrow), or an object with named
-            columns. Text is taken without blanks around it.
+            columns. Text is taken without blanks around it; empty, ``NA``, ``NaN`` and ``?`` are
+            gaps.
         client, target : str
             Columns with the client's name and with what is to be predicted. The clients 1 and
             ``"1"`` of a data frame stay apart, called ``1`` and ``'1'``.
         features : sequence of str, optional
-            Columns to predict from; by default all others.
-        categorical : sequence of str
-            Feature columns that are categories: each becomes one 0/1 column per value in the table.
+            Columns to predict from; by default all others but dates, texts that are all different
+            (identifiers) and columns without a value, which are left out with a warning.
+        scale, missing, categorical, unknown, min_count, per_client
+            How columns become features: :class:`~equifed.data.fit_preparation.Prepare`.
+        test, validation : float
+            Fractions of every client's rows to hold out, drawn with ``seed``.
+        group : str, optional
+            Column whose rows of one value (a patient) stay in one split.
+        time : str, optional
+            Column with numbers or ISO dates: a client's held-out rows are later than its others.
         split : str, optional
-            Column with ``train``, ``validation`` or ``test``; by default all rows are for training.
+            Column with ``train``, ``validation`` or ``test``, in place of fractions.
         task : {"classification", "regression"}, optional
             By default, numbers that are not all whole are values to regress on, text is classes.
             Two whole numbers, or up to 20 that follow each other, are classes; others could be
             either, and need a task.
-        missing : {"error", "drop"}
-            What to do with rows that lack a value (empty, ``NA``, ``NaN``, ``?``).
         classes : int, optional
             Number of classes, when labels are already 0..classes - 1; by default the distinct
             labels are numbered in sorted order.
+        unit : str, optional
+            Unit of the target, for tables and plots.
         name, dtype, source
             As for :meth:`from_clients`.
 
         Examples
         --------
-        >>> table = {"site": ["n", "n", "s"], "age": [50, 61, 47], "ill": ["no", "yes", "no"]}
-        >>> Federation.from_table(table, client="site", target="ill")
-        <Federation 'own data': 2 clients; samples: train 3>
+        >>> table = {"site": ["n", "n", "s"], "age": [50, 61, 42], "ill": ["no", "yes", "no"]}
+        >>> fed = Federation.from_table(table, client="site", target="ill")
+        >>> fed, fed.preparation.columns[0].centre
+        (<Federation 'own data': 2 clients; samples: train 3>, 51.0)
         """
-        asked = client, target, features, categorical, split, task, missing, classes
-        read = read_table(table, *asked)
+        chosen = (features,) if isinstance(features, str) else features
+        wanted = None if chosen is None else tuple(chosen)
+        coded = categorical if isinstance(categorical, str) else tuple(categorical)
+        prepare = Prepare(scale, missing, coded, unknown, min_count, per_client)  # type: ignore[arg-type]
+        columns = client, target, wanted, split, group, time, task, classes, unit
+        request = TableRequest(*columns, Holdout(validation, test, seed), prepare)
+        read = read_table(table, request)
+        prepared: Preparation = read.pop("preparation")
+        about = {**(source or {}), "preparation": prepared.describe()}
+        if told := read.pop("told"):
+            about["rows and columns"] = "; ".join(told)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "own data")
-        return cls.from_clients(**read, name=title, dtype=dtype, source=source)
+        made = cls.from_clients(**read, name=title, dtype=dtype, source=about)
+        return replace(made, preparation=prepared)
 
     @classmethod
     def from_partitions(
@@ -253,7 +299,7 @@ class Federation:
         held: dict[str, Any] = {
             label: replace(split, inputs=inputs[label]) for label, split in self.splits().items()
         }
-        return replace(self, **held)
+        return replace(self, **held, preparation=None)
 
     def split(self, validation: float = 0.0, test: float = 0.0, seed: int = 0) -> Federation:
         """Hold out a fraction of every client's training samples.
@@ -264,15 +310,19 @@ class Federation:
         least one sample stays in training.
         """
         check_fractions(self.name, self.splits(), validation=validation, test=test)
-        rows: dict[str, list[Rows]] = {"train": [], "validation": [], "test": []}
-        for i, name in enumerate(self.names):
-            start, stop = self.train.offsets[i : i + 2]
-            order = start + Stream(seed).at("split", name).generator().permutation(stop - start)
-            tested = min(round(test * len(order)), len(order) - 1)
-            held = tested + min(round(validation * len(order)), len(order) - 1 - tested)
-            rows["test"].append(np.sort(order[:tested]))
-            rows["validation"].append(np.sort(order[tested:held]))
-            rows["train"].append(np.sort(order[held:]))
+        if self.preparation is not None and self.preparation.is_fitted:
+            raise DataError(
+                f"{self.name} was scaled and filled with numbers of all its rows: what is held out "
+                "now would have leaked; give test= and validation= to from_table."
+            )
+        drawn = [
+            draw_rows(name, int(size), Holdout(validation, test, seed))
+            for name, size in zip(self.names, self.train.sizes, strict=True)
+        ]
+        rows = {
+            label: [start + mine[k] for start, mine in zip(self.train.offsets, drawn, strict=False)]
+            for k, label in enumerate(("train", "validation", "test"))
+        }
         wanted = ["train"] + ["validation"] * (validation > 0) + ["test"] * (test > 0)
         parts: dict[str, Any] = {label: self.train.take(rows[label]) for label in wanted}
         return replace(self, **parts)

@@ -1,90 +1,117 @@
-"""Bring your own table: one column tells the client, one the target, others the features."""
+"""Bring your own table: one column tells the client, one the target, others the features.
+
+The order matters: rows are divided first, and the preparation is fitted on training rows alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from equifed.data.columns import Columns, group_rows, one_hot, read_columns, to_numbers
-from equifed.data.foreign import name_key, name_values
-from equifed.data.split import Array, DataError
-from equifed.data.targets import (
-    DECIMAL_COMMA,
-    MANY,
-    ask_task,
-    check_task,
-    explain_comma,
-    refuse_numbers_in_text,
+from equifed.data.columns import Columns, find_categories, group_rows, read_columns
+from equifed.data.combine_preparation import Question
+from equifed.data.fit_preparation import Prepare, ask_kinds, fit_preparation
+from equifed.data.fit_target import combine_targets, describe_target
+from equifed.data.holdout import (
+    Holdout,
+    Labels,
+    divide_at_random,
+    divide_by_time,
+    divide_groups,
+    find_duplicates,
+    read_moments,
 )
+from equifed.data.preparation import Preparation, Target
+from equifed.data.prepared_columns import name_client
+from equifed.data.split import DataError, DataWarning, Rows
+from equifed.data.targets import check_task
 
 
-def read_table(
-    table: Any | str | Path,
-    client: str,
-    target: str,
-    features: Sequence[str] | None,
-    categorical: Sequence[str],
-    split: str | None,
-    task: str | None,
-    missing: str,
-    classes: int | None,
-) -> dict[str, Any]:
-    """Return what a table gives to ``Federation.from_clients``; see ``Federation.from_table``."""
-    check_task(task, classes)
+@dataclass(frozen=True)
+class TableRequest:
+    """Which columns of a table are what, and how its rows are divided; see ``from_table``."""
+
+    client: str
+    target: str
+    features: tuple[str, ...] | None = None
+    split: str | None = None
+    group: str | None = None
+    time: str | None = None
+    task: str | None = None
+    classes: int | None = None
+    unit: str | None = None
+    holdout: Holdout = field(default_factory=Holdout)
+    prepare: Prepare = field(default_factory=Prepare)
+
+    def __post_init__(self) -> None:
+        check_task(self.task, self.classes)
+        if self.split is not None and (self.holdout.wanted or self.time is not None):
+            raise DataError(
+                f"Column {self.split!r} says which split a row is in; leave out the test and "
+                "validation fractions and time, or that column."
+            )
+        if self.group is not None and self.time is not None:
+            raise DataError(
+                "group= keeps groups whole and time= holds out the latest rows: both at once "
+                "cannot be kept; give one of them, or the splits in a column (split=)."
+            )
+        if (self.group or self.time) and self.split is None and not self.holdout.wanted:
+            raise DataError("group= and time= tell how to hold out rows; give test= a fraction.")
+
+    @property
+    def special(self) -> list[str]:
+        """Columns that are no features, unless a feature is asked for by the client's name."""
+        more = (self.split, self.group, self.time)
+        return [str(c) for c in (self.client, self.target, *more) if c is not None]
+
+
+def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
+    """Return what a table gives to ``Federation.from_clients``, and its preparation."""
     columns = read_columns(table)
-    special = [str(c) for c in (client, target, *([split] if split is not None else []))]
-    wanted, coded = _choose_features(columns, special, features, categorical)
-    client, target = special[:2]
-    columns = _keep_complete(columns, [*special, *wanted], client, missing)
-    inputs = _encode_features(columns, wanted, coded, client)
-    targets, titles = _number_labels(columns[target], f"Column {target!r}", task, classes)
+    wanted = choose_features(columns, request)
+    columns, numbers, told = _keep_rows(columns, wanted, request)
+    client, target = request.special[:2]
     owners = group_rows(columns[client], f"Column {client!r}")
-    part = _read_split(columns, special[2:], len(inputs))
-
-    def rows(label: str) -> dict[str, tuple[Array, Array]] | None:
-        here = {c: r[part[r] == label] for c, r in owners.items()}
-        if label != "train" and not any(len(r) for r in here.values()):
-            return None
-        return {c: (inputs[r], targets[r]) for c, r in here.items()}
-
-    numbered = bool(titles) or classes is not None
-    return {
-        "clients": rows("train") or {},
-        "validation": rows("validation"),
-        "test": rows("test"),
-        "task": "classification" if numbered else "regression",
-        "classes": len(titles) if titles else classes,
-        "class_names": titles,
-    }
-
-
-def _read_split(columns: Columns, named: list[str], rows: int) -> Array:
-    """Return the split that each row belongs to, as text."""
-    part = np.array([str(v) for v in columns[named[0]]] if named else ["train"] * rows)
-    illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
-    if illegal:
-        raise DataError(
-            f"Column {named[0]!r} must say train, validation or test, got {illegal[0]!r}."
-        )
-    return part
+    part = _divide(columns, owners, request)
+    aim = _fit_target(columns[target], owners, request)
+    rest = [c for c in columns if c not in {*wanted, client, target}]
+    asked = ask_kinds(
+        wanted,
+        aim,
+        request.prepare,
+        client=client,
+        categories=find_categories(table),
+        choosy=request.features is None,
+        left_out=rest,
+    )
+    fitted = _fit(columns, owners, part, asked)
+    left = [(name, reason) for name, reason in fitted.left_out if name not in rest]
+    told += [f"column {name!r} is left out: {reason}" for name, reason in left]
+    same = find_duplicates(
+        part, owners, [columns[c] for c in [*(x.name for x in fitted.columns), target]], numbers
+    )
+    told += [same] if same else []
+    for sentence in told:
+        if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
+            warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
+    return {**_prepare_clients(columns, owners, part, fitted), "preparation": fitted, "told": told}
 
 
-def _choose_features(
-    columns: Columns,
-    special: list[str],
-    features: Sequence[str] | None,
-    categorical: Sequence[str],
-) -> tuple[list[str], list[str]]:
-    """Return the feature columns, and which of them are categories."""
-    coded = [categorical] if isinstance(categorical, str) else [str(c) for c in categorical]
-    if features is None:
+def choose_features(columns: Columns, request: TableRequest) -> list[str]:
+    """Return the feature columns, or say which columns are not there or used twice."""
+    special, coded = request.special, request.prepare.categorical
+    listed = [] if coded == "auto" else list(coded)
+    if request.features is None:
         wanted = [c for c in columns if c not in special]
     else:
-        wanted = [features] if isinstance(features, str) else [str(c) for c in features]
-    absent = [c for c in [*special, *wanted, *coded] if c not in columns]
+        wanted = [str(c) for c in request.features]
+    absent = [c for c in [*special, *wanted, *listed] if c not in columns]
     if absent:
         raise DataError(f"The table has no column {absent[0]!r}; it has {', '.join(columns)}.")
     if not wanted:
@@ -96,95 +123,146 @@ def _choose_features(
         raise DataError(
             f"Column {name!r} is used twice, as client, target, split or feature; use it once."
         )
-    stray = [c for c in coded if c not in wanted]
+    stray = [c for c in listed if c not in wanted]
     if stray:
         raise DataError(f"Column {stray[0]!r} is in categorical but not in features; add it there.")
-    return wanted, coded
+    return wanted
 
 
-def _keep_complete(columns: Columns, used: list[str], client: str, missing: str) -> Columns:
-    """Drop the rows that lack a value, or name the first client and column that lack one."""
-    if missing not in ("error", "drop"):
-        raise DataError(f"missing must be 'error' or 'drop', got {missing!r}.")
-    lacking = {c: np.array([v is None for v in columns[c]], dtype=bool) for c in used}
-    for column, gaps in lacking.items():
-        if missing == "error" and gaps.any():
+def _keep_rows(
+    columns: Columns, wanted: list[str], request: TableRequest
+) -> tuple[Columns, NDArray[np.int64], list[str]]:
+    """Return the rows that can be used, their numbers in the table, and what was left out."""
+    rule, told = request.prepare.missing, []
+    lacking = {c: np.array([v is None for v in columns[c]], dtype=bool) for c in columns}
+    for name in request.special[2:]:
+        if lacking[name].any():
+            first = int(np.flatnonzero(lacking[name])[0]) + 1
+            raise DataError(
+                f"Column {name!r} lacks a value in {lacking[name].sum()} row(s), the first is row "
+                f"{first}; it tells how rows are divided: fill it in or leave these rows out."
+            )
+    needed = [*request.special[:2], *(wanted if rule in ("error", "drop") else [])]
+    if rule == "error":
+        _refuse_gaps(columns, needed, lacking)
+    for name in request.special[:2]:
+        if lacking[name].any():
+            told.append(f"{lacking[name].sum()} row(s) without a value in {name!r} are left out")
+    gaps = np.any([lacking[c] for c in needed], axis=0)
+    if rule == "drop" and gaps.any():
+        told = [f"{gaps.sum()} of {len(gaps)} rows lack a value and are left out"]
+    keep = np.flatnonzero(~gaps)
+    if not len(keep):
+        raise DataError("No row of the table has all values; leave out columns that lack them.")
+    return {c: [columns[c][i] for i in keep] for c in columns}, keep + 1, told
+
+
+def _refuse_gaps(columns: Columns, needed: list[str], lacking: Mapping[str, Any]) -> None:
+    for column in needed:
+        gaps, client = lacking[column], columns[needed[0]]
+        if gaps.any():
             first = int(np.flatnonzero(gaps)[0])
-            owner = columns[client][first]
+            owner = client[first]
             count = sum(
                 bool(g) and type(o) is type(owner) and o == owner
-                for g, o in zip(gaps, columns[client], strict=True)
+                for g, o in zip(gaps, client, strict=True)
             )
             raise DataError(
                 f"Client {str(owner)!r}: column {column!r} lacks a value in {count} row(s), the "
                 f"first is row {first + 1} (NA, none, null, ? and nan mean that, too); impute "
-                "them or give missing='drop'."
+                "them or give missing='indicator', 'mean', 'median' or 'drop'."
             )
-    keep = np.flatnonzero(~np.any(list(lacking.values()), axis=0))
-    if not len(keep):
-        raise DataError("No row of the table has all values; leave out columns that lack them.")
-    return {c: [columns[c][i] for i in keep] for c in used}
 
 
-def _encode_features(
-    columns: Columns, wanted: list[str], categorical: Sequence[str], client: str
-) -> Array:
-    blocks = []
-    for column in wanted:
-        values = columns[column]
-        if column in categorical:
-            names = name_values(values, f"Column {column!r}")
-            blocks.append(one_hot([names[name_key(v)] for v in values]))
-            continue
-        numbers = to_numbers(values)
-        if numbers is None:
-            odd = next(v for v in values if to_numbers([v]) is None)
-            comma = isinstance(odd, str) and DECIMAL_COMMA.fullmatch(odd)
-            cure = "list it in categorical, or leave it out of features."
+def _divide(columns: Columns, owners: Mapping[str, Rows], request: TableRequest) -> Labels:
+    """Return the split that each row belongs to."""
+    rows, holdout = len(columns[request.special[0]]), request.holdout
+    if request.split is not None:
+        part = np.array([str(v) for v in columns[str(request.split)]])
+        illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
+        if illegal:
             raise DataError(
-                f"Column {column!r} is not numeric (it has {str(odd)!r}); "
-                f"{explain_comma(str(odd)) if comma else cure}"
+                f"Column {request.split!r} must say train, validation or test, got {illegal[0]!r}."
             )
-        infinite = np.flatnonzero(~np.isfinite(numbers))
-        if len(infinite):
-            owner = columns[client][int(infinite[0])]
-            raise DataError(
-                f"Client {str(owner)!r}: column {column!r} holds {numbers[infinite[0]]} in "
-                f"{len(infinite)} row(s); correct or remove them."
-            )
-        blocks.append(numbers[:, None])
-    return np.hstack(blocks)
+        if request.group is not None:
+            _refuse_divided_groups(columns[str(request.group)], part, str(request.group))
+        return part
+    if request.group is not None:
+        return divide_groups(owners, columns[str(request.group)], holdout)
+    if request.time is not None:
+        moments = read_moments(str(request.time), columns[str(request.time)])
+        return divide_by_time(owners, moments, holdout)
+    return divide_at_random(owners, holdout) if holdout.wanted else np.full(rows, "train")
 
 
-def _number_labels(
-    values: Sequence[Any], where: str, task: str | None, classes: int | None
-) -> tuple[Array, tuple[str, ...]]:
-    """Return targets, and the class names when labels were numbered here."""
-    numbers = to_numbers(values)
-    whole = numbers is not None and all(v.is_integer() for v in numbers.tolist())
-    if numbers is not None and (task == "regression" or (task is None and not whole)):
-        return numbers, ()
-    if task == "regression":
-        odd = next(v for v in values if to_numbers([v]) is None)
-        raise DataError(f"{where} is not numeric (it has {str(odd)!r}): cannot be a regression.")
-    if classes is not None:
-        if numbers is None:
+def _refuse_divided_groups(groups: Sequence[Any], part: Labels, name: str) -> None:
+    for group, rows in group_rows(groups).items():
+        if len(set(part[rows].tolist())) > 1:
             raise DataError(
-                f"With classes={classes} the target column must hold labels 0..{classes - 1}, got "
-                "text; leave classes out to have the labels numbered."
+                f"Group {group!r} of column {name!r} has rows in several splits; put all of them "
+                "into one, or leave group out."
             )
-        return numbers, ()
-    if whole and numbers is not None:
-        distinct = sorted({int(v) for v in numbers.tolist()})
-        gaps = len(distinct) > 2 and distinct[-1] - distinct[0] >= len(distinct)
-        if task is None and (len(distinct) > MANY or gaps):
-            ask_task(where, distinct)
-        code: dict[Any, int] = {label: k for k, label in enumerate(distinct)}
-        return np.array([code[int(v)] for v in numbers.tolist()]), tuple(map(str, distinct))
-    if task is None:
-        numeric = [to_numbers([v]) is not None for v in values]
-        refuse_numbers_in_text(where, [str(v) for v in values], numeric)
-    names = name_values(values, where)
-    titles = sorted(names.values())
-    code = {title: k for k, title in enumerate(titles)}
-    return np.array([code[names[name_key(v)]] for v in values]), tuple(titles)
+
+
+def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableRequest) -> Target:
+    name, answers = request.special[1], {}
+    for client, rows in owners.items():
+        mine = [values[r] for r in rows]
+        try:
+            answers[client] = describe_target(name, mine, request.task)
+        except DataError as error:
+            raise DataError(name_client(client, str(error))) from None
+    return combine_targets(name, answers, request.task, request.classes, request.unit)
+
+
+def _fit(
+    columns: Columns, owners: Mapping[str, Rows], part: Labels, asked: Question
+) -> Preparation:
+    """Return the preparation, fitted on training rows."""
+    return fit_preparation(
+        {
+            client: {
+                name: [columns[name][r] for r in mine if part[r] == "train"]
+                for name in asked["columns"]
+            }
+            for client, mine in owners.items()
+        },
+        asked,
+    )
+
+
+def _prepare_clients(
+    columns: Columns, owners: Mapping[str, Rows], part: Labels, fitted: Preparation
+) -> dict[str, Any]:
+    names = [column.name for column in fitted.columns]
+
+    def prepare(label: str) -> dict[str, tuple[Any, Any]]:
+        out = {}
+        for client, mine in owners.items():
+            rows = [r for r in mine if part[r] == label]
+            if not rows:
+                continue
+            table = {c: [columns[c][r] for r in rows] for c in names}
+            targets = [columns[fitted.target.name][r] for r in rows]
+            try:
+                out[client] = fitted.apply(table, client), fitted.encode_target(targets)
+            except DataError as error:
+                raise DataError(name_client(client, str(error))) from None
+        return out
+
+    train = prepare("train")
+    absent = [client for client in owners if client not in train]
+    if absent:
+        raise DataError(
+            f"Client {absent[0]!r} has no training samples; remove it, give it samples, or hold "
+            "out less."
+        )
+    classes = fitted.target.classes
+    return {
+        "clients": train,
+        "validation": prepare("validation") or None,
+        "test": prepare("test") or None,
+        "task": "regression" if classes is None else "classification",
+        "classes": None if classes is None else len(classes),
+        "class_names": classes or (),
+    }

@@ -28,6 +28,10 @@ class DataError(ValueError):
     """Data that cannot be trained on: says which client, what is wrong and what to change."""
 
 
+class DataWarning(UserWarning):
+    """Data that can be trained on, but not quite as given: says what was left out or is odd."""
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Samples of all clients, flat and ragged: client i has rows ``offsets[i]:offsets[i + 1]``.

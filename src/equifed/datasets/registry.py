@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equifed.data.federation import Federation
+from equifed.data.fit_preparation import Prepare
+from equifed.data.holdout import Holdout
 from equifed.data.split import DataError
 from equifed.datasets import natural, pooled, shakespeare, small
 from equifed.datasets.files import Progress, RemoteFile, find, obtain_all
+
+DEFAULT, NOTHING = Prepare(), Holdout()
 
 
 @dataclass(frozen=True)
@@ -115,12 +119,15 @@ def table(
     client: str,
     target: str,
     features: tuple[str, ...] | None = None,
-    categorical: tuple[str, ...] = (),
     split: str | None = None,
+    group: str | None = None,
+    time: str | None = None,
     task: Literal["classification", "regression"] | None = None,
-    missing: Literal["error", "drop"] = "error",
     classes: int | None = None,
+    unit: str | None = None,
     dtype: Literal["float32", "float64"] = "float32",
+    prepare: Prepare = DEFAULT,
+    holdout: Holdout = NOTHING,
 ) -> Federation:
     """Load your own table from a file, as :meth:`equifed.Federation.from_table` does."""
     return Federation.from_table(
@@ -128,10 +135,20 @@ def table(
         client=client,
         target=target,
         features=features,
-        categorical=categorical,
+        scale=prepare.scale,
+        missing=prepare.missing,
+        categorical=prepare.categorical,
+        unknown=prepare.unknown,
+        min_count=prepare.min_count,
+        per_client=prepare.per_client,
+        test=holdout.test,
+        validation=holdout.validation,
+        seed=holdout.seed,
+        group=group,
+        time=time,
         split=split,
         task=task,
-        missing=missing,
         classes=classes,
+        unit=unit,
         dtype=dtype,
     )

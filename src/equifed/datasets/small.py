@@ -208,6 +208,8 @@ def penguins(
         client=clients,
         target=target,
         features=features or [name for name in PENGUIN_MEASURES if name != target],
+        scale=None,
+        missing="error",
         task="regression" if target in PENGUIN_MEASURES else "classification",
         name="penguins",
         dtype="float32" if standardised else "float64",

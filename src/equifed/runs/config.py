@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.data.holdout import Holdout
 from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct
@@ -38,25 +39,10 @@ __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
 
 @dataclass(frozen=True)
-class Holdout:
-    """Fractions of every client's training samples to set aside."""
-
-    validation: float = 0.0
-    test: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        held = (self.validation, self.test)
-        if min(held) < 0 or sum(held) >= 1:
-            got = f"got {self.validation} and {self.test}."
-            raise ValueError(f"validation and test must leave something to train on, {got}")
-
-
-@dataclass(frozen=True)
 class DataSettings:
     """Settings that every data set has."""
 
-    holdout: Holdout = Holdout()
+    holdout: Holdout = field(default_factory=Holdout)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.data.federation import Federation
+from equifed.data.holdout import Holdout
+from equifed.data.preparation import Preparation
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import CHOSEN, Holdout, ModelSettings, RunConfig, build_algorithm
-from equifed.runs.settings import ConfigError, Table, choose, construct
+from equifed.runs.config import CHOSEN, ModelSettings, RunConfig, build_algorithm
+from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.workers import is_first
 from equifed.training import tables
 from equifed.training.folder import RunFolder, RunFolderError
@@ -27,7 +29,7 @@ from equifed.training.history import History
 from equifed.training.loop import Callback, train
 from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete, write_file
 
-CONFIG, RUN = "config.toml", "run.json"
+CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ def _threads(count: int | None) -> Iterator[None]:
 def load_data(data: Table) -> Federation:
     """Load the federation of a resolved ``[data]`` table."""
     federation: Federation = choose(SECTIONS["data"], data, "data")
+    if "holdout" in settings(SECTIONS["data"][data["name"]].load()):
+        return federation  # divided before it was prepared
     holdout: Holdout = construct(Holdout, data["holdout"], "data.holdout")
-    if not (holdout.validation or holdout.test):
+    if not holdout.wanted:
         return federation
     return federation.split(holdout.validation, holdout.test, holdout.seed)
 
@@ -212,16 +216,36 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
     folder = RunFolder(out, built.federation.names, built.clients.group())
     if folder.writes:
         out.mkdir(parents=True, exist_ok=True)
-        for old in (out / CONFIG, out / SUMMARY, *folder.checkpoints.glob("*.json")):
+        first = (out / CONFIG, out / SUMMARY, out / PREPARATION)
+        for old in (*first, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
+        _write_preparation(out, built.federation)
         write_file(out / RUN, json.dumps(provenance(built), indent=2).encode() + b"\n")
         write_file(out / CONFIG, built.config.to_toml().encode())
     folder.create(overwrite=True)
     return built.train(callbacks, folder)
 
 
+def _write_preparation(out: Path, federation: Federation) -> None:
+    if federation.preparation is not None:
+        text = json.dumps(federation.preparation.to_json(), indent=1)
+        write_file(out / PREPARATION, text.encode() + b"\n")
+
+
+def load_preparation(out: str | Path) -> Preparation | None:
+    """Return how the data of a run were prepared; None for data that came as arrays."""
+    path = Path(out) / PREPARATION
+    if not path.exists():
+        return None
+    try:
+        return Preparation.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
+
+
 def provenance(built: Run) -> dict[str, Any]:
     """Return what the numbers depend on beside the configuration."""
+    prepared = built.federation.preparation
     packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
     return {
         "format": FORMAT,
@@ -230,6 +254,7 @@ def provenance(built: Run) -> dict[str, Any]:
             "name": built.federation.name,
             "sha256": built.federation.checksum(),
             "source": built.federation.source,
+            **({"preparation": prepared.digest()} if prepared is not None else {}),
         },
     }
 

@@ -1,0 +1,291 @@
+"""Fit a preparation by adding numbers that every client computes from its own rows.
+
+Nothing here sees the rows of two clients. A fit is a few questions; each of them goes to all
+clients, :func:`describe_rows` answers it from the rows of one, and :func:`combine` makes the next
+question of the answers or, at the end, the :class:`~equifed.data.preparation.Preparation`::
+
+    asked = ask_kinds(features, target, prepare)
+    while not isinstance(asked, Preparation):
+        asked = combine(asked, {name: describe_rows(rows[name], asked) for name in clients})
+
+Questions and answers are plain values that JSON can hold. What a client tells of its training rows:
+
+1. ``kinds``: how many numbers, texts, dates and gaps a column has;
+2. ``sums``: the sum of its numbers, the counts of its categories, and the smallest and largest
+   number where medians are wanted;
+3. ``squares``: sums of differences from the common mean and of their squares, so that large offsets
+   cost no digits;
+4. ``grid``, four times: how many numbers lie in each cell of a common grid around every quartile.
+
+Everything but the smallest and the largest number is added up, so that hidden sums would do.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.data.columns import to_numbers
+from equifed.data.combine_preparation import Answers, Question, combine
+from equifed.data.grid import count_cells
+from equifed.data.preparation import Missing, Preparation, Scale, Target
+from equifed.data.prepared_columns import Unknown, name_category, name_client, read_numbers
+from equifed.data.split import DataError
+from equifed.data.targets import DECIMAL_COMMA, explain_comma
+
+__all__ = ["Prepare", "ask_kinds", "combine", "describe_rows", "fit_preparation"]
+
+DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """How columns become features; ``[data.prepare]`` in a configuration.
+
+    Parameters
+    ----------
+    scale : {"standard", "robust", None}
+        Subtract the mean and divide by the standard deviation of the training values there are; or
+        the median, and the distance of the quartiles (where that is 0, the deviation); or neither.
+        Constant columns are only shifted.
+    missing : {"indicator", "mean", "median", "drop", "error"}
+        Gaps take the mean, with a 0/1 column beside every column that has gaps in training rows
+        (in a column of categories, a gap is a category); the mean or the median alone; or rows
+        with gaps are left out, or refused.
+    categorical : "auto" or sequence of str
+        Columns that are categories; ``"auto"``: those with text, booleans, or pandas' ``category``.
+    unknown : {"other", "error"}
+        What to do with categories that no training row has.
+    min_count : int
+        Categories with fewer training rows in the whole federation go to ``other``; with
+        ``unknown="error"`` all are kept.
+    per_client : bool
+        Scale every client by its own numbers. Differences of level between clients are lost then.
+    """
+
+    scale: Literal["standard", "robust"] | None = "standard"
+    missing: Missing = "indicator"
+    categorical: tuple[str, ...] | Literal["auto"] = "auto"
+    unknown: Unknown = "other"
+    min_count: int = 5
+    per_client: bool = False
+
+    def __post_init__(self) -> None:
+        allowed: dict[str, tuple[Any, ...]] = {
+            "scale": (*get_args(get_args(Scale)[0]), None),
+            "missing": get_args(Missing),
+            "unknown": get_args(Unknown),
+        }
+        for key, values in allowed.items():
+            if getattr(self, key) not in values:
+                told = ", ".join(map(repr, values))
+                raise DataError(f"{key} must be one of {told}, got {getattr(self, key)!r}.")
+        coded = self.categorical
+        if isinstance(coded, str) and coded != "auto":
+            object.__setattr__(self, "categorical", (coded,))
+        elif not isinstance(coded, str):
+            object.__setattr__(self, "categorical", tuple(str(c) for c in coded))
+        count = self.min_count
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise DataError(f"min_count must be a whole number of at least 1, got {count!r}.")
+        if self.per_client and self.scale is None:
+            raise DataError("per_client=True scales every client by itself; give a scale with it.")
+
+    @property
+    def wants_quartiles(self) -> bool:
+        """Whether medians or quartiles must be counted."""
+        return self.scale == "robust" or self.missing == "median"
+
+
+def ask_kinds(
+    features: Sequence[str],
+    target: Target,
+    prepare: Prepare,
+    *,
+    client: str | None = None,
+    categories: Sequence[str] = (),
+    choosy: bool = False,
+    left_out: Sequence[str] = (),
+) -> Question:
+    """Return the first question of a fit.
+
+    Parameters
+    ----------
+    features : sequence of str
+        Columns that features come from, in order.
+    target : Target
+        What is predicted; it goes into the preparation as it is.
+    prepare : Prepare
+        How columns become features.
+    client : str, optional
+        Title of the column with the client's name.
+    categories : sequence of str
+        Columns that a data frame says are categories, for ``categorical="auto"``.
+    choosy : bool
+        Leave out columns that are no features (identifiers, dates, all gaps), and list them with
+        the reason in the preparation's ``left_out``; otherwise they are refused.
+    left_out : sequence of str
+        Columns of the table that are not asked for.
+    """
+    coded = categories if prepare.categorical == "auto" else prepare.categorical
+    return {
+        "stage": "kinds",
+        "columns": list(features),
+        "coded": [name for name in features if name in coded],
+        "prepare": {**asdict(prepare), "categorical": _as_list(prepare.categorical)},
+        "target": asdict(target),
+        "client": client,
+        "choosy": choosy,
+        "left_out": [[name, "not asked for"] for name in left_out],
+    }
+
+
+def describe_rows(
+    columns: Mapping[str, Sequence[Any]], asked: Question, client: str = ""
+) -> dict[str, Any]:
+    """Answer a question from the training rows of one client.
+
+    Parameters
+    ----------
+    columns : mapping of str to values
+        The client's training rows by column, as :func:`equifed.data.read_columns` gives them:
+        None is a missing value.
+    asked : dict
+        What :func:`ask_kinds` or :func:`combine` returned.
+    client : str
+        Its name, for messages.
+    """
+    stages = {"kinds": _tell_kind, "sums": _tell_sums, "squares": _tell_squares, "grid": _tell_grid}
+    tell = stages[asked["stage"]]
+    try:
+        return {name: tell(name, columns[name], asked) for name in asked["columns"]}
+    except DataError as error:
+        raise DataError(name_client(client, str(error))) from None
+    except KeyError as error:
+        absent = f"There is no column {error}; add it, with gaps if need be."
+        raise DataError(name_client(client, absent)) from None
+
+
+def fit_preparation(
+    rows: Mapping[str, Mapping[str, Sequence[Any]]], asked: Question
+) -> Preparation:
+    """Ask the clients, whose rows are given by name, until the preparation is known.
+
+    >>> rows = {"n": {"age": [40, 60]}, "s": {"age": [None, 50]}}
+    >>> fitted = fit_preparation(rows, ask_kinds(["age"], Target("ill"), Prepare()))
+    >>> fitted.columns[0].fill, round(fitted.columns[0].scale, 3), fitted.feature_names
+    (50.0, 8.165, ('age', 'age missing'))
+    """
+    told: Question | Preparation = asked
+    while not isinstance(told, Preparation):
+        answers: Answers = {name: describe_rows(mine, told, name) for name, mine in rows.items()}
+        told = combine(told, answers)
+    return told
+
+
+# -- answers of one client ------------------------------------------------------------------------
+
+
+def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
+    """Count what a column holds; ``different`` texts tell an identifier."""
+    present = [v for v in values if v is not None]
+    counts = {"numbers": 0, "texts": 0, "dates": 0, "different": 0}
+    auto = asked["prepare"]["categorical"] == "auto"
+    if name in asked["coded"]:
+        return {**counts, "texts": len(present)}
+    if not (auto and any(isinstance(v, bool | np.bool_) for v in present)):
+        numbers = to_numbers(present)
+        if numbers is not None:
+            return {**counts, "numbers": len(present)}
+    kinds = [_tell_cell(name, value) for value in present]
+    counts |= {kind: kinds.count(kind) for kind in ("numbers", "texts", "dates")}
+    if counts["texts"] and not auto:
+        read_numbers(name, values)  # says which one it is, and what to do
+    if counts["numbers"] and counts["texts"]:
+        number, word = (str(present[kinds.index(kind)]) for kind in ("numbers", "texts"))
+        raise DataError(
+            f"Column {name!r} holds numbers and text, e.g. {number!r} and {word!r:.60}; correct "
+            "the odd ones (leave them empty if not known), or list it in categorical."
+        )
+    return {**counts, "different": len({str(v) for v in present})}
+
+
+def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
+    if isinstance(value, bool | np.bool_):
+        return "texts"
+    if isinstance(value, datetime.date | np.datetime64):
+        return "dates"
+    if to_numbers([value]) is not None:
+        return "numbers"
+    if not isinstance(value, str):
+        raise DataError(
+            f"Column {name!r} is not numeric: it holds a {type(value).__name__} ({value!r:.60}), "
+            "neither number nor text; convert it or leave the column out."
+        )
+    if DECIMAL_COMMA.fullmatch(value):
+        raise DataError(
+            f"Column {name!r} is not numeric (it has {value!r}); {explain_comma(value)}"
+        )
+    return "dates" if DATE.fullmatch(value) else "texts"
+
+
+def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
+    if name in asked["coded"]:
+        texts = [name_category(v) for v in values if v is not None]
+        found, counts = np.unique(np.array(texts, dtype=object), return_counts=True)
+        told = dict(zip(found.tolist(), counts.tolist(), strict=True))
+        return {"counts": told, "gaps": len(values) - len(texts)}
+    numbers = read_numbers(name, values)
+    there = numbers[~np.isnan(numbers)]
+    told = {"count": len(there), "sum": _add(name, there), "gaps": len(values) - len(there)}
+    if asked["quartiles"] and len(there):
+        told |= {"low": float(there.min()), "high": float(there.max())}
+    return told
+
+
+def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
+    numbers = read_numbers(name, values)
+    there = numbers[~np.isnan(numbers)]
+    apart = there - asked["centres"][name]
+    with np.errstate(over="ignore"):
+        told = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
+    if asked["prepare"]["per_client"] and len(there):
+        told["own"] = _scale_alone(there, asked["prepare"]["scale"])
+    return told
+
+
+def _tell_grid(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
+    numbers = read_numbers(name, values)
+    there = np.sort(numbers[~np.isnan(numbers)])
+    return {"cells": [count_cells(there, low, high) for low, high in asked["cells"][name]]}
+
+
+def _scale_alone(numbers: NDArray[np.float64], rule: str) -> list[float]:
+    """Return the centre and the scale of one client's own numbers; scale 0: it has none."""
+    if rule == "standard":
+        centre, scale = float(numbers.mean()), float(numbers.std())
+    else:
+        low, centre, high = (float(q) for q in np.percentile(numbers, [25, 50, 75]))
+        scale = high - low
+    return [centre, scale if scale > 4 * np.finfo(float).eps * abs(centre) else 0.0]
+
+
+def _add(name: str, numbers: NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        total = float(numbers.sum())
+    if not np.isfinite(total):
+        raise DataError(
+            f"Column {name!r} holds numbers up to {np.abs(numbers).max():.3g}, too large to be "
+            "added or squared; rescale it, or give scale=None and missing='error'."
+        )
+    return total
+
+
+def _as_list(coded: tuple[str, ...] | str) -> list[str] | str:
+    return coded if isinstance(coded, str) else list(coded)

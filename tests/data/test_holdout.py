@@ -1,0 +1,159 @@
+"""What is held out does not leak: groups stay whole, later stays later, duplicates are named."""
+
+import datetime
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equifed.data import DataError, DataWarning, Federation, Holdout
+from equifed.data.columns import group_rows
+from equifed.data.holdout import divide_at_random, divide_by_time, divide_groups, read_moments
+
+some = settings(deadline=None, max_examples=80)
+fractions = st.sampled_from([(0.0, 0.3), (0.2, 0.0), (0.2, 0.2), (0.45, 0.45)])
+
+
+@st.composite
+def visits(draw):
+    rows = draw(st.integers(1, 40))
+    clients = draw(st.lists(st.sampled_from("abc"), min_size=rows, max_size=rows))
+    groups = draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows))
+    return clients, groups, Holdout(*draw(fractions), draw(st.integers(0, 5)))
+
+
+@some
+@given(visits())
+def test_all_rows_of_a_group_are_in_one_split(given_visits):
+    clients, groups, holdout = given_visits
+    part = divide_groups(group_rows(clients), groups, holdout)
+    for group in set(groups):
+        assert len({part[k] for k, g in enumerate(groups) if g == group}) == 1
+    if holdout.validation == 0:
+        assert "validation" not in part
+    if holdout.test == 0:
+        assert "test" not in part
+
+
+def test_groups_meet_the_fractions_as_nearly_as_they_can():
+    groups = np.repeat(np.arange(300), 3)
+    owners = {"a": np.arange(600), "b": np.arange(600, 900)}
+    part = divide_groups(owners, groups.tolist(), Holdout(0.1, 0.2))
+    for rows in owners.values():
+        assert abs(np.mean(part[rows] == "test") - 0.2) < 0.01
+        assert abs(np.mean(part[rows] == "validation") - 0.1) < 0.01
+
+
+@some
+@given(visits())
+def test_later_splits_are_later(given_visits):
+    clients, times, holdout = given_visits
+    owners, moments = group_rows(clients), np.array(times, dtype=float)
+    part = divide_by_time(owners, moments, holdout)
+    order = {"train": 0, "validation": 1, "test": 2}
+    for rows in owners.values():
+        assert "train" in part[rows]
+        for one in rows:
+            for two in rows:
+                if order[part[one]] < order[part[two]]:
+                    assert moments[one] < moments[two]
+        distinct = len(np.unique(moments[rows])) == len(rows)
+        if distinct and holdout.counts(len(rows))[1]:
+            assert np.sum(part[rows] == "test") == holdout.counts(len(rows))[1]
+
+
+@some
+@given(visits())
+def test_rows_drawn_by_table_are_those_drawn_by_federation(given_visits):
+    clients, values, holdout = given_visits
+    table = {"c": clients, "x": values, "k": range(len(values)), "y": ["u", "v"] * len(values)}
+    table["y"] = table["y"][: len(values)]
+    plain = {"scale": None, "missing": "error", "task": "classification"}
+    options = {"test": holdout.test, "validation": holdout.validation, "seed": holdout.seed}
+    direct = Federation.from_table(table, "c", "y", **plain, **options)
+    later = Federation.from_table(table, "c", "y", **plain).split(**options)
+    for label, split in direct.splits().items():
+        np.testing.assert_array_equal(split.inputs, later.splits()[label].inputs)
+    part = divide_at_random(group_rows(clients), holdout)
+    assert np.sum(part == "train") == len(direct.train)
+
+
+FORMS = {
+    "ISO": ["2024-01-02", "2023-12-31", "2024-01-02T10:00"],
+    "days": [datetime.date(2024, 1, 2), datetime.date(2023, 12, 31), datetime.date(2024, 1, 3)],
+    "pandas": pd.to_datetime(["2024-01-02", "2023-12-31", "2024-01-03"]).to_list(),
+    "numpy": list(np.array(["2024-01-02", "2023-12-31", "2024-01-03"], dtype="datetime64[ns]")),
+    "zones": ["2024-01-02T00:30+01:00", "2024-01-01T23:00Z", "2024-01-02"],
+    "years": ["2024", "2023", 2025.5],
+}
+
+
+@pytest.mark.parametrize("values", FORMS.values(), ids=FORMS)
+def test_times_are_read_in_their_order(values):
+    assert np.argsort(read_moments("t", values)).tolist() == [1, 0, 2]
+
+
+def test_dates_of_unknown_order_are_refused():
+    with pytest.raises(DataError, match="'t' holds '03/04/2024', which is no number and no date"):
+        read_moments("t", ["03/04/2024"])
+
+
+VISITS = {
+    "site": ["n"] * 10 + ["s"] * 10,
+    "patient": [k // 2 for k in range(20)],
+    "day": [*range(10), *range(10)],
+    "x": [float(k) for k in range(20)],
+    "y": ["u", "v"] * 10,
+}
+
+
+def test_a_table_keeps_its_patients_and_its_order():
+    fed = Federation.from_table(VISITS, "site", "y", features=["x"], group="patient", test=0.4)
+    assert fed.test.sizes.tolist() == [4, 4]
+    centre, scale = fed.preparation.columns[0].centre, fed.preparation.columns[0].scale
+    held = np.round(fed.test.inputs.ravel() * scale + centre).astype(int)
+    assert sorted(held // 2 * 2) == sorted([*held[held % 2 == 0]] * 2)
+    fed = Federation.from_table(VISITS, "site", "y", features=["x"], time="day", test=0.3)
+    assert fed.preparation.columns[0].centre == np.mean([*range(7), *range(10, 17)])
+
+
+def test_held_out_rows_change_nothing_that_is_fitted():
+    table = {**VISITS, "part": ["train"] * 9 + ["test"] + ["train"] * 9 + ["test"]}
+    one = Federation.from_table(table, "site", "y", features=["x"], split="part")
+    moved = {**table, "x": [*table["x"][:9], 1e6, *table["x"][10:19], None]}
+    two = Federation.from_table(moved, "site", "y", features=["x"], split="part")
+    assert one.preparation == two.preparation
+    np.testing.assert_array_equal(one.train.inputs, two.train.inputs)
+
+
+def test_rows_that_are_in_both_are_named():
+    table = {**VISITS, "x": [1.0] * 20, "part": ["train"] * 15 + ["test"] * 5}
+    with pytest.warns(DataWarning, match=r"5 held-out row.*row 16 as row 2.*client.s. s") as told:
+        fed = Federation.from_table(table, "site", "y", features=["x"], split="part")
+    assert len(told) == 1 and "equal a training row" in fed.source["rows and columns"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "patient", "time": "day", "test": 0.2}, "both at once"),
+        ({"group": "patient"}, "give test= a fraction"),
+        ({"split": "part", "test": 0.2}, "leave out the test"),
+        ({"split": "part", "group": "patient"}, "Group '0' of column 'patient' has rows in sev"),
+        ({"group": "none", "test": 0.2}, "no column 'none'"),
+        ({"test": 1.0}, "leave something to train on"),
+        ({"test": float("nan")}, "leave something to train on"),
+    ],
+)
+def test_requests_that_cannot_be_kept(options, message):
+    table = {**VISITS, "part": ["train", "test"] * 10}
+    with pytest.raises(DataError, match=message):
+        Federation.from_table(table, "site", "y", features=["x"], **options)
+
+
+def test_a_federation_that_was_scaled_is_not_divided_afterwards():
+    fed = Federation.from_table(VISITS, "site", "y", features=["x"])
+    with pytest.raises(DataError, match=r"leaked; give test= and validation= to from_table"):
+        fed.split(test=0.2)
