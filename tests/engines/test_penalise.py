@@ -31,7 +31,8 @@ def test_the_penalty_is_that_of_everything_but_biases() -> None:
     model = module().double()
     clients = simulate(classification(), model, l2=L2, penalise="weights", dtype=DOUBLE)
     x = clients.flatten(model)
-    weights = sum(float(p.square().sum()) for n, p in model.named_parameters() if "bias" not in n)
+    parameters = model.state_dict().items()
+    weights = sum(float(p.square().sum()) for n, p in parameters if "bias" not in n)
     assert float(clients.model.penalty(x)) == pytest.approx(L2 / 2 * weights)
 
 

@@ -26,6 +26,7 @@ from equifed.models.curvature import known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, SampleLoss, as_data
 from equifed.models.hessian import linear_hessian
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
+from equifed.models.predictor import Predictor, describe_predictor
 
 
 @runtime_checkable
@@ -155,6 +156,12 @@ class InProcessClients(TorchClients):
         if wanted not in self._evaluators:
             self._evaluators[wanted] = FederationEvaluator(self._federation, self.model, wanted)
         return self._evaluators[wanted](x)
+
+    def predictor(self, x: Tensor) -> Predictor:
+        """Return what predicts for new samples with the model x; KnowsModule asks."""
+        data, module = self._federation, copy.deepcopy(self._template)
+        module.to("cpu", self.model.dtype).load_state_dict(self.parameters(x))
+        return describe_predictor(data, module.eval(), self.model.loss)
 
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""

@@ -24,8 +24,8 @@ from equifed.models.losses import squared
 from equifed.objectives.base import SaddleObjective
 from equifed.sklearn.rows import Array, Rows, check_weights
 from equifed.sklearn.solving import (
+    SampleWeighted,
     StopAtDecrement,
-    WeightedLoss,
     build_algorithm,
     build_module,
     choose_scores,
@@ -78,7 +78,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         engine = simulate(
             data,
             module,
-            WeightedLoss(loss, classes is not None) if weighted else loss,
+            SampleWeighted(loss, classes is not None) if weighted else loss,
             l2=self.l2,
             penalise="weights",
             dtype=torch.float64,

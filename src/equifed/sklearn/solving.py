@@ -38,11 +38,11 @@ MOST_PARAMETERS = 2000
 
 
 @dataclass(frozen=True)
-class WeightedLoss:
+class SampleWeighted:
     """A loss whose targets have a last column: what the sample counts.
 
     >>> from equifed.models.losses import squared
-    >>> WeightedLoss(squared, False)(torch.zeros(1, 1), torch.tensor([[3.0, 2.0]]))
+    >>> SampleWeighted(squared, False)(torch.zeros(1, 1), torch.tensor([[3.0, 2.0]]))
     tensor([18.])
     """
 

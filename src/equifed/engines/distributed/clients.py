@@ -40,6 +40,7 @@ from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import Penalise, SampleLoss
+from equifed.models.predictor import Predictor
 
 Part = TypeVar("Part")
 Done = TypeVar("Done")
@@ -106,6 +107,10 @@ class DistributedClients(TorchClients):
     def initial(self, stream: Stream) -> Tensor:
         x = self._local.initial(stream)  # every process may have drawn its own module
         return self.workers.unite(x if self.workers.rank == 0 else torch.zeros_like(x))
+
+    def predictor(self, x: Tensor) -> Predictor:
+        """Return what predicts for new samples with the model x; KnowsModule asks."""
+        return replace(self._local.predictor(x), clients=self.names)
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
