@@ -196,6 +196,7 @@ def is_gap(cell) -> bool:
         },
     ),
 )
+@pytest.mark.filterwarnings("ignore:Client.*no row left")
 def test_tables_are_taken_unchanged_or_refused(table, given_options):
     try:
         plain = {"scale": None, "missing": "error", "min_count": 1, "categorical": ()}

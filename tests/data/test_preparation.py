@@ -100,7 +100,7 @@ def test_medians_and_quartiles_are_within_the_error_that_is_stated(lists):
     rows = {str(k): {"x": values} for k, values in enumerate(lists)}
     present = np.array([v for values in lists for v in values if v is not None])
     if not len(present):
-        with pytest.raises(DataError, match="'x' is no feature .no training row has a value"):
+        with pytest.raises(DataError, match=r"'x' is no feature .no training row has a value"):
             fit(rows, scale="robust", missing="median")
         return
     column = fit(rows, scale="robust", missing="median").columns[0]

@@ -9,36 +9,81 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import DataName, Json, Set, explain_errors, open_console, print_json
+from equifed.cli.terminal import (
+    DataName,
+    Json,
+    Set,
+    complete_names,
+    explain_errors,
+    open_console,
+    print_json,
+)
 
 if TYPE_CHECKING:
+    from equifed.data.federation import Federation
     from equifed.runs.settings import Setting
 
 data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
 
 
 @data_app.command(name="show")
-def show_data(name: DataName, settings: Set = None, json: Json = False) -> None:
-    """Show who has how many samples of what."""
+def show_data(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Data set (see: equifed list data), or a configuration file, for its [data].",
+            autocompletion=complete_names("data"),
+        ),
+    ],
+    settings: Set = None,
+    json: Json = False,
+) -> None:
+    """Show who has how many samples of what; of a table, also gaps and scales."""
     with explain_errors():
-        from equifed.runs.config import ConfigError, read_data
+        from equifed.runs.config import ConfigError, RunConfig, read_data
         from equifed.runs.run import load_data
 
         wrong = [text for text in settings or [] if not text.startswith("data.")]
         if wrong:
             raise ConfigError([f"--set {text}: only data.KEY matters here" for text in wrong])
-        table = load_data(read_data(name, settings or [])).table()
+        if name.endswith(".toml"):
+            data = RunConfig.read(name, settings or []).data
+        else:
+            data = read_data(name, settings or [])
+        tables, document = describe_data(data, load_data(data))
         if json:
-            columns = table.header[1:]
-            counts = {
-                client: dict(zip(columns, map(int, row), strict=True))
-                for client, *row in (*table.rows, table.totals)
-            }
-            total = counts.pop(table.totals[0])
-            print_json({"name": name, "clients": counts, "all": total})
+            print_json(document)
             return
         out = open_console(stdout=True)
-        out.print(table if out.is_terminal else str(table))
+        for table in tables:
+            out.print(table if out.is_terminal else f"{table}\n", highlight=False, soft_wrap=True)
+
+
+def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
+    """Return what there is to know about a federation, as tables and as a document."""
+    from equifed.data.columns import read_columns
+    from equifed.data.describe_columns import describe_columns, tabulate_columns, tabulate_shares
+
+    sizes, prepared = federation.table(), federation.preparation
+    counts = {
+        client: dict(zip(sizes.header[1:], map(int, row), strict=True))
+        for client, *row in (*sizes.rows, sizes.totals)
+    }
+    total = counts.pop(sizes.totals[0])
+    document = {"name": data["name"], "clients": counts, "all": total}
+    tables: list[Any] = [sizes]
+    if federation.classes is not None and federation.classes <= 12:
+        held = federation.train.class_counts(federation.classes)
+        names = federation.names, held, federation.class_names
+        table, document["shares"] = tabulate_shares(federation.name, *names)
+        tables.append(table)
+    if prepared is not None and data["name"] == "table":
+        features = [column.name for column in prepared.columns]
+        features += [prepared.target.name] if federation.classes is None else []
+        found = describe_columns(read_columns(data["path"]), data["client"], features)
+        tables += [*tabulate_columns(federation.name, found), prepared.describe()]
+        document |= {"columns": found, "preparation": prepared.to_json()}
+    return tables, document
 
 
 @data_app.command(name="fetch")

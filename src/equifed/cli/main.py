@@ -13,6 +13,7 @@ import typer
 
 from equifed.cli import comparing, looking, predicting
 from equifed.cli.flower import app as flower_app
+from equifed.cli.starting import init, show_estimate
 from equifed.cli.terminal import (
     EXIT_CODES,
     Config,
@@ -103,12 +104,15 @@ def run(
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
     workers: Workers = 1,
     track: Track = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train what a configuration file describes."""
-    if workers > 1:
+    if workers > 1 and not dry_run:
         _run_in_processes(workers, "--engine", "distributed")
     shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device}
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
@@ -120,6 +124,9 @@ def run(
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
         for address, file in parsed.loaded_code:
             typer.echo(f"loads {address} from {file}", err=True)
+        if dry_run:
+            show_estimate(parsed, workers, json)
+            return
         folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
         runs.refuse_existing(folder, overwrite)
     with explain_errors(run=folder):
@@ -179,7 +186,7 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
     print_line(out, f"run folder: {folder}")
 
 
-for function in (comparing.report, comparing.compare, comparing.sweep, looking.doctor):
+for function in (init, comparing.report, comparing.compare, comparing.sweep, looking.doctor):
     app.command()(function)
 for function in (predicting.predict, predicting.evaluate, predicting.export):
     app.command()(function)

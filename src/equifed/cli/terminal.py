@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,7 +95,9 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
     is ``equifed resume``, as soon as there is something to resume.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt:
@@ -107,6 +110,11 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
         if os.environ.get("EQUIFED_TRACEBACK"):
             raise
         _fail(*_explain(error))
+
+
+def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    """Print a warning as errors are printed: the line of code that gave it helps nobody here."""
+    print(f"equifed: warning: {message}", file=sys.stderr)
 
 
 def _explain(error: Exception) -> tuple[str, int]:

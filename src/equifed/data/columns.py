@@ -38,7 +38,7 @@ def read_columns(table: Any | str | Path) -> Columns:
         raise DataError(f"{where} needs rows, it has {len(lengths)} column(s) and none.")
     if len(set(lengths.values())) > 1:
         raise DataError(f"{where} needs columns of the same length, got {lengths}.")
-    return {str(name): [clean(v) for v in values] for name, values in raw}
+    return {str(name): clean_all(values) for name, values in raw}
 
 
 def find_categories(table: Any) -> list[str]:
@@ -62,9 +62,12 @@ def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
     >>> to_numbers(["1", "2.5"]), to_numbers(["1", "one"])
     (array([1. , 2.5]), None)
     """
-    if not all(isinstance(v, str | Real | Decimal | np.bool_) for v in values):
+    kinds = set(map(type, values))
+    if not all(issubclass(kind, str | Real | Decimal | np.bool_) for kind in kinds):
         return None  # a date, say, which float() might take for nanoseconds
     try:
+        if kinds <= {int, float, bool}:
+            return np.array(values, dtype=np.float64)
         return np.array([float(v) for v in values], dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         return None
@@ -103,6 +106,16 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, NDArra
     order = np.argsort(codes, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(codes, minlength=len(names)))[:-1])
     return dict(zip(names.values(), rows, strict=True))
+
+
+def clean_all(values: Sequence[Any]) -> list[Any]:
+    """Return a column's cells as :func:`clean` does; numbers of Python at once."""
+    kinds = set(map(type, values))
+    if kinds <= {int, bool, type(None)}:
+        return list(values)
+    if kinds <= {int, bool, type(None), float}:
+        return [None if v != v else v for v in values]
+    return [clean(v) for v in values]
 
 
 def clean(value: Any) -> Any:

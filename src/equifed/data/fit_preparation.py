@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -35,7 +36,7 @@ from equifed.data.columns import to_numbers
 from equifed.data.combine_preparation import Answers, Question, combine
 from equifed.data.grid import count_cells
 from equifed.data.preparation import Missing, Preparation, Scale, Target
-from equifed.data.prepared_columns import Unknown, name_category, name_client, read_numbers
+from equifed.data.prepared_columns import Unknown, name_categories, name_client, read_numbers
 from equifed.data.split import DataError
 from equifed.data.targets import DECIMAL_COMMA, explain_comma
 
@@ -199,30 +200,45 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
     auto = asked["prepare"]["categorical"] == "auto"
     if name in asked["coded"]:
         return {**counts, "texts": len(present)}
-    if not (auto and any(isinstance(v, bool | np.bool_) for v in present)):
+    if not (auto and {bool, np.bool_} & set(map(type, present))):
         numbers = to_numbers(present)
         if numbers is not None:
             return {**counts, "numbers": len(present)}
-    kinds = [_tell_cell(name, value) for value in present]
-    counts |= {kind: kinds.count(kind) for kind in ("numbers", "texts", "dates")}
+    seen = _count_different(name, present)
+    kinds = [_tell_cell(name, value) for _, value in seen]
+    for kind, count in zip(kinds, seen.values(), strict=True):
+        counts[kind] += count
     if counts["texts"] and not auto:
         read_numbers(name, values)  # says which one it is, and what to do
     if counts["numbers"] and counts["texts"]:
-        number, word = (str(present[kinds.index(kind)]) for kind in ("numbers", "texts"))
+        values = [value for _, value in seen]
+        number, word = (str(values[kinds.index(kind)]) for kind in ("numbers", "texts"))
         raise DataError(
             f"Column {name!r} holds numbers and text, e.g. {number!r} and {word!r:.60}; correct "
             "the odd ones (leave them empty if not known), or list it in categorical."
         )
-    return {**counts, "different": len({str(v) for v in present})}
+    return {**counts, "different": len(seen)}
+
+
+def _count_different(name: str, values: Sequence[Any]) -> Counter[tuple[type, Any]]:
+    try:
+        return Counter((type(v), v) for v in values)  # 1 and True are equal, but not the same
+    except TypeError:
+        odd = next(v for v in values if getattr(type(v), "__hash__", None) is None)
+        kind = type(odd).__name__
+        raise DataError(
+            f"Column {name!r} is not numeric: it holds a {kind} ({odd!r:.60}), neither number nor "
+            "text; convert it or leave the column out."
+        ) from None
 
 
 def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
     if isinstance(value, bool | np.bool_):
         return "texts"
-    if isinstance(value, datetime.date | np.datetime64):
-        return "dates"
     if to_numbers([value]) is not None:
         return "numbers"
+    if is_date(value):
+        return "dates"
     if not isinstance(value, str):
         raise DataError(
             f"Column {name!r} is not numeric: it holds a {type(value).__name__} ({value!r:.60}), "
@@ -232,15 +248,25 @@ def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
         raise DataError(
             f"Column {name!r} is not numeric (it has {value!r}); {explain_comma(value)}"
         )
-    return "dates" if DATE.fullmatch(value) else "texts"
+    return "texts"
+
+
+def is_date(value: Any) -> bool:
+    """Tell whether a value is a date, or a text that looks like one.
+
+    >>> is_date("2024-05-31"), is_date("31.5.2024"), is_date("5-31")
+    (True, True, False)
+    """
+    if isinstance(value, str):
+        return DATE.fullmatch(value) is not None
+    return isinstance(value, datetime.date | np.datetime64)
 
 
 def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
     if name in asked["coded"]:
-        texts = [name_category(v) for v in values if v is not None]
-        found, counts = np.unique(np.array(texts, dtype=object), return_counts=True)
-        told = dict(zip(found.tolist(), counts.tolist(), strict=True))
-        return {"counts": told, "gaps": len(values) - len(texts)}
+        counts = Counter(name_categories(values))
+        gaps = counts.pop(None, 0)
+        return {"counts": {str(text): counts[text] for text in counts}, "gaps": gaps}
     numbers = read_numbers(name, values)
     there = numbers[~np.isnan(numbers)]
     told = {"count": len(there), "sum": _add(name, there), "gaps": len(values) - len(there)}

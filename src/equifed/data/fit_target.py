@@ -22,7 +22,12 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
     >>> describe_target("ill", ["no", "yes", "no"])
     {'numeric': False, 'whole': False, 'labels': ['no', 'yes']}
     """
-    where, flags = f"Column {name!r}", [isinstance(v, bool | np.bool_) for v in values]
+    where = f"Column {name!r}"
+    try:
+        values = list({(type(v), v): v for v in values}.values())
+    except TypeError:
+        raise DataError(f"{where} must hold text or numbers, one in a row.") from None
+    flags = [isinstance(v, bool | np.bool_) for v in values]
     numbers = None if any(flags) and task != "regression" else to_numbers(values)
     if task == "regression":
         if numbers is None:
@@ -45,10 +50,7 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
             to_numbers([v]) is not None and not f for v, f in zip(values, flags, strict=True)
         ]
         refuse_numbers_in_text(where, [str(v) for v in values], numeric)
-    try:
-        labels = sorted({name_category(v) for v in values if hash(v) is not None})
-    except TypeError:
-        raise DataError(f"{where} must hold text or numbers as labels.") from None
+    labels = sorted({name_category(v) for v in values})
     return {"numeric": numbers is not None, "whole": False, "labels": labels}
 
 

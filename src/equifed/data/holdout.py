@@ -181,10 +181,12 @@ def find_duplicates(
 
     ``numbers`` are the rows as the user counts them.
     """
+    if (part == "train").all():
+        return None
     client = np.empty(len(part), dtype=object)
     for name, rows in owners.items():
         client[rows] = name
-    keys: list[Hashable] = [tuple(map(str, row)) for row in zip(*cells, strict=True)]
+    keys: list[Hashable] = list(zip(*cells, strict=True))
     trained: dict[Hashable, int] = {}
     for row in np.flatnonzero(part == "train").tolist():
         trained.setdefault(keys[row], row)

@@ -97,6 +97,7 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
         part, owners, [columns[c] for c in [*(x.name for x in fitted.columns), target]], numbers
     )
     told += [same] if same else []
+    told += _find_untested(owners, part, request.holdout)
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
@@ -154,6 +155,10 @@ def _keep_rows(
     keep = np.flatnonzero(~gaps)
     if not len(keep):
         raise DataError("No row of the table has all values; leave out columns that lack them.")
+    client = columns[request.special[0]]
+    lost = {str(v) for v in client if v is not None} - {str(client[i]) for i in keep}
+    if lost:
+        told.append(f"client(s) {', '.join(sorted(lost)[:5])} have no row left")
     return {c: [columns[c][i] for i in keep] for c in columns}, keep + 1, told
 
 
@@ -195,6 +200,24 @@ def _divide(columns: Columns, owners: Mapping[str, Rows], request: TableRequest)
     return divide_at_random(owners, holdout) if holdout.wanted else np.full(rows, "train")
 
 
+def _find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
+    """Name the clients with rows enough, but none held out: groups or times that are too large."""
+    told = []
+    for k, label in enumerate(("validation", "test")):
+        lacking = [
+            name
+            for name, rows in owners.items()
+            if holdout.counts(len(rows))[k] and label not in part[rows]
+        ]
+        if lacking:
+            named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
+            told.append(
+                f"client(s) {named} have no {label} rows: their rows of one group or one time are "
+                "too many to hold some out"
+            )
+    return told
+
+
 def _refuse_divided_groups(groups: Sequence[Any], part: Labels, name: str) -> None:
     for group, rows in group_rows(groups).items():
         if len(set(part[rows].tolist())) > 1:
@@ -219,16 +242,11 @@ def _fit(
     columns: Columns, owners: Mapping[str, Rows], part: Labels, asked: Question
 ) -> Preparation:
     """Return the preparation, fitted on training rows."""
-    return fit_preparation(
-        {
-            client: {
-                name: [columns[name][r] for r in mine if part[r] == "train"]
-                for name in asked["columns"]
-            }
-            for client, mine in owners.items()
-        },
-        asked,
-    )
+    rows = {}
+    for client, mine in owners.items():
+        train = mine[part[mine] == "train"].tolist()
+        rows[client] = {name: [columns[name][r] for r in train] for name in asked["columns"]}
+    return fit_preparation(rows, asked)
 
 
 def _prepare_clients(
@@ -239,7 +257,7 @@ def _prepare_clients(
     def prepare(label: str) -> dict[str, tuple[Any, Any]]:
         out = {}
         for client, mine in owners.items():
-            rows = [r for r in mine if part[r] == label]
+            rows = mine[part[mine] == label].tolist()
             if not rows:
                 continue
             table = {c: [columns[c][r] for r in rows] for c in names}

@@ -101,7 +101,7 @@ class CategoryColumn:
 
     def encode(self, values: Sequence[Any], owners: Sequence[str | None]) -> NDArray[np.float64]:
         """Return the features of cleaned values (None: missing), one row each."""
-        texts = [None if v is None else name_category(v) for v in values]
+        texts = name_categories(values)
         known = set(self.categories)
         gaps = np.array([t is None for t in texts])
         new = np.array([t not in known for t in texts]) & ~(gaps & self.indicator)
@@ -135,6 +135,15 @@ def name_category(value: Any) -> str:
     if whole:
         return whole[1]
     return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def name_categories(values: Sequence[Any]) -> list[str | None]:
+    """Return the text of every category, None where it is missing; each is looked at once."""
+    kinds = set(map(type, values)) - {type(None)}
+    if len(kinds) > 1:  # 1 and True are one key
+        return [None if v is None else name_category(v) for v in values]
+    known = {v: name_category(v) for v in set(values) if v is not None}
+    return [known.get(v) for v in values]
 
 
 def name_client(client: str, message: str) -> str:

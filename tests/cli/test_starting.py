@@ -1,0 +1,193 @@
+"""From a table to a run in two commands; nothing is guessed without being said."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.hospitals import SIZES, draw_hospitals, write_hospitals
+from typer.testing import CliRunner, Result
+
+from equifed.cli import starting
+from equifed.cli.main import app
+from equifed.data import Federation, Preparation
+from equifed.runs import run as runs
+from equifed.runs.config import RunConfig
+from equifed.training.history import History
+
+
+def equifed(*arguments: object, typed: str | None = None) -> Result:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], input=typed)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+@pytest.mark.long
+def test_a_hospital_table_becomes_a_model_that_serves_every_hospital(tmp_path: Path) -> None:
+    write_hospitals(tmp_path / "hospitals.csv")
+    config, out = tmp_path / "run.toml", tmp_path / "out"
+    begun = equifed("init", tmp_path / "hospitals.csv", "--out", config)
+    assert begun.exit_code == 0, begun.stderr
+    done = equifed("run", config, "--out", out)
+    assert done.exit_code == 0, done.stderr
+    history, federation = History.load(out), runs.load_data(RunConfig.read(config).data)
+    accuracy = history.per_client("accuracy", "test")
+    assert set(accuracy) == set(SIZES)
+    counts = federation.test.class_counts(2)
+    for name, row in zip(federation.names, counts, strict=True):
+        assert accuracy[name] > row.max() / row.sum(), name
+    assert runs.load_preparation(out) == federation.preparation
+    page = equifed("report", out, "--page", tmp_path / "report.html")
+    assert page.exit_code == 0
+    assert "scaled to mean 0 and deviation 1" in (tmp_path / "report.html").read_text()
+
+
+def test_init_says_what_it_left_out_and_why(tmp_path: Path) -> None:
+    path, out = write_hospitals(tmp_path / "h.csv"), tmp_path / "deep" / "run.toml"
+    told = json.loads(equifed("init", path, "--out", out, "--json").stdout)
+    assert (told["client"], told["target"], told["task"]) == (
+        "hospital",
+        "outcome",
+        "classification",
+    )
+    assert set(told["left_out"]) == {"record", "unit", "admitted"}
+    text = out.read_text()
+    for word in ("identifier", "constant", "dates", '# time = "admitted"', "401 gaps"):
+        assert word in text or word == "401 gaps"
+    data = RunConfig.read(out).data
+    assert Path(data["path"]).samefile(path)
+    assert data["holdout"]["test"] > 0 and data["prepare"]["scale"] == "standard"
+    again = equifed("init", path, "--out", out)
+    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+
+
+def test_a_person_is_asked_and_may_accept_the_guess(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_hospitals(tmp_path / "h.csv")
+    monkeypatch.setattr(starting, "_is_terminal", lambda: True)
+    result = equifed("init", path, "--out", tmp_path / "r.toml", typed="\nsmoker\n")
+    assert result.exit_code == 0, result.stderr
+    data = tomllib.loads((tmp_path / "r.toml").read_text())["data"]
+    assert (data["client"], data["target"]) == ("hospital", "smoker")
+
+
+def table(tmp_path: Path, **more: list[Any]) -> Path:
+    draw = np.random.default_rng(0)
+    frame = {"bank": ["a", "b", "c"] * 20, "x": draw.standard_normal(60), **more}
+    pd.DataFrame(frame).to_csv(tmp_path / "t.csv", index=False)
+    return tmp_path / "t.csv"
+
+
+ODD = {
+    "patients with several rows": (
+        {"patient": [k // 3 for k in range(60)], "y": [0, 1] * 30},
+        {"group": "patient", "features": ["x"], "task": "classification"},
+    ),
+    "names that TOML must quote": (
+        {'say "hi"\\ #': [1.5, 2.5] * 30, "label": ["u", "v"] * 30},
+        {"features": ["x", 'say "hi"\\ #'], "target": "label"},
+    ),
+    "whole numbers with gaps": (
+        {"price": [k * 7 for k in range(60)]},
+        {"target": "price", "task": "regression"},
+    ),
+    "numbers and text": (
+        {"level": ["1", "<5"] * 30, "y": ["u", "v"] * 30},
+        {"features": ["x"], "target": "y"},
+    ),
+    "row numbers": (
+        {"row_id": list(range(60)), "y": ["u", "v"] * 30},
+        {"features": ["x"], "target": "y"},
+    ),
+    "amounts that all differ": (
+        {"income": [1000 + 13 * k for k in range(60)], "y": ["u", "v"] * 30},
+        {"features": ["x", "income"], "target": "y"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("more", "expected"), ODD.values(), ids=ODD)
+def test_odd_columns_end_in_a_configuration_that_loads(
+    tmp_path: Path, more: dict[str, list[Any]], expected: dict[str, Any]
+) -> None:
+    out = tmp_path / "run.toml"
+    result = equifed("init", table(tmp_path, **more), "--out", out)
+    assert result.exit_code == 0, result.stderr
+    config = RunConfig.read(out)
+    assert {key: config.data[key] for key in expected} == expected
+    federation = runs.load_data(config.data)
+    assert federation.names == ("a", "b", "c") and federation.test is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--client", "nobody"], "no column 'nobody'; it has bank, x"),
+        (["--target", "nothing"], "no column 'nothing'"),
+    ],
+)
+def test_columns_that_are_not_there(tmp_path: Path, options: list[str], message: str) -> None:
+    result = equifed("init", table(tmp_path, y=[0, 1] * 30), "--out", tmp_path / "r", *options)
+    assert result.exit_code == 2 and message in result.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_table_without_anything_like_a_client(tmp_path: Path) -> None:
+    pd.DataFrame({"u": [0.5, 1.5], "v": [2.5, 3.5]}).to_csv(tmp_path / "t.csv", index=False)
+    result = equifed("init", tmp_path / "t.csv", "--out", tmp_path / "r.toml")
+    assert result.exit_code == 2 and "--client COLUMN, one of u, v" in result.stderr
+
+
+# -- what there is, and what it takes ----------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    equifed("init", write_hospitals(tmp_path / "h.csv"), "--out", tmp_path / "run.toml")
+    return tmp_path / "run.toml"
+
+
+def test_gaps_scales_and_shares_are_shown_per_client(config: Path) -> None:
+    plain = equifed("data", "show", config).stdout
+    for word in ("missing values in %", "share of each class", "mean and deviation", "Hill"):
+        assert word in plain
+    told = json.loads(equifed("data", "show", config, "--json").stdout)
+    frame = pd.read_csv(config.parent / "h.csv")
+    for hospital, mine in frame.groupby("hospital"):
+        for column in ("age", "lactate"):
+            found = told["columns"][column][hospital]
+            assert found["missing"] == mine[column].isna().sum()
+            if found["missing"] < len(mine):
+                assert found["mean"] == pytest.approx(mine[column].mean())
+                assert found["deviation"] == pytest.approx(mine[column].std(ddof=0))
+        assert sum(told["shares"][hospital].values()) == pytest.approx(1)
+    assert Preparation.from_json(told["preparation"]).feature_names[0] == "age"
+
+
+def test_a_dry_run_tells_the_traffic_of_the_run_and_writes_nothing(config: Path) -> None:
+    before = sorted(config.parent.iterdir())
+    short = ["--set", "rounds=7"]
+    told = json.loads(equifed("run", config, *short, "--dry-run", "--json").stdout)
+    assert sorted(config.parent.iterdir()) == before
+    equifed("run", config, *short, "--out", config.parent / "out")
+    history = History.load(config.parent / "out")
+    for key in ("exchanges", "bytes_up", "bytes_down"):
+        assert told[key] == sum(getattr(r, key) for r in history.rounds)
+    assert told["parameters"] == sum(p.numel() for p in history.parameters.values())
+    assert told["rounds"] == 7 and told["minutes"] > 0
+    plain = equifed("run", config, *short, "--dry-run").stdout
+    assert "measured in 3 round(s)" in plain and "memory" in plain
+
+
+def test_python_and_toml_prepare_alike(config: Path) -> None:
+    data = RunConfig.read(config).data
+    federation = Federation.from_table(
+        draw_hospitals(), "hospital", "outcome", features=data["features"], test=0.25, name="h"
+    )
+    assert runs.load_data(data).checksum() == federation.checksum()
