@@ -179,6 +179,18 @@ def test_own_modules_give_one_score_or_one_per_class(outputs) -> None:
     assert not hasattr(fair, "coef_")
 
 
+def test_another_fit_forgets_the_last_one_and_the_history_predicts_as_the_estimator() -> None:
+    X, y, owners = as_rows(logistic(3, n=5))
+    labels, weights = np.array(["no", "yes"])[y], draw_weights(len(y)) + 1
+    fair = FairClassifier().fit(X, labels, clients=owners, sample_weight=weights)
+    assert (fair.history_.predictor().predict(X) == fair.predict(X)).all()
+    np.testing.assert_allclose(fair.history_.predictor().predict_proba(X), fair.predict_proba(X))
+    fair.set_params(model="mlp", rounds=2).fit(X, labels, clients=owners)
+    assert not hasattr(fair, "coef_") and not hasattr(fair, "intercept_")
+    values = FairRegressor().fit(X, np.stack([y, -y], axis=1), sample_weight=weights)
+    np.testing.assert_allclose(values.history_.predictor().predict(X), values.predict(X))
+
+
 @pytest.mark.parametrize(
     ("estimator", "given", "message"),
     [
@@ -193,7 +205,8 @@ def test_own_modules_give_one_score_or_one_per_class(outputs) -> None:
         ),
         (FairClassifier(tol=0), {}, "tol must be a number above 0"),
         (FairClassifier(l2=-1.0), {}, "l2 must be a number of at least 0"),
-        (FairClassifier(rounds=0), {}, "rounds must be at least 1"),
+        (FairClassifier(l2="1"), {}, "l2 must be a number of at least 0"),
+        (FairClassifier(rounds=0), {}, "rounds must be a whole number"),
         (FairClassifier(objective="cvr"), {}, "cvar"),
         (FairClassifier(algorithm="scaf-pd"), {}, "scaff-pd"),
         (FairClassifier(algorithm="fedavg", objective="cvar"), {}, "no objective to choose"),

@@ -32,7 +32,11 @@ def linear_hessian(
     if linear_layer(model.module, model.input_dimensions) is None:
         return "the model is not linear in its parameters"
     outputs = model.outputs(x, inputs).reshape(len(inputs), -1)
-    bends = vmap(jacrev(grad(lambda o, t: model.loss(o[None], t[None])[0])))(outputs, targets)
+
+    def loss_of(output: Tensor, target: Tensor) -> Tensor:
+        return model.loss(output[None], target[None])[0]
+
+    bends = vmap(jacrev(grad(loss_of)))(outputs, targets)
     rows = inputs.reshape(len(inputs), -1)
     weight, bias = (any(n.endswith(part) for n in model.shapes) for part in ("weight", "bias"))
     z = torch.cat([rows, rows.new_ones(len(rows), 1)][not weight : 1 + bias], dim=1)

@@ -118,7 +118,7 @@ class Predictor:
         if self.classes is None:
             values = self._outputs(rows, client)
             return values.reshape(len(values), *self.outputs_shape)
-        names = np.asarray(self.classes)
+        names: Array = np.asarray(self.classes)
         if not self.thresholds:
             scores = self.decision_function(rows, client)
             return names[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]

@@ -21,6 +21,7 @@ from equifed.data.federation import Federation
 from equifed.engines.simulate import Clients, simulate
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import squared
+from equifed.models.predictor import Predictor, link_of
 from equifed.objectives.base import SaddleObjective
 from equifed.sklearn.rows import Array, Rows, check_weights
 from equifed.sklearn.solving import (
@@ -28,6 +29,7 @@ from equifed.sklearn.solving import (
     StopAtDecrement,
     build_algorithm,
     build_module,
+    check_parameters,
     choose_scores,
     warn_if_unfinished,
 )
@@ -59,16 +61,9 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.tol = tol
         self.random_state = random_state
 
-    def _train(
-        self,
-        rows: Rows,
-        loss: Any,
-        outputs: int,
-        classes: int | None,
-    ) -> None:
+    def _train(self, rows: Rows, loss: Any, outputs: int, classes: int | None) -> None:
         """Train on checked rows and set the fitted attributes."""
-        if not self.tol > 0:
-            raise ValueError(f"tol must be a number above 0, got {self.tol!r}.")
+        check_parameters(self.l2, self.rounds, self.tol)
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -106,22 +101,29 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         assert self.history_.parameters is not None
         self.model_ = copy.deepcopy(module).double().eval().requires_grad_(False)
         self.model_.load_state_dict(self.history_.parameters)
+        for name in ("coef_", "intercept_"):
+            vars(self).pop(name, None)  # of an earlier fit
         layer = linear_layer(self.model_, engine.model.input_dimensions)
         if layer is None:
             return
-        if layer.bias is not None and layer.out_features > 1 and classes is not None:
-            layer.bias -= layer.bias.mean()  # scores of classes may be shifted: it changes nothing
+        bias: Tensor | None = layer.bias  # None without an intercept
+        if bias is not None and layer.out_features > 1 and classes is not None:
+            bias.sub_(bias.mean())  # scores of classes may be shifted: it changes nothing
         self.coef_ = layer.weight.numpy().copy()
-        free = np.zeros(len(self.coef_)) if layer.bias is None else layer.bias.numpy().copy()
-        self.intercept_ = free
+        self.intercept_: Any = np.zeros(len(self.coef_)) if bias is None else bias.numpy().copy()
+
+    def _describe(self, rows: Rows, **more: Any) -> None:
+        """Let the history predict what the estimator predicts, by name and without weights."""
+        shape = rows.inputs.shape[1:]
+        self.history_.trained = Predictor(self.model_, shape, clients=rows.names, **more)
 
     def _outputs(self, X: ArrayLike) -> Array:
         """Return the module's outputs, shape (rows, outputs)."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
+        inputs = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
         with torch.no_grad():
-            found: Tensor = self.model_(torch.tensor(X))
-        return found.reshape(len(X), -1).numpy()
+            found: Tensor = self.model_(inputs)
+        return found.reshape(len(inputs), -1).numpy()
 
 
 class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
@@ -198,17 +200,21 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Fit to rows X with classes y; ``clients`` says whose row it is, None: all of one."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        weights = check_weights(sample_weight, X)
-        present = np.unique(y if weights is None else y[weights > 0])
+        inputs, labels = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(labels)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
+        weights = check_weights(sample_weight, inputs)
+        present = np.unique(labels if weights is None else labels[weights > 0])
         if len(present) < 2:
             raise ValueError(
                 f"FairClassifier needs rows of at least 2 classes, got one class: {present[0]!r}."
             )
-        rows = Rows.sort(X, codes.astype(np.int64), clients, weights)
-        self._train(rows, *choose_scores(self.model, X, len(self.classes_)), len(self.classes_))
+        rows = Rows.sort(inputs, codes.astype(np.int64), clients, weights)
+        count = len(self.classes_)
+        loss, outputs = choose_scores(self.model, inputs, count)
+        self._train(rows, loss, outputs, count)
+        names = tuple(map(str, self.classes_))
+        self._describe(rows, classes=names, link=link_of(loss))
         return self
 
     def decision_function(self, X: ArrayLike) -> Array:
@@ -220,15 +226,14 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of every class, shape (rows, classes)."""
-        scores = self.decision_function(X)
-        if scores.ndim == 1:
-            scores = np.stack([np.zeros_like(scores), scores], axis=1)
-        return torch.softmax(torch.as_tensor(scores), dim=1).numpy()
+        return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: ArrayLike) -> Array:
         """Return the logarithms of the probabilities."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.predict_proba(X))
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            scores = np.stack([np.zeros_like(scores), scores], axis=1)
+        return torch.log_softmax(torch.as_tensor(scores), dim=1).numpy()
 
     def predict(self, X: ArrayLike) -> Array:
         """Return the most probable class of every row."""
@@ -258,12 +263,14 @@ class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
         sample_weight: ArrayLike | None = None,
     ) -> Self:
         """Fit to rows X with values y; ``clients`` says whose row it is, None: all of one."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        y = np.asarray(y, dtype=np.float64)
-        rows = Rows.sort(X, y, clients, check_weights(sample_weight, X))
-        self._train(rows, squared, 1 if y.ndim == 1 else y.shape[1], None)
-        self.target_shape_ = y.shape[1:]
-        if y.ndim == 1 and hasattr(self, "coef_"):
+        many = {"multi_output": True, "y_numeric": True}
+        inputs, values = validate_data(self, X, y, dtype=np.float64, **many)
+        values = np.asarray(values, dtype=np.float64)
+        rows = Rows.sort(inputs, values, clients, check_weights(sample_weight, inputs))
+        self.target_shape_ = values.shape[1:]
+        self._train(rows, squared, int(np.prod(self.target_shape_)), None)
+        self._describe(rows, outputs_shape=self.target_shape_)
+        if values.ndim == 1 and hasattr(self, "coef_"):
             self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
         return self
 

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,11 +116,11 @@ def _estimate_gap(
     proof, objective = history.certificate(), getattr(unwrap(algorithm), "objective", None)
     if isinstance(proof, dict) and proof["gap"] <= tol:
         return proof["gap"]
-    if not _solves(engine, objective):
+    if history.parameters is None or not _solves(engine, objective):
         return proof["gap"] if isinstance(proof, dict) else None
     weights = history.weights[history.rounds[-1].round]
     state = State(engine.flatten(history.parameters), weights)
-    _, info = Newton(objective).round(state, engine, Stream(0))
+    _, info = Newton(objective).round(state, engine, Stream(0))  # type: ignore[arg-type]
     return info.numbers["decrement"] ** 2 / 2
 
 
@@ -135,6 +136,16 @@ def _warn(rounds: int, reason: str) -> None:
     cure = "give more rounds, a larger tol, or features of similar scales (StandardScaler)"
     message = f"Training ended after {rounds} rounds before it converged: {reason}; {cure}."
     warnings.warn(message, ConvergenceWarning, stacklevel=4)
+
+
+def check_parameters(l2: Any, rounds: Any, tol: Any) -> None:
+    """Refuse numbers that mean nothing; by scikit-learn's custom only when fitting."""
+    if isinstance(l2, bool) or not isinstance(l2, Real) or not 0 <= l2 < math.inf:
+        raise ValueError(f"l2 must be a number of at least 0, got {l2!r}.")
+    if isinstance(rounds, bool) or not isinstance(rounds, Integral) or rounds < 1:
+        raise ValueError(f"rounds must be a whole number of at least 1, got {rounds!r}.")
+    if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < tol < math.inf:
+        raise ValueError(f"tol must be a number above 0, got {tol!r}.")
 
 
 def build_module(
@@ -171,7 +182,7 @@ def build_algorithm(
     seed: int,
 ) -> AnyAlgorithm:
     """Return the algorithm with its objective, for these clients."""
-    counts = np.asarray(sizes).tolist()
+    counts: list[Any] = np.asarray(sizes).tolist()
     if not isinstance(algorithm, str | Mapping):
         if not isinstance(objective, str) or objective != "average":
             raise ValueError(
@@ -191,7 +202,7 @@ def _build_named(
     algorithm: str | Mapping[str, Any],
     objective: Any,
     engine: Clients,
-    counts: list[float],
+    counts: list[int],
     seed: int,
 ) -> AnyAlgorithm:
     """Return an algorithm of the catalogue, with a measured local step where it has one."""
@@ -216,7 +227,7 @@ def _build_named(
     return measure_step(resolved, built, engine, seed)[1]
 
 
-def _build_objective(objective: Any, counts: list[float]) -> SaddleObjective:
+def _build_objective(objective: Any, counts: list[int]) -> SaddleObjective:
     if not isinstance(objective, str | Mapping):
         made = objective
     else:
