@@ -12,6 +12,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average
+from equifed.runs.config import RunConfig
+from equifed.runs.run import build
 from equifed.training.loop import train
 
 DOUBLE = torch.float64
@@ -87,3 +89,18 @@ def test_a_free_bias_leaves_logistic_regression_without_a_certificate() -> None:
 def test_a_wrong_word_is_refused() -> None:
     with pytest.raises(ValueError, match="penalise is 'all' or 'weights', got 'bias'"):
         simulate(classification(), "logistic", penalise="bias")
+
+
+def test_a_configuration_can_say_it() -> None:
+    table = {
+        "rounds": 1,
+        "data": {"name": "fashion-three", "train": 5},
+        "model": {"name": "logistic", "l2": 0.1, "penalise": "weights"},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    }
+    config = RunConfig.from_dict(table)
+    assert RunConfig.from_dict(config.to_dict()).model["penalise"] == "weights"
+    clients = build(config).clients
+    assert clients.model.penalised is not None
+    biases = int((clients.model.penalised == 0).sum())
+    assert biases == clients.model.shapes["1.bias"].numel()

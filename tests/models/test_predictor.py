@@ -20,6 +20,7 @@ from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
+from equifed.models.architectures import build
 from equifed.models.export import DESCRIPTION, ONNX, PREPARATION, export, load_exported
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average
@@ -212,6 +213,20 @@ def test_an_exported_program_predicts_the_same(tmp_path, model) -> None:
         )
         assert (again.predict(rows) == predictor.predict(rows)).all()
     assert again.feature_names == predictor.feature_names
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "shape"), [("cnn", (1, 12, 12)), ("lstm", (7,))])
+def test_images_and_tokens_are_exported_too(tmp_path, name, shape) -> None:
+    module, tokens = build(name, shape, 3).eval(), name == "lstm"
+    predictor = Predictor(module, shape, ("a", "b", "c"), "softmax", tokens=tokens)
+    export(predictor, tmp_path, program=True)
+    draw = np.random.default_rng(0)
+    for rows in (1, 9):
+        size = (rows, *shape)
+        X = draw.integers(0, 3, size) if tokens else draw.standard_normal(size)
+        wanted = predictor.predict_proba(X)
+        np.testing.assert_allclose(load_exported(tmp_path).predict_proba(X), wanted, rtol=1e-6)
 
 
 @pytest.mark.long

@@ -21,11 +21,12 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.models.architectures import Init, build, choose_init, initialise
-from equifed.models.checks import check_device
+from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
-from equifed.models.flat import EXAMPLES, FlatModel, Penalise, SampleLoss, as_data
+from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.hessian import linear_hessian
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
+from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor, describe_predictor
 
 
@@ -159,9 +160,9 @@ class InProcessClients(TorchClients):
 
     def predictor(self, x: Tensor) -> Predictor:
         """Return what predicts for new samples with the model x; KnowsModule asks."""
-        data, module = self._federation, copy.deepcopy(self._template)
-        module.to("cpu", self.model.dtype).load_state_dict(self.parameters(x))
-        return describe_predictor(data, module.eval(), self.model.loss)
+        module = copy.deepcopy(self._template).to("cpu", self.model.dtype)
+        loaded = load_weights(module, self.parameters(x))
+        return describe_predictor(self._federation, loaded, self.model.loss)
 
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""

@@ -14,7 +14,8 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.engines.stacked.gradient_rules import Precision
 from equifed.models.architectures import Init, choose_init
-from equifed.models.flat import Penalise, SampleLoss
+from equifed.models.flat import SampleLoss
+from equifed.models.penalty import Penalise
 
 Clients = StackedClients | LoopClients
 

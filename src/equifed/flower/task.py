@@ -17,8 +17,8 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
-from equifed.models.flat import Penalise
 from equifed.models.losses import outputs_for
+from equifed.models.penalty import Penalise
 
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
 """Whose versions server and clients compare."""

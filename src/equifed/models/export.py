@@ -12,6 +12,7 @@ text and gaps, which programs of tensors do not know.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,10 @@ def _trace(predictor: Predictor) -> torch.export.ExportedProgram:
     """Return the module as a program for any number of rows."""
     shapes = ({0: torch.export.Dim("rows", min=1)},)
     try:
-        return torch.export.export(predictor.module, (_example(predictor),), dynamic_shapes=shapes)
+        with warnings.catch_warnings():  # about weights that an LSTM lists twice
+            warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
+            given = (_example(predictor),)
+            return torch.export.export(predictor.module, given, dynamic_shapes=shapes)
     except Exception as error:
         raise ValueError(
             f"torch.export cannot make a program of {type(predictor.module).__name__}: "

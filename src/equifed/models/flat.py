@@ -12,7 +12,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,12 +28,10 @@ from equifed.models.checks import (
     explain_inputs,
 )
 from equifed.models.dropout import address_dropout
+from equifed.models.penalty import Penalise, mark_penalised
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
-
-Penalise: TypeAlias = Literal["all", "weights"]
-"""What the L2 penalty is about: every trained parameter, or all but those named ``bias...``."""
 
 EXAMPLES = 3
 """Samples that a module is tried on: with two outputs and three samples no axes are mixed up."""
@@ -82,8 +80,6 @@ class FlatModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        if penalise not in get_args(Penalise):
-            raise ValueError(f"penalise is 'all' or 'weights', got {penalise!r}.")
         if not (l2 >= 0 and math.isfinite(l2)):
             raise ValueError(f"l2 must be a number of at least 0, got {l2}.")
         check_module(module)
@@ -97,7 +93,8 @@ class FlatModel:
             raise ValueError(
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
             )
-        self.penalised = None if penalise == "all" else self._without_biases()
+        marks = mark_penalised(penalise, self.shapes)
+        self.penalised = None if marks is None else marks.to(self.device, dtype)
         self.module.requires_grad_(False)
         self.input_dimensions = example.dim() - 1
         first = {p: name for name, p in trained.items()}
@@ -226,15 +223,6 @@ class FlatModel:
     def pull(self, u: Tensor) -> Tensor:
         """Return the rows of u with zeros where there is no penalty: its gradient, but for l2."""
         return u if self.penalised is None else u * self.penalised
-
-    def _without_biases(self) -> Tensor | None:
-        """Return 1 for every penalised parameter and 0 for biases; None if there are none."""
-        free = {name: name.rpartition(".")[2].startswith("bias") for name in self.shapes}
-        parts = [
-            torch.full((shape.numel(),), 0.0 if free[name] else 1.0)
-            for name, shape in self.shapes.items()
-        ]
-        return torch.cat(parts).to(self.device, self.dtype) if any(free.values()) else None
 
     def _try(self, inputs: Tensor) -> Tensor:
         """Return outputs of the module, unless they depend on more than parameters and sample."""

@@ -16,10 +16,10 @@ from equifed.data.federation import Federation
 from equifed.data.foreign import is_frame
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
+from equifed.models.thresholds import Rule, best_threshold
 
 Array: TypeAlias = NDArray[Any]
 Link: TypeAlias = Literal["softmax", "sigmoid"] | None
-Rule: TypeAlias = Literal["accuracy", "balanced_accuracy"]
 
 LINKS: dict[str, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
 """What makes probabilities of a module's outputs, by the loss that it was trained with."""
@@ -118,13 +118,14 @@ class Predictor:
         if self.classes is None:
             values = self._outputs(rows, client)
             return values.reshape(len(values), *self.outputs_shape)
-        names: Array = np.asarray(self.classes)
-        if not self.thresholds:
+        if self.thresholds:
+            chance = self.predict_proba(rows, client)[:, 1]
+            owners = self._owners(rows, client, len(chance))
+            chosen = (chance >= [self.thresholds.get(who, 0.5) for who in owners]).astype(int)
+        else:
             scores = self.decision_function(rows, client)
-            return names[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
-        chance = self.predict_proba(rows, client)[:, 1]
-        limits = [self.thresholds.get(who, 0.5) for who in self._owners(rows, client, len(chance))]
-        return names[(chance >= np.asarray(limits)).astype(int)]
+            chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(np.asarray(self.classes)[chosen])
 
     def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the probability of every class, shape (rows, classes)."""
@@ -188,15 +189,13 @@ class Predictor:
         rule : {"balanced_accuracy", "accuracy"}
             What is made as large as possible.
         """
-        if rule not in ("accuracy", "balanced_accuracy"):
-            raise ValueError(f"rule is 'accuracy' or 'balanced_accuracy', got {rule!r}.")
         chance = self.predict_proba(rows, client)
         if chance.shape[1] != 2:
             raise ValueError("Thresholds are for two classes.")
         truth = self.encode_targets(targets)
         owners = self._owners(rows, client, len(chance))
         found = {
-            name: _best_threshold(chance[mine, 1], truth[mine], rule)
+            name: best_threshold(chance[mine, 1], truth[mine], rule)
             for name, mine in group_rows(owners).items()
         }
         return self.with_thresholds({**self.thresholds, **found})
@@ -299,19 +298,3 @@ def describe_predictor(data: Federation, module: nn.Module, loss: Any) -> Predic
         tokens=data.train.inputs.dtype.kind == "i",
         outputs_shape=data.train.targets.shape[1:],
     )
-
-
-def _best_threshold(chance: Array, truth: Array, rule: Rule) -> float:
-    """Return the threshold with the best score, the nearest to 0.5 among equals."""
-    if len(set(truth.tolist())) < 2:
-        return 0.5
-    levels = np.unique(chance)
-    cuts = np.unique([0.5, *(levels[:-1] + levels[1:]) / 2, levels[0] / 2, (levels[-1] + 1) / 2])
-    yes, no = np.sort(chance[truth == 1]), np.sort(chance[truth == 0])
-    found, spared = len(yes) - np.searchsorted(yes, cuts), np.searchsorted(no, cuts)
-    if rule == "accuracy":
-        score = (found + spared) / len(truth)
-    else:
-        score = (found / len(yes) + spared / len(no)) / 2
-    best = cuts[score >= score.max() - 1e-12]
-    return float(best[np.abs(best - 0.5).argmin()])

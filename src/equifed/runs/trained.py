@@ -36,6 +36,7 @@ def load_predictor(folder: str | Path) -> Predictor:
     """
     from safetensors.torch import load_file
 
+    from equifed.models.checks import load_weights
     from equifed.models.export import DESCRIPTION, load_exported
     from equifed.models.predictor import Predictor, link_of, name_classes
 
@@ -44,10 +45,8 @@ def load_predictor(folder: str | Path) -> Predictor:
         return load_exported(path)
     config, told = _read_run(path)
     module = build_module(config, tuple(told["input_shape"]), told["outputs"])
-    weights = load_file(path / MODEL)
-    module.to(_dtype(config)).load_state_dict(weights)
     return Predictor(
-        module.eval(),
+        load_weights(module.to(_dtype(config)), load_file(path / MODEL)),
         input_shape=tuple(told["input_shape"]),
         classes=name_classes(told["classes"], told["class_names"]),
         link=link_of(SECTIONS["losses"][config.model["loss"]].load()),

@@ -102,7 +102,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.model_ = copy.deepcopy(module).double().eval().requires_grad_(False)
         self.model_.load_state_dict(self.history_.parameters)
         for name in ("coef_", "intercept_"):
-            vars(self).pop(name, None)  # of an earlier fit
+            self.__dict__.pop(name, None)  # of an earlier fit
         layer = linear_layer(self.model_, engine.model.input_dimensions)
         if layer is None:
             return

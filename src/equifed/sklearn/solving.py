@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +31,7 @@ from equifed.sklearn.rows import Array
 from equifed.training.history import History
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+NUMBER = float | int | np.floating | np.integer
 LINEAR = ("linear", "logistic")
 """Models with an intercept that can be left out."""
 MOST_PARAMETERS = 2000
@@ -140,11 +140,11 @@ def _warn(rounds: int, reason: str) -> None:
 
 def check_parameters(l2: Any, rounds: Any, tol: Any) -> None:
     """Refuse numbers that mean nothing; by scikit-learn's custom only when fitting."""
-    if isinstance(l2, bool) or not isinstance(l2, Real) or not 0 <= l2 < math.inf:
+    if isinstance(l2, bool) or not isinstance(l2, NUMBER) or not 0 <= l2 < math.inf:
         raise ValueError(f"l2 must be a number of at least 0, got {l2!r}.")
-    if isinstance(rounds, bool) or not isinstance(rounds, Integral) or rounds < 1:
+    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
         raise ValueError(f"rounds must be a whole number of at least 1, got {rounds!r}.")
-    if isinstance(tol, bool) or not isinstance(tol, Real) or not 0 < tol < math.inf:
+    if isinstance(tol, bool) or not isinstance(tol, NUMBER) or not 0 < tol < math.inf:
         raise ValueError(f"tol must be a number above 0, got {tol!r}.")
 
 

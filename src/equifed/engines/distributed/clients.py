@@ -39,7 +39,8 @@ from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
-from equifed.models.flat import Penalise, SampleLoss
+from equifed.models.flat import SampleLoss
+from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor
 
 Part = TypeVar("Part")

@@ -57,7 +57,8 @@ from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.architectures import Init
-from equifed.models.flat import FlatModel, Penalise, SampleLoss
+from equifed.models.flat import FlatModel, SampleLoss
+from equifed.models.penalty import Penalise
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
