@@ -84,8 +84,8 @@ def own_data() -> dict[str, Federation]:
     return {
         "from_clients": Federation.from_clients(clients, test={"c1": clients["c0"]}),
         "from_table": Federation.from_table(
-            table, client="site", target="y", categorical=["kind"]
-        ).split(test=0.2, validation=0.1, seed=2),
+            table, client="site", target="y", test=0.2, validation=0.1, seed=2
+        ),
         "arrays": pool,
     }
 

@@ -77,6 +77,24 @@ def test_a_person_is_asked_and_may_accept_the_guess(
     assert (data["client"], data["target"]) == ("hospital", "smoker")
 
 
+def test_codes_are_asked_for_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path, stage=[1, 2, 3] * 20, ward=["u", "v"] * 30, y=["no", "yes"] * 30)
+    out = tmp_path / "r.toml"
+    equifed("init", path, "--out", out)
+    assert RunConfig.read(out).data["prepare"]["categorical"] == "auto"
+    assert "if they are codes, list the column in categorical" in out.read_text()
+    equifed("init", path, "--out", out, "--overwrite", "--categorical", "stage")
+    named = RunConfig.read(out).data
+    assert named["prepare"]["categorical"] == ["stage", "ward"]
+    names = runs.load_data(named).preparation.feature_names
+    assert names == ("x", "stage=1", "stage=2", "stage=3", "ward=u", "ward=v")
+    monkeypatch.setattr(starting, "_is_terminal", lambda: True)
+    asked = equifed("init", path, "--out", out, "--overwrite", typed="\n\nstage\n")
+    assert asked.exit_code == 0 and RunConfig.read(out).data == named
+    wrong = equifed("init", path, "--out", out, "--overwrite", "--categorical", "none", "--quiet")
+    assert wrong.exit_code == 2 and "no feature 'none'; there are x, stage, ward" in wrong.stderr
+
+
 def table(tmp_path: Path, **more: list[Any]) -> Path:
     draw = np.random.default_rng(0)
     frame = {"bank": ["a", "b", "c"] * 20, "x": draw.standard_normal(60), **more}
@@ -101,8 +119,12 @@ ODD = {
         {"level": ["1", "<5"] * 30, "y": ["u", "v"] * 30},
         {"features": ["x"], "target": "y"},
     ),
+    "rare texts": (
+        {"note": [f"n{k // 4}" for k in range(60)], "y": ["u", "v"] * 30},
+        {"features": ["x"], "target": "y"},
+    ),
     "row numbers": (
-        {"row_id": list(range(60)), "y": ["u", "v"] * 30},
+        {"row_id": list(range(60)), "k": [7 * k % 61 for k in range(60)], "y": ["u", "v"] * 30},
         {"features": ["x"], "target": "y"},
     ),
     "amounts that all differ": (
@@ -130,10 +152,13 @@ def test_odd_columns_end_in_a_configuration_that_loads(
     [
         (["--client", "nobody"], "no column 'nobody'; it has bank, x"),
         (["--target", "nothing"], "no column 'nothing'"),
+        (["--target", "same"], "'same' has fewer than two different values"),
     ],
 )
 def test_columns_that_are_not_there(tmp_path: Path, options: list[str], message: str) -> None:
-    result = equifed("init", table(tmp_path, y=[0, 1] * 30), "--out", tmp_path / "r", *options)
+    result = equifed(
+        "init", table(tmp_path, y=[0, 1] * 30, same=["z"] * 60), "--out", tmp_path / "r", *options
+    )
     assert result.exit_code == 2 and message in result.stderr
     assert not (tmp_path / "r").exists()
 

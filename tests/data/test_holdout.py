@@ -46,6 +46,14 @@ def test_groups_meet_the_fractions_as_nearly_as_they_can():
         assert abs(np.mean(part[rows] == "validation") - 0.1) < 0.01
 
 
+def test_groups_that_several_clients_share_meet_the_fractions_too():
+    groups = [k // 4 for k in range(400)]
+    owners = {"a": np.arange(0, 400, 2), "b": np.arange(1, 400, 2)}
+    part = divide_groups(owners, groups, Holdout(0.0, 0.3))
+    assert np.mean(part == "test") == pytest.approx(0.3)
+    assert all(len(set(part[4 * k : 4 * k + 4])) == 1 for k in range(100))
+
+
 @some
 @given(visits())
 def test_later_splits_are_later(given_visits):
@@ -132,7 +140,7 @@ def test_rows_that_are_in_both_are_named():
     table = {**VISITS, "x": [1.0] * 20, "part": ["train"] * 15 + ["test"] * 5}
     with pytest.warns(DataWarning, match=r"5 held-out row.*row 16 as row 2.*client.s. s") as told:
         fed = Federation.from_table(table, "site", "y", features=["x"], split="part")
-    assert len(told) == 1 and "equal a training row" in fed.source["rows and columns"]
+    assert len(told) == 1 and "duplicates of a training row" in fed.source["rows and columns"]
 
 
 @pytest.mark.parametrize(

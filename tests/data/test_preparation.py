@@ -94,7 +94,7 @@ numbers = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(numbers, min_size=1, max_size=4))
 def test_medians_and_quartiles_are_within_the_error_that_is_stated(lists):
     rows = {str(k): {"x": values} for k, values in enumerate(lists)}
@@ -163,6 +163,9 @@ def test_every_client_by_its_own_numbers():
     # a constant client keeps the common scale, one without values both common numbers
     np.testing.assert_allclose(fitted.apply({"x": [100.0 + common.scale]}, "b"), [[1.0]])
     np.testing.assert_allclose(fitted.apply({"x": [common.centre]}, "c"), [[0.0]])
+    sites = {"site": ["b", "a"], "x": [100.0, 3.0]}
+    column = Preparation(fitted.columns, fitted.target, "site", fitted.scale, fitted.missing)
+    np.testing.assert_allclose(column.apply(sites).ravel(), [0, 1])
     with pytest.raises(DataError, match=r"client 'z'; say client=NAME, one of a, b, c"):
         fitted.apply({"x": [1.0]}, "z")
     again = Preparation.from_json(json.loads(json.dumps(fitted.to_json())))
@@ -285,6 +288,12 @@ def test_rows_without_a_client_or_target_are_left_out_and_said():
     assert len(fed.train) == 2
     with pytest.raises(DataError, match="lacks a value"):
         Federation.from_table(table, "c", "y", missing="error")
+
+
+def test_a_site_may_hand_over_a_data_frame():
+    frame = pd.DataFrame({"x": [1.0, np.nan, 3.0] * 5, "s": ["u", None, "v"] * 5})
+    lists = {"x": [1, None, 3] * 5, "s": ["u", "", "v"] * 5}
+    assert fit({"a": frame}) == fit({"a": lists})
 
 
 def test_fit_preparation_is_the_loop():

@@ -31,7 +31,7 @@ def show_data(
     name: Annotated[
         str,
         typer.Argument(
-            help="Data set (see: equifed list data), or a configuration file, for its [data].",
+            help="Data set (see: equifed list data), or a configuration file, for its data.",
             autocompletion=complete_names("data"),
         ),
     ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, Quiet, explain_errors, print_json
+from equifed.cli.terminal import Json, Overwrite, Quiet, explain_errors, print_json
 
 if TYPE_CHECKING:
     from equifed.data.guess import Guess
@@ -23,8 +23,12 @@ def init(
     table: Table,
     client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of numbers that are codes; may be repeated. Text always is."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace that file.")] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -34,19 +38,29 @@ def init(
 
         if out.exists() and not overwrite:
             raise ValueError(f"{out} is there already; give --overwrite, or another --out.")
-        guess = _guess(table, client, target, ask=not (quiet or json) and _is_terminal())
+        ask = not (quiet or json) and _is_terminal()
+        guess = _guess(table, client, target, categorical or [], ask)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(write_first_config(guess, table, out), encoding="utf-8")
+        _try(out)
         if json:
             print_json({"out": str(out), **asdict(guess)})
         elif not quiet:
             typer.echo("\n".join(_describe(guess, table, out)))
 
 
-def _guess(table: Path, client: str | None, target: str | None, ask: bool) -> Guess:
+def _guess(
+    table: Path, client: str | None, target: str | None, coded: list[str], ask: bool
+) -> Guess:
     """Return what the columns are: as given, as answered, else as guessed."""
     from equifed.data.columns import read_columns
-    from equifed.data.guess import guess_client, guess_columns, guess_target, look_at
+    from equifed.data.guess import (
+        choose_categories,
+        guess_client,
+        guess_columns,
+        guess_target,
+        look_at,
+    )
 
     columns = read_columns(table)
     looks = {name: look_at(values) for name, values in columns.items()}
@@ -57,7 +71,12 @@ def _guess(table: Path, client: str | None, target: str | None, ask: bool) -> Gu
     if target is None:
         found = guess_target(looks, client)
         target = _choose("target", "What is to be predicted", found, list(columns), ask)
-    return guess_columns(columns, client, target)
+    guess = guess_columns(columns, client, target)
+    if ask and guess.codes and not coded:
+        question = f"Few whole numbers: {', '.join(guess.codes)}. Which are codes, not amounts"
+        answer = typer.prompt(f"{question}? Columns", default="none", err=True)
+        coded = [] if answer == "none" else [c.strip() for c in answer.split(",") if c.strip()]
+    return choose_categories(guess, columns, coded)
 
 
 def _choose(what: str, question: str, found: Sequence[str], columns: list[str], ask: bool) -> str:
@@ -71,6 +90,20 @@ def _choose(what: str, question: str, found: Sequence[str], columns: list[str], 
             f"{', '.join(columns)}."
         )
     return found[0]
+
+
+def _try(out: Path) -> None:
+    """Load the data as the configuration says, so that what is wrong is said now."""
+    from equifed.runs.config import RunConfig
+    from equifed.runs.run import load_data
+
+    try:
+        load_data(RunConfig.read(out).data)
+    except ValueError as error:
+        raise ValueError(
+            f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
+            "file."
+        ) from None
 
 
 def _describe(guess: Guess, table: Path, out: Path) -> list[str]:

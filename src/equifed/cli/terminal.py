@@ -47,7 +47,7 @@ Set = Annotated[
         help="Override a setting, as --set algorithm.local.lr=0.1; may be repeated.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace runs that are there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that share the clients of the run.")]

@@ -2,7 +2,6 @@
 
 from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
-from equifed.data.fit_preparation import Prepare
 from equifed.data.holdout import Holdout
 from equifed.data.partitions import (
     ByColumn,
@@ -15,6 +14,7 @@ from equifed.data.partitions import (
     build_partition,
 )
 from equifed.data.preparation import Preparation
+from equifed.data.prepare import Prepare
 from equifed.data.preprocess import fill_missing, standardise
 from equifed.data.split import DataError, DataWarning, Split
 

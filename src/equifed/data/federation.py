@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.fit_preparation import Prepare
 from equifed.data.holdout import Holdout, draw_rows
 from equifed.data.own import Clients, align_clients, read_partitions
 from equifed.data.own_table import TableRequest, read_table
 from equifed.data.preparation import Missing, Preparation
+from equifed.data.prepare import Prepare
 from equifed.data.split import (
     Array,
     DataError,
@@ -222,7 +222,7 @@ class Federation:
             Columns to predict from; by default all others but dates, texts that are all different
             (identifiers) and columns without a value, which are left out with a warning.
         scale, missing, categorical, unknown, min_count, per_client
-            How columns become features: :class:`~equifed.data.fit_preparation.Prepare`.
+            How columns become features: :class:`~equifed.data.prepare.Prepare`.
         test, validation : float
             Fractions of every client's rows to hold out, drawn with ``seed``.
         group : str, optional
@@ -258,7 +258,7 @@ class Federation:
         request = TableRequest(*columns, Holdout(validation, test, seed), prepare)
         read = read_table(table, request)
         prepared: Preparation = read.pop("preparation")
-        about = {**(source or {}), "preparation": prepared.describe()}
+        about = {"preparation": prepared.describe(), **(source or {})}
         if told := read.pop("told"):
             about["rows and columns"] = "; ".join(told)
         title = name or (Path(table).stem if isinstance(table, str | Path) else "own data")

@@ -26,82 +26,24 @@ import datetime
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.columns import to_numbers
+from equifed.data.columns import clean_all, to_numbers
 from equifed.data.combine_preparation import Answers, Question, combine
 from equifed.data.grid import count_cells
-from equifed.data.preparation import Missing, Preparation, Scale, Target
-from equifed.data.prepared_columns import Unknown, name_categories, name_client, read_numbers
+from equifed.data.preparation import Preparation, Target
+from equifed.data.prepare import Prepare
+from equifed.data.prepared_columns import name_categories, name_client, read_numbers
 from equifed.data.split import DataError
 from equifed.data.targets import DECIMAL_COMMA, explain_comma
 
-__all__ = ["Prepare", "ask_kinds", "combine", "describe_rows", "fit_preparation"]
+__all__ = ["Prepare", "ask_kinds", "combine", "describe_rows", "fit_preparation", "is_date"]
 
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """How columns become features; ``[data.prepare]`` in a configuration.
-
-    Parameters
-    ----------
-    scale : {"standard", "robust", None}
-        Subtract the mean and divide by the standard deviation of the training values there are; or
-        the median, and the distance of the quartiles (where that is 0, the deviation); or neither.
-        Constant columns are only shifted.
-    missing : {"indicator", "mean", "median", "drop", "error"}
-        Gaps take the mean, with a 0/1 column beside every column that has gaps in training rows
-        (in a column of categories, a gap is a category); the mean or the median alone; or rows
-        with gaps are left out, or refused.
-    categorical : "auto" or sequence of str
-        Columns that are categories; ``"auto"``: those with text, booleans, or pandas' ``category``.
-    unknown : {"other", "error"}
-        What to do with categories that no training row has.
-    min_count : int
-        Categories with fewer training rows in the whole federation go to ``other``; with
-        ``unknown="error"`` all are kept.
-    per_client : bool
-        Scale every client by its own numbers. Differences of level between clients are lost then.
-    """
-
-    scale: Literal["standard", "robust"] | None = "standard"
-    missing: Missing = "indicator"
-    categorical: tuple[str, ...] | Literal["auto"] = "auto"
-    unknown: Unknown = "other"
-    min_count: int = 5
-    per_client: bool = False
-
-    def __post_init__(self) -> None:
-        allowed: dict[str, tuple[Any, ...]] = {
-            "scale": (*get_args(get_args(Scale)[0]), None),
-            "missing": get_args(Missing),
-            "unknown": get_args(Unknown),
-        }
-        for key, values in allowed.items():
-            if getattr(self, key) not in values:
-                told = ", ".join(map(repr, values))
-                raise DataError(f"{key} must be one of {told}, got {getattr(self, key)!r}.")
-        coded = self.categorical
-        if isinstance(coded, str) and coded != "auto":
-            object.__setattr__(self, "categorical", (coded,))
-        elif not isinstance(coded, str):
-            object.__setattr__(self, "categorical", tuple(str(c) for c in coded))
-        count = self.min_count
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise DataError(f"min_count must be a whole number of at least 1, got {count!r}.")
-        if self.per_client and self.scale is None:
-            raise DataError("per_client=True scales every client by itself; give a scale with it.")
-
-    @property
-    def wants_quartiles(self) -> bool:
-        """Whether medians or quartiles must be counted."""
-        return self.scale == "robust" or self.missing == "median"
 
 
 def ask_kinds(
@@ -155,8 +97,8 @@ def describe_rows(
     Parameters
     ----------
     columns : mapping of str to values
-        The client's training rows by column, as :func:`equifed.data.read_columns` gives them:
-        None is a missing value.
+        The client's training rows by column: a data frame, or a mapping such as
+        :func:`equifed.data.read_columns` gives. None, NaN and marks such as ``NA`` are gaps.
     asked : dict
         What :func:`ask_kinds` or :func:`combine` returned.
     client : str
@@ -165,7 +107,8 @@ def describe_rows(
     stages = {"kinds": _tell_kind, "sums": _tell_sums, "squares": _tell_squares, "grid": _tell_grid}
     tell = stages[asked["stage"]]
     try:
-        return {name: tell(name, columns[name], asked) for name in asked["columns"]}
+        names = asked["columns"]
+        return {name: tell(name, clean_all(list(columns[name])), asked) for name in names}
     except DataError as error:
         raise DataError(name_client(client, str(error))) from None
     except KeyError as error:
@@ -280,7 +223,7 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     there = numbers[~np.isnan(numbers)]
     apart = there - asked["centres"][name]
     with np.errstate(over="ignore"):
-        told = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
+        told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
     if asked["prepare"]["per_client"] and len(there):
         told["own"] = _scale_alone(there, asked["prepare"]["scale"])
     return told

@@ -43,8 +43,8 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
             read_numbers(name, values)
             return {"numeric": True, "whole": False, "labels": []}
         if whole:
-            labels = sorted({int(v) for v in numbers.tolist()})
-            return {"numeric": True, "whole": True, "labels": [str(v) for v in labels]}
+            distinct = sorted({int(v) for v in numbers.tolist()})
+            return {"numeric": True, "whole": True, "labels": [str(v) for v in distinct]}
     elif task is None:
         numeric = [
             to_numbers([v]) is not None and not f for v, f in zip(values, flags, strict=True)

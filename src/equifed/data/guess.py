@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,26 +32,38 @@ TARGETS = (
 """Words in the name of the column to predict, likeliest first."""
 
 PEOPLE = ("patient", "subject", "person", "individual", "case", "customer", "user", "animal")
-IDENTIFIERS = ("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", *PEOPLE)
-MOST_CLIENTS = 2000
+IDENTIFIERS = (
+    *("id", "uuid", "guid", "key", "nr", "no", "number", "index", "record", "row", "mrn", "ssn"),
+    *("account", "serial", *PEOPLE),
+)
+MOST_CLIENTS, MOST_CODES = 2000, 10
+PAIRS = 5
+"""Equal pairs that must be expected before their absence tells an identifier."""
+FEW = 10
+"""Texts with fewer rows may be too few for a category when some rows are held out."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one column holds: kind, rows with a value, different values, an example or two."""
+    """What one column holds: kind, rows with and without a value, different values and examples.
+
+    ``most`` is how many rows the most frequent value has.
+    """
 
     kind: Literal["numbers", "whole", "texts", "dates", "mixed", "empty", "other"]
     count: int
     gaps: int
     different: int
+    most: int
     examples: tuple[str, ...]
+    span: float = 0.0  # from the smallest to the largest number
 
 
 @dataclass(frozen=True)
 class Guess:
     """Which column is what, and why: ``left_out`` and ``remarks`` are for the user to read.
 
-    ``task`` is None for a target that cannot be told; ``dates`` and ``groups`` are columns that
+    ``codes`` are columns of few whole numbers, which may be categories; ``dates`` and ``groups``
     could divide the rows.
     """
 
@@ -60,6 +73,8 @@ class Guess:
     task: Literal["classification", "regression"]
     left_out: Mapping[str, str]
     remarks: tuple[str, ...]
+    categorical: tuple[str, ...] | Literal["auto"] = "auto"
+    codes: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
@@ -68,20 +83,20 @@ def look_at(values: list[Any]) -> Look:
     """Return what a column holds.
 
     >>> look_at(["1", "2", None])
-    Look(kind='whole', count=2, gaps=1, different=2, examples=('1', '2'))
+    Look(kind='whole', count=2, gaps=1, different=2, most=1, examples=('1', '2'), span=1.0)
     """
     present = [v for v in values if v is not None]
-    try:
-        distinct = list(dict.fromkeys(name_category(v) for v in present))
-    except TypeError:
-        distinct = []
-    told = (len(present), len(values) - len(present), len(distinct), tuple(distinct[:3]))
+    counts = Counter(map(name_category, present))
+    most = max(counts.values(), default=0)
+    told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
     numbers = None if any(isinstance(v, bool | np.bool_) for v in present) else to_numbers(present)
     if not present:
         return Look("empty", *told)
     if numbers is not None:
         whole = bool(np.all(np.isfinite(numbers) & (numbers == np.round(numbers))))
-        return Look("whole" if whole else "numbers", *told)
+        finite = numbers[np.isfinite(numbers)]
+        span = float(np.ptp(finite)) if len(finite) else 0.0
+        return Look("whole" if whole else "numbers", *told, span)
     if all(is_date(v) for v in present):
         return Look("dates", *told)
     if not all(isinstance(v, str | bool | np.bool_ | int | float | np.number) for v in present):
@@ -89,7 +104,7 @@ def look_at(values: list[Any]) -> Look:
     readable = [to_numbers([v]) is not None and not isinstance(v, bool) for v in present]
     if any(readable):
         odd = str(present[readable.index(False)])
-        return Look("mixed", *told[:3], (str(present[readable.index(True)]), odd))
+        return Look("mixed", *told[:4], (str(present[readable.index(True)]), odd))
     return Look("texts", *told)
 
 
@@ -123,7 +138,9 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         if name not in columns:
             raise DataError(f"The table has no column {name!r}; it has {', '.join(columns)}.")
     looks = {name: look_at(values) for name, values in columns.items()}
-    left_out, remarks, groups = {}, [], []
+    if looks[target].different < 2:
+        raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
+    left_out, remarks, groups, codes = {}, [], [], []
     features = [name for name in columns if name not in (client, target)]
     for name in features:
         reason = _reason(name, looks[name])
@@ -132,7 +149,8 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
             reason = f"tells {looks[name].different} cases apart, with several rows each"
         if reason is not None:
             left_out[name] = reason
-        elif looks[name].kind == "whole" and 3 <= looks[name].different <= 10:
+        elif looks[name].kind == "whole" and 3 <= looks[name].different <= MOST_CODES:
+            codes.append(name)
             remarks.append(
                 f"{name}: {looks[name].different} different whole numbers, taken as amounts; if "
                 "they are codes, list the column in categorical"
@@ -140,6 +158,8 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         if looks[name].gaps and reason is None:
             share = looks[name].gaps / len(columns[name])
             remarks.append(f"{name}: {looks[name].gaps} gaps ({share:.0%})")
+    if looks[client].different == 1:
+        remarks.append(f"{client}: there is only one client, {looks[client].examples[0]}")
     for name in (client, target):
         if looks[name].gaps:
             remarks.append(f"{looks[name].gaps} rows have no {name} and are left out")
@@ -149,7 +169,23 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         raise DataError(f"No column is left to predict from ({told}).")
     dates = tuple(name for name in features if looks[name].kind == "dates")
     task = guess_task(target, columns[target])
-    return Guess(client, target, kept, task, left_out, tuple(remarks), dates, tuple(groups))
+    more = tuple(codes), dates, tuple(groups)
+    return Guess(client, target, kept, task, left_out, tuple(remarks), "auto", *more)
+
+
+def choose_categories(guess: Guess, columns: Columns, chosen: Sequence[str]) -> Guess:
+    """Return the guess with columns of numbers taken as categories, beside those of text."""
+    if not chosen:
+        return guess
+    strange = [name for name in chosen if name not in guess.features]
+    if strange:
+        raise DataError(
+            f"There is no feature {strange[0]!r}; there are {', '.join(guess.features)}."
+        )
+    texts = [name for name in guess.features if look_at(columns[name]).kind == "texts"]
+    coded = tuple(name for name in guess.features if name in {*texts, *chosen})
+    told = tuple(r for r in guess.remarks if not r.startswith(tuple(f"{c}: " for c in chosen)))
+    return replace(guess, categorical=coded, remarks=told)
 
 
 def guess_task(target: str, values: list[Any]) -> Literal["classification", "regression"]:
@@ -180,14 +216,22 @@ def _reason(name: str, look: Look) -> str | None:
         return f"an identifier: {look.different} different values in {look.count} rows"
     if look.kind == "texts" and look.different > max(20, look.count // 5):
         return f"free text: {look.different} different values in {look.count} rows"
+    if look.kind == "texts" and look.most < FEW:
+        return f"rare texts: the most frequent one has {look.most} rows"
     return None
 
 
 def _is_identifier(name: str, look: Look) -> bool:
-    """Tell whether every row has a value of its own that means nothing."""
+    """Tell whether every row has a value of its own that means nothing.
+
+    Of whole numbers, by the name, or because amounts within that span would meet now and then:
+    n^2 / (2 span) pairs of n amounts are expected to be equal.
+    """
     if look.different < look.count or look.count < 10:
         return False
-    return look.kind == "texts" or (look.kind == "whole" and bool(_words(name) & {*IDENTIFIERS}))
+    crowded = look.count**2 > 2 * PAIRS * look.span
+    named = bool(_words(name) & {*IDENTIFIERS})
+    return look.kind == "texts" or (look.kind == "whole" and (named or crowded))
 
 
 def _is_group(name: str, look: Look) -> bool:

@@ -74,13 +74,9 @@ def divide_groups(owners: Mapping[str, Rows], groups: Sequence[Any], holdout: Ho
     client = np.empty(len(groups), dtype=object)
     for name, rows in owners.items():
         client[rows] = name
-    shared: dict[str, str] = {}
     members = group_rows(groups, "The groups")
-    for group, rows in members.items():
-        if len(set(client[rows])) > 1:
-            draw = Stream(holdout.seed).at("split group", group).generator().random()
-            late = draw < holdout.test + holdout.validation
-            shared[group] = "test" if draw < holdout.test else "validation" if late else "train"
+    several = {g: rows.tolist() for g, rows in members.items() if len(set(client[rows])) > 1}
+    shared = _place_groups("", several, {}, holdout)
     where = {int(r): group for group, rows in members.items() for r in rows}
     for name, rows in owners.items():
         mine: dict[str, list[int]] = {}
@@ -196,8 +192,8 @@ def find_duplicates(
     whose = list(dict.fromkeys(str(client[r]) for r in held))
     shown = ", ".join(f"row {numbers[r]} as row {numbers[trained[keys[r]]]}" for r in held[:3])
     return (
-        f"{len(held)} held-out row(s) equal a training row in all features and the target "
-        f"({shown}{', ...' if len(held) > 3 else ''}; client(s) {', '.join(whose[:5])}"
+        f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
+        f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {', '.join(whose[:5])}"
         f"{', ...' if len(whose) > 5 else ''}); if they are the same cases, drop one of each, or "
         "give group= the column that tells cases apart."
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from equifed.data.columns import Columns, find_categories, group_rows, read_columns
 from equifed.data.combine_preparation import Question
-from equifed.data.fit_preparation import Prepare, ask_kinds, fit_preparation
+from equifed.data.fit_preparation import ask_kinds, fit_preparation
 from equifed.data.fit_target import combine_targets, describe_target
 from equifed.data.holdout import (
     Holdout,
@@ -28,6 +28,7 @@ from equifed.data.holdout import (
     read_moments,
 )
 from equifed.data.preparation import Preparation, Target
+from equifed.data.prepare import Prepare
 from equifed.data.prepared_columns import name_client
 from equifed.data.split import DataError, DataWarning, Rows
 from equifed.data.targets import check_task

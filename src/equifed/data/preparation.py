@@ -186,6 +186,12 @@ class Preparation:
             "drop": "rows with gaps left out",
             "error": "no gaps",
         }[self.missing]
+        errors = [c.error / c.scale for c in self.columns if isinstance(c, NumberColumn)]
+        if self.scale == "robust" or self.missing == "median":
+            filled += (
+                f"; medians and quartiles counted on a grid, off by at most {max(errors):.1g} of a "
+                "column's scale"
+            ) * bool(errors)
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
         return f"{shape}; {scaled}{whose}; {filled}"
@@ -261,7 +267,7 @@ class Preparation:
             for name, _, _ in column.by_client
         }
         owners: list[Any] = [client] * rows
-        if client is None and self.client in columns:
+        if client is None and self.client is not None and self.client in columns:
             for name, mine in group_rows(columns[self.client]).items():
                 for row in mine:
                     owners[row] = name

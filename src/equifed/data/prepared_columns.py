@@ -116,9 +116,9 @@ class CategoryColumn:
         blocks = [one_hot([t if t in known else "" for t in texts], self.categories)]
         blocks[0][new | gaps] = 0.0
         if self.other:
-            blocks.append(new[:, None] * 1.0)
+            blocks.append(new[:, None].astype(np.float64))
         if self.indicator:
-            blocks.append(gaps[:, None] * 1.0)
+            blocks.append(gaps[:, None].astype(np.float64))
         return np.hstack(blocks)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equifed.data.federation import Federation
-from equifed.data.fit_preparation import Prepare
 from equifed.data.holdout import Holdout
+from equifed.data.prepare import Prepare
 from equifed.data.split import DataError
 from equifed.datasets import natural, pooled, shakespeare, small
 from equifed.datasets.files import Progress, RemoteFile, find, obtain_all

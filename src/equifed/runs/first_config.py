@@ -70,13 +70,14 @@ def _write_data(guess: Guess, table: Path, out: Path) -> str:
 
 
 def _write_preparation(guess: Guess) -> str:
+    coded = guess.categorical if guess.categorical == "auto" else list(guess.categorical)
     lines = [
         "# How columns become features; fitted on training rows, kept in the run folder.",
         *map(_remark, guess.remarks),
         "[data.prepare]",
         'scale = "standard"        # or "robust" (median and quartiles), "none"',
         'missing = "indicator"     # gaps: the mean and a 0/1 column; or "mean", "median", "drop"',
-        'categorical = "auto"      # columns with text; or a list of columns',
+        f"categorical = {_value(coded)}      # auto: columns with text; or a list of columns",
         'unknown = "other"         # categories that no training row has; or "error"',
         "min_count = 5             # rarer categories go to other",
         "per_client = false        # true: scale every client by its own numbers",
