@@ -176,6 +176,28 @@ def test_tables_that_cannot_be_measured_are_refused(
     assert "Traceback" not in result.stderr
 
 
+def test_runs_on_arrays_predict_in_python_and_say_so(tmp_path: Path) -> None:
+    table = {
+        "rounds": 1,
+        "data": {"name": "fashion-three", "train": 5},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    }
+    history = ef.run(RunConfig.from_dict(table), tmp_path / "out")
+    predictor, X = ef.load_predictor(tmp_path / "out"), ef.load("fashion-three").train.inputs[:9]
+    assert predictor.classes == ("T-shirt", "pullover", "shirt")
+    wanted = history.predictor().predict_proba(X)
+    np.testing.assert_allclose(predictor.predict_proba(X), wanted, rtol=1e-12)
+    draw_table().to_csv(tmp_path / "rows.csv", index=False)
+    for command in ("predict", "evaluate"):
+        result = equifed(command, tmp_path / "out", tmp_path / "rows.csv")
+        assert result.exit_code == 2 and "trained on arrays" in result.stderr
+    result = equifed("export", tmp_path / "out", "--card")
+    assert result.exit_code == 0, result.stderr
+    card = (tmp_path / "out" / "export" / "MODEL_CARD.md").read_text()
+    assert "No preparation is part of the model" in card and "Zalando" in card
+
+
 def test_folders_that_hold_no_model_say_why(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is no folder"):
         ef.load_predictor(tmp_path / "nothing")

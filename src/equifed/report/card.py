@@ -67,10 +67,11 @@ def _describe_data(
     left_out: Sequence[tuple[str, str]],
 ) -> list[str]:
     lines = [f"- Name: {told['data']['name']}; SHA-256 `{told['data']['sha256']}`."]
-    source = {k: v for k, v in told["data"]["source"].items() if v and k != "preparation"}
+    known = () if preparation is None else ("preparation",)  # it is told below
+    source = {k: v for k, v in told["data"]["source"].items() if v and k not in known}
     lines += [f"- {key.capitalize()}: {value}" for key, value in source.items()]
     if preparation is None:
-        return [*lines, "- Came as arrays; nothing was scaled or filled here."]
+        return [*lines, "- No preparation is part of the model: samples come as the data had them."]
     lines.append(f"- Preparation, part of the model: {preparation}.")
     lines += [f"- Column `{name}` was left out: {why}." for name, why in left_out]
     return [*lines, f"- Features: {_list(predictor['feature_names'], 40)}."]
