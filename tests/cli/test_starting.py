@@ -18,6 +18,7 @@ from equifed.cli.main import app
 from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
+from equifed.training.folder import RunFolderError
 from equifed.training.history import History
 
 
@@ -208,6 +209,35 @@ def test_a_dry_run_tells_the_traffic_of_the_run_and_writes_nothing(config: Path)
     assert told["rounds"] == 7 and told["minutes"] > 0
     plain = equifed("run", config, *short, "--dry-run").stdout
     assert "measured in 3 round(s)" in plain and "memory" in plain
+
+
+def test_the_preparation_of_a_run_is_kept_and_no_other_taken(config: Path) -> None:
+    out = config.parent / "out"
+    runs.run(RunConfig.read(config, ["rounds=1"]), out)
+    kept = runs.load_preparation(out)
+    assert kept == runs.load_data(RunConfig.read(out / "config.toml").data).preparation
+    path = out / "preparation.json"
+    text = path.read_text()
+    path.write_text(text.replace('"scale": "standard"', '"scale": "robust"'))
+    with pytest.raises(RunFolderError, match="is not the preparation that the run"):
+        runs.load_preparation(out)
+    for damage in (text[:100], "[]", '{"format": 1}'):
+        path.write_text(damage)
+        with pytest.raises(RunFolderError, match=r"preparation.json cannot be read"):
+            runs.load_preparation(out)
+    path.unlink()
+    with pytest.raises(RunFolderError, match=r"preparation.json cannot be read"):
+        runs.load_preparation(out)
+    runs.run(RunConfig.from_dict(ARRAYS), out, overwrite=True)
+    assert runs.load_preparation(out) is None and not path.exists()
+
+
+ARRAYS = {
+    "rounds": 1,
+    "data": {"name": "synthetic-regression", "samples": 5},
+    "model": {"name": "linear"},
+    "algorithm": {"name": "fedavg", "local": {"lr": 0.01, "steps": 1}},
+}
 
 
 def test_python_and_toml_prepare_alike(config: Path) -> None:

@@ -163,6 +163,9 @@ def test_every_client_by_its_own_numbers():
     # a constant client keeps the common scale, one without values both common numbers
     np.testing.assert_allclose(fitted.apply({"x": [100.0 + common.scale]}, "b"), [[1.0]])
     np.testing.assert_allclose(fitted.apply({"x": [common.centre]}, "c"), [[0.0]])
+    # what is missing is filled at the client's own level, whatever its unit
+    np.testing.assert_allclose(fitted.apply({"x": [None]}, "b"), [[0.0]])
+    np.testing.assert_allclose(fitted.apply({"x": [None]}, "c"), [[0.0]], atol=1e-15)
     sites = {"site": ["b", "a"], "x": [100.0, 3.0]}
     column = Preparation(fitted.columns, fitted.target, "site", fitted.scale, fitted.missing)
     np.testing.assert_allclose(column.apply(sites).ravel(), [0, 1])

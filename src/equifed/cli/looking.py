@@ -207,7 +207,10 @@ def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     shared = dict(CHOSEN.values()).get(section)
     filled = open_step({"name": name}, wanted) if section == "algorithms" else {}
     rows = list(_walk(wanted, constructor, filled))
-    return [*rows, *(_walk(settings(shared), shared, {}) if shared else ())]
+    if shared is None:
+        return rows
+    rest = {key: setting for key, setting in settings(shared).items() if key not in wanted}
+    return [*rows, *_walk(rest, shared, {})]
 
 
 def _walk(
@@ -238,8 +241,11 @@ def _write_type(setting: Setting) -> str:
         return f"see: equifed list {setting.section}"
     if setting.record is not None:
         return f"table of {getattr(setting.record, '__name__', 'settings')}"
-    text = inspect.formatannotation(setting.annotation).removesuffix(" | None")
-    text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.|^Optional\[(?=.*\]$)", "", text)
+    from equifed.runs.signatures import alternatives
+
+    parts = [part for part in alternatives(setting.annotation) if part is not type(None)]
+    text = " | ".join(map(inspect.formatannotation, parts))
+    text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.", "", text)
     return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
 
 

@@ -200,8 +200,10 @@ def _make_number(name: str, asked: Question) -> NumberColumn:
         distance = quartiles[2] - quartiles[0]
         centre, scale = quartiles[1], distance if distance > 4 * error else deviation or 1.0
     own = tuple(
-        (client, *((pair[0], pair[1] or scale) if pair else (centre, scale)))
-        for client, pair in told.get("own", {}).items()
+        (client, mine[0], mine[1] or scale, None if fill is None else mine[2])
+        if mine
+        else (client, centre, scale, fill)
+        for client, mine in told.get("own", {}).items()
     )
     marked = rule["missing"] == "indicator" and told["gaps"] > 0
     return NumberColumn(name, fill, centre, scale, marked, error, own)

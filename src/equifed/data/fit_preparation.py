@@ -225,7 +225,7 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     with np.errstate(over="ignore"):
         told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
     if asked["prepare"]["per_client"] and len(there):
-        told["own"] = _scale_alone(there, asked["prepare"]["scale"])
+        told["own"] = _scale_alone(there, **asked["prepare"])
     return told
 
 
@@ -235,14 +235,13 @@ def _tell_grid(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
     return {"cells": [count_cells(there, low, high) for low, high in asked["cells"][name]]}
 
 
-def _scale_alone(numbers: NDArray[np.float64], rule: str) -> list[float]:
-    """Return the centre and the scale of one client's own numbers; scale 0: it has none."""
-    if rule == "standard":
-        centre, scale = float(numbers.mean()), float(numbers.std())
-    else:
-        low, centre, high = (float(q) for q in np.percentile(numbers, [25, 50, 75]))
-        scale = high - low
-    return [centre, scale if scale > 4 * np.finfo(float).eps * abs(centre) else 0.0]
+def _scale_alone(numbers: NDArray[np.float64], scale: str, missing: str, **_: Any) -> list[float]:
+    """Return centre, scale and fill value of one client's own numbers; scale 0: it has none."""
+    low, median, high = (float(q) for q in np.percentile(numbers, [25, 50, 75]))
+    mean, deviation = float(numbers.mean()), float(numbers.std())
+    centre, spread = (mean, deviation) if scale == "standard" else (median, high - low)
+    spread = spread if spread > 4 * np.finfo(float).eps * abs(centre) else 0.0
+    return [centre, spread, median if missing == "median" else mean]
 
 
 def _add(name: str, numbers: NDArray[np.float64]) -> float:

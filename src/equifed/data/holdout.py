@@ -19,7 +19,15 @@ Labels = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Holdout:
-    """Fractions of every client's training samples to set aside."""
+    """Fractions of every client's training samples to set aside.
+
+    Parameters
+    ----------
+    validation, test : float
+        Fraction of every client's samples.
+    seed : int
+        Seed of the draw.
+    """
 
     validation: float = 0.0
     test: float = 0.0

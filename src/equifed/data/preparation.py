@@ -264,7 +264,7 @@ class Preparation:
             name
             for column in self.columns
             if isinstance(column, NumberColumn)
-            for name, _, _ in column.by_client
+            for name, *_ in column.by_client
         }
         owners: list[Any] = [client] * rows
         if client is None and self.client is not None and self.client in columns:

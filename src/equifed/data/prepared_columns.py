@@ -37,8 +37,8 @@ class NumberColumn:
     error : float
         How far a median in ``fill`` or ``centre`` may be off, having been counted on a grid; the
         distance of two quartiles in ``scale`` by twice that.
-    by_client : tuple of (str, float, float)
-        Client, and the centre and scale of its own; empty when all share one.
+    by_client : tuple of (str, float, float, float)
+        Client, and the centre, scale and fill value of its own; empty when all share one.
     """
 
     name: str
@@ -47,7 +47,7 @@ class NumberColumn:
     scale: float = 1.0
     indicator: bool = False
     error: float = 0.0
-    by_client: tuple[tuple[str, float, float], ...] = ()
+    by_client: tuple[tuple[str, float, float, float | None], ...] = ()
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -58,12 +58,16 @@ class NumberColumn:
         """Return the features of cleaned values (None: missing), one row each."""
         numbers = read_numbers(self.name, values, numbered=True)
         gaps = np.isnan(numbers)
-        if self.fill is not None:
-            numbers[gaps] = self.fill
-        own = {name: (centre, scale) for name, centre, scale in self.by_client}
-        pairs = [own.get(str(w), (self.centre, self.scale)) for w in owners] if own else []
-        table = np.array(pairs).reshape(-1, 2).T if own else (self.centre, self.scale)
-        block = [(numbers - table[0]) / table[1], *([gaps * 1.0] if self.indicator else [])]
+        centre: Any = self.centre
+        scale: Any = self.scale
+        fill: Any = np.nan if self.fill is None else self.fill
+        if self.by_client:
+            own = {name: numbers for name, *numbers in self.by_client}
+            common = [self.centre, self.scale, self.fill]
+            rows = [own.get(str(owner), common) for owner in owners]
+            centre, scale, fill = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        filled = np.where(gaps, fill, numbers)
+        block = [(filled - centre) / scale, *([gaps * 1.0] if self.indicator else [])]
         return np.stack(block, axis=1)
 
 

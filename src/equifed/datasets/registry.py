@@ -129,7 +129,35 @@ def table(
     prepare: Prepare = DEFAULT,
     holdout: Holdout = NOTHING,
 ) -> Federation:
-    """Load your own table from a file, as :meth:`equifed.Federation.from_table` does."""
+    """Load your own table from a file, as :meth:`equifed.Federation.from_table` does.
+
+    Parameters
+    ----------
+    path : path
+        CSV file with a header line, or Parquet file.
+    client, target : str
+        Columns with the client's name and with what is to be predicted.
+    features : tuple of str, optional
+        Columns to predict from; by default all others that can be.
+    split : str, optional
+        Column with ``train``, ``validation`` or ``test``, in place of held-out fractions.
+    group : str, optional
+        Column whose rows of one value (a patient) stay in one split.
+    time : str, optional
+        Column with numbers or ISO dates: a client's held-out rows are later than its others.
+    task : {"classification", "regression"}, optional
+        What whole numbers in the target are, where they could be either.
+    classes : int, optional
+        Number of classes, when labels are already 0..classes - 1.
+    unit : str, optional
+        Unit of the target.
+    dtype : {"float32", "float64"}
+        Precision of the features.
+    prepare : Prepare
+        How columns become features.
+    holdout : Holdout
+        Fractions of every client's rows to hold out, before anything is fitted.
+    """
     return Federation.from_table(
         path,
         client=client,

@@ -245,14 +245,23 @@ def _write_preparation(out: Path, federation: Federation) -> None:
 
 
 def load_preparation(out: str | Path) -> Preparation | None:
-    """Return how the data of a run were prepared; None for data that came as arrays."""
+    """Return how the data of a run were prepared; None for data that came as arrays.
+
+    It must be the one whose digest ``run.json`` has: another would give other predictions.
+    """
     path = Path(out) / PREPARATION
-    if not path.exists():
-        return None
     try:
-        return Preparation.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+        told = json.loads((path.parent / RUN).read_bytes())["data"].get("preparation")
+        if told is None and not path.exists():
+            return None
+        found = Preparation.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
+    if found.digest() != told:
+        raise RunFolderError(
+            f"{path} is not the preparation that the run was trained with; start the run again."
+        )
+    return found
 
 
 def provenance(built: Run) -> dict[str, Any]:
