@@ -18,6 +18,7 @@ _HOMES = {
     "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
     "load": "datasets.registry",
+    "load_predictor": "runs.trained",
     "resume": "runs.run",
     "run": "runs.run",
     "simulate": "engines.simulate",

@@ -29,6 +29,7 @@ from equifed.engines.simulate import simulate as simulate
 from equifed.report.page import write_report as write_report
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
+from equifed.runs.trained import load_predictor as load_predictor
 from equifed.training.history import History as History
 from equifed.training.loop import Callback as Callback
 from equifed.training.loop import train as train

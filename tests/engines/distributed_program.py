@@ -68,7 +68,7 @@ def run(name: str, folder: Path, mode: str) -> None:
     if mode != "resume":
         store.create()
     dies = mode == "die" and group.rank == group.size - 1
-    train(
+    history = train(
         ALGORITHMS[name],
         clients,
         rounds=6,
@@ -78,6 +78,8 @@ def run(name: str, folder: Path, mode: str) -> None:
         callbacks=[Die()] if dies else [],
         resume=mode == "resume",
     )
+    predictor = history.predictor()
+    assert predictor.clients == clients.names and len(predictor.predict(np.zeros((2, 4)))) == 2
 
 
 if __name__ == "__main__":

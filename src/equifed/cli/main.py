@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equifed.cli import comparing, looking
+from equifed.cli import comparing, looking, predicting
 from equifed.cli.flower import app as flower_app
 from equifed.cli.starting import init, show_estimate
 from equifed.cli.terminal import (
@@ -207,6 +207,8 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
 
 for function in (init, comparing.report, comparing.compare, comparing.sweep, looking.doctor):
     app.command()(function)
+for about_models in (predicting.predict, predicting.evaluate, predicting.export):
+    app.command()(about_models)
 app.command(name="list")(looking.list_names)
 app.add_typer(looking.data_app, name="data")
 app.add_typer(flower_app, name="flower")

@@ -21,10 +21,13 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.models.architectures import Init, build, choose_init, initialise
-from equifed.models.checks import check_device
+from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
+from equifed.models.hessian import linear_hessian
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
+from equifed.models.penalty import Penalise
+from equifed.models.predictor import Predictor, describe_predictor
 
 
 @runtime_checkable
@@ -110,7 +113,7 @@ class InProcessClients(TorchClients):
 
     Parameters
     ----------
-    data, model, loss, l2, dtype, device, init
+    data, model, loss, l2, penalise, dtype, device, init
         As for :func:`equifed.simulate`.
     """
 
@@ -121,6 +124,7 @@ class InProcessClients(TorchClients):
         loss: SampleLoss | str = "auto",
         *,
         l2: float = 0.0,
+        penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
@@ -136,7 +140,7 @@ class InProcessClients(TorchClients):
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
         self.model = FlatModel(
             module, loss, self._inputs[:EXAMPLES], self._targets[:EXAMPLES],
-            classes=data.classes, l2=l2, dtype=dtype, device=device,
+            classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
         )  # fmt: skip
 
     @override
@@ -154,6 +158,12 @@ class InProcessClients(TorchClients):
             self._evaluators[wanted] = FederationEvaluator(self._federation, self.model, wanted)
         return self._evaluators[wanted](x)
 
+    def predictor(self, x: Tensor) -> Predictor:
+        """Return what predicts for new samples with the model x; KnowsModule asks."""
+        module = copy.deepcopy(self._template).to("cpu", self.model.dtype)
+        loaded = load_weights(module, self.parameters(x))
+        return describe_predictor(self._federation, loaded, self.model.loss)
+
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
         return measure_scales(self._federation.train.inputs)
@@ -163,6 +173,18 @@ class InProcessClients(TorchClients):
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
             self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
         return self._curvature[0]
+
+    def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
+        """Return the weighted sum of the clients' second derivatives; KnowsHessians asks."""
+        rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in self.index])
+        shares = torch.as_tensor(np.repeat(weights / self.sizes, self.sizes), dtype=x.dtype)
+        held = self._inputs[rows].to(x.device), self._targets[rows], shares.to(x.device)
+        found = linear_hessian(self.model, x, *held)
+        if isinstance(found, str):
+            return found
+        self._book(down=1, up=self.model.size)
+        ridge = self.model.l2 * float(weights.sum()) * self.model.pull(torch.ones_like(x))
+        return found + torch.diag(ridge)
 
     @override
     def group(self) -> None:

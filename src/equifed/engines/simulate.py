@@ -15,6 +15,7 @@ from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.engines.stacked.gradient_rules import Precision
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
+from equifed.models.penalty import Penalise
 
 Clients = StackedClients | LoopClients
 
@@ -26,6 +27,7 @@ def simulate(
     *,
     engine: Literal["auto", "stacked", "loop"] = "auto",
     l2: float = 0.0,
+    penalise: Penalise = "all",
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     init: Init | None = None,
@@ -53,6 +55,9 @@ def simulate(
         stacked wherever the module can be batched over clients.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2`` in every client's loss.
+    penalise : {"all", "weights"}
+        Of which parameters: all that are trained, or all but biases, as scikit-learn does. With
+        free biases a classifier's losses are not strongly convex and there is no certificate.
     dtype : torch.dtype
         Precision of the model and of real-valued data.
     device : str or torch.device
@@ -86,7 +91,7 @@ def simulate(
     if engine not in ("auto", "stacked", "loop"):
         raise ValueError(f"engine must be auto, stacked or loop, got {engine!r}.")
     module, loss = resolve_model(data, model, loss)
-    given: dict[str, Any] = {"l2": l2, "dtype": dtype, "device": device}
+    given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
     given["init"] = choose_init(model, init)
     if engine == "loop":
         return LoopClients(data, module, loss, **given)

@@ -106,7 +106,7 @@ class AppConfig:
         """Return model, loss and precision."""
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
         init = shared.resolve_init(self.model["name"])
-        return Task(self._module, shared.loss, shared.l2, shared.dtype, init)
+        return Task(self._module, shared.loss, shared.l2, shared.dtype, init, shared.penalise)
 
     def _module(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         module: nn.Module = choose(

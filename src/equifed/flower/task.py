@@ -18,6 +18,7 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
 from equifed.models.losses import outputs_for
+from equifed.models.penalty import Penalise
 
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
 """Whose versions server and clients compare."""
@@ -86,6 +87,8 @@ class Task:
         squared for regression.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2``.
+    penalise : {"all", "weights"}
+        Of which parameters; see :func:`equifed.simulate`.
     dtype : {"float32", "float64"}
         Precision of the model.
     init : {"fresh", "own"}
@@ -97,18 +100,19 @@ class Task:
     l2: float = 0.0
     dtype: Literal["float32", "float64"] = "float32"
     init: Literal["fresh", "own"] = "fresh"
+    penalise: Penalise = "all"
 
     def build_engine(self, federation: Federation, position: int = 0) -> OneClient:
         """Return the engine of one client, with the randomness of its position."""
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
-        given: dict[str, Any] = {"l2": self.l2, "dtype": dtype, "init": self.init}
-        return OneClient(federation, module, self.loss, **given, at=position)
+        given: dict[str, Any] = {"l2": self.l2, "penalise": self.penalise, "dtype": dtype}
+        return OneClient(federation, module, self.loss, **given, init=self.init, at=position)
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""
         shapes = {name: list(shape) for name, shape in engine.model.shapes.items()}
-        told = json.dumps([shapes, self.loss, self.l2, self.dtype], sort_keys=True)
+        told = json.dumps([shapes, self.loss, self.l2, self.penalise, self.dtype], sort_keys=True)
         told += engine.model.digest_fixed()  # it is not sent, so it must be there already
         return hashlib.sha256(told.encode()).hexdigest()
 

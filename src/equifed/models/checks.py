@@ -189,3 +189,13 @@ def is_plain(module: nn.Module) -> bool:
         torch_module._global_backward_pre_hooks,
     )
     return "forward" not in vars(module) and not any(hooks)
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Give a module its weights; what it keeps beside tensors stays as it was built."""
+    found = module.load_state_dict(weights, strict=False)
+    lost = [name for name in found.missing_keys if not name.endswith("_extra_state")]
+    if lost or found.unexpected_keys:
+        what = f"lack {lost[0]!r}" if lost else f"have {found.unexpected_keys[0]!r} too much"
+        raise ValueError(f"The weights are not those of this module: they {what}.")
+    return module.eval()

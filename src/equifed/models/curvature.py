@@ -35,8 +35,9 @@ def known_curvature(
     For a linear model and a convex loss the Hessian of :math:`f_i` lies between
     :math:`\text{l2}\, I` and :math:`(s\, \lambda_{\max}(A_i^\top A_i / m_i) + \text{l2})\, I`,
     s being the largest second derivative of the loss; the squared loss has the eigenvalues of
-    :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Without the samples at hand (a real
-    federation), or with too many clients to look at each, only the lower bound l2 is known.
+    :math:`2 A_i^\top A_i / m_i + \text{l2}\, I` themselves. Where biases are not penalised, the
+    lower bound is 0 but for the squared loss (:func:`_free_bias`). Without the samples at hand (a
+    real federation), or with too many clients to look at each, only the lower bound is known.
 
     Parameters
     ----------
@@ -51,8 +52,9 @@ def known_curvature(
     loss = getattr(model.loss, "__name__", "?")
     if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
         return f"nothing is known about the loss {loss}; state strong_convexity yourself"
+    sure = 0.0 if model.penalised is not None else model.l2  # a free bias may be all but flat
     if inputs_of is None or n > MOST_CLIENTS:
-        return Curvature(np.full(n, math.inf), np.full(n, model.l2), lowest=0.0)
+        return Curvature(np.full(n, math.inf), np.full(n, sure), lowest=0.0)
     quadratic = loss == "squared"
     # Only what is trained has a derivative: the last column is that of the bias.
     weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
@@ -60,9 +62,26 @@ def known_curvature(
     least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
     smoothness = STEEPEST[loss] * largest + model.l2
     exact = all(e[2] for e in ends)
-    convexity = np.full(n, model.l2) + (2.0 * least if quadratic else 0.0)
+    convexity = np.full(n, sure) + (2.0 * least if quadratic else 0.0)
+    if quadratic and weight and model.penalised is not None:
+        convexity = np.maximum(convexity, [_free_bias(inputs_of(i), model.l2) for i in range(n)])
     tight = exact and loss in ("squared", "binary_logistic")
     return Curvature(smoothness, convexity, tight, lowest=0.0)
+
+
+def _free_bias(inputs: Tensor, l2: float) -> float:
+    r"""Return a lower bound on the curvature of least squares with a bias that is not penalised.
+
+    With the mean c of the inputs, :math:`A^\top A / m \succeq c c^\top`, so no eigenvalue is below
+    l2 or the smaller one of :math:`[[2 |c|^2 + l2, 2 |c|], [2 |c|, 2]]`, of determinant 2 l2.
+
+    >>> round(_free_bias(torch.zeros(3, 2), 0.5), 9)
+    0.5
+    """
+    squared = float(inputs.detach().to("cpu", torch.float64).flatten(1).mean(dim=0).square().sum())
+    trace, determinant = 2 * squared + l2 + 2, 2 * l2
+    smaller = 2 * determinant / (trace + math.sqrt(max(trace**2 - 4 * determinant, 0.0)))
+    return min(l2, smaller) * (1 - 1e-13)
 
 
 def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:

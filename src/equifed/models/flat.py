@@ -28,6 +28,7 @@ from equifed.models.checks import (
     explain_inputs,
 )
 from equifed.models.dropout import address_dropout
+from equifed.models.penalty import Penalise, mark_penalised
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
@@ -52,6 +53,8 @@ class FlatModel:
         Number of classes in the data.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2``, part of every client's loss.
+    penalise : {"all", "weights"}
+        Of which parameters: all that are trained, or all but biases (intercepts).
     dtype, device
         Precision and place of the parameters.
 
@@ -73,6 +76,7 @@ class FlatModel:
         *,
         classes: int | None = None,
         l2: float = 0.0,
+        penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -89,6 +93,8 @@ class FlatModel:
             raise ValueError(
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
             )
+        marks = mark_penalised(penalise, self.shapes)
+        self.penalised = None if marks is None else marks.to(self.device, dtype)
         self.module.requires_grad_(False)
         self.input_dimensions = example.dim() - 1
         first = {p: name for name, p in trained.items()}
@@ -211,8 +217,12 @@ class FlatModel:
         return self.loss(self.outputs(x, inputs, keys, training=True), targets)
 
     def penalty(self, x: Tensor) -> Tensor:
-        """Return l2/2 |x|^2."""
-        return 0.5 * self.l2 * (x @ x)
+        """Return l2/2 |x|^2, of the parameters that are penalised."""
+        return 0.5 * self.l2 * (x @ self.pull(x))
+
+    def pull(self, u: Tensor) -> Tensor:
+        """Return the rows of u with zeros where there is no penalty: its gradient, but for l2."""
+        return u if self.penalised is None else u * self.penalised
 
     def _try(self, inputs: Tensor) -> Tensor:
         """Return outputs of the module, unless they depend on more than parameters and sample."""

@@ -258,7 +258,7 @@ SECTIONS = {
     "engines": Section(
         "engine",
         lambda: ENGINES,
-        given=("data", "model", "loss", "l2", "dtype", "engine"),
+        given=("data", "model", "loss", "l2", "penalise", "dtype", "engine"),
         own=False,
     ),
     "models": Section(

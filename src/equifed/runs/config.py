@@ -54,6 +54,7 @@ class ModelSettings:
 
     loss: str = "auto"
     l2: float = 0.0
+    penalise: Literal["all", "weights"] = "all"
     init: Literal["auto", "fresh", "own"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
 

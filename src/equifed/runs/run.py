@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
@@ -39,6 +39,9 @@ from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import Callback, train
 from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
 
@@ -137,17 +140,27 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     loss = SECTIONS["losses"][shared.loss].load()
     _check_device(config.engine.get("device", "cpu"))
     shape = federation.input_shape
-    section = SECTIONS[CHOSEN["model"][0]]
-    with torch.random.fork_rng(devices=[]):  # own code may draw: by the seed, for nobody else
-        torch.manual_seed(config.seed)
-        module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
+    module = build_module(config, shape, outputs)
     init = shared.resolve_init(config.model["name"])
     given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": init}
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
-        SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype
-    )
+        SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2,
+        penalise=shared.penalise, dtype=dtype,
+    )  # fmt: skip
     return clients
+
+
+def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return the module of a configuration; own code may draw: by the seed, for nobody else."""
+    import torch
+
+    section = SECTIONS[CHOSEN["model"][0]]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
+        module: nn.Module = choose(section, config.model, "model", **given)
+    return module
 
 
 def _check_device(device: str) -> None:
@@ -279,6 +292,22 @@ def provenance(built: Run) -> dict[str, Any]:
             "source": built.federation.source,
             **({"preparation": prepared.digest()} if prepared is not None else {}),
         },
+        "samples": _describe_samples(built),
+    }
+
+
+def _describe_samples(built: Run) -> dict[str, Any]:
+    """Return what must be known of the samples to build the model again without them."""
+    from equifed.models.losses import outputs_for
+
+    data = built.federation
+    return {
+        "input_shape": list(data.input_shape),
+        "tokens": data.train.inputs.dtype.kind == "i",
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "target_shape": list(data.train.targets.shape[1:]),
+        "outputs": outputs_for(data, built.config.model["loss"]),
     }
 
 

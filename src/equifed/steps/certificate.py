@@ -90,7 +90,7 @@ def certificate(
     if not modulus > 0:
         if np.min(weights) < 0:
             return "weights are negative and the weighted loss is not known to be convex"
-        return "the losses are not known to be strongly convex; add an L2 penalty"
+        return "the losses are not known to be strongly convex; add an L2 penalty on all parameters"
     value = objective.value(losses)
     bound = float(weights @ losses) - objective.penalty(weights)
     rounding = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from equifed.contract.evaluation import Evaluation, Hits
 
@@ -45,6 +47,10 @@ class History:
         The model that was given out by parameter name.
     hits : dict of Hits
         By split, which samples the model of the last evaluation answers correctly.
+    trained : Predictor, optional
+        What :meth:`predictor` gives, where the engine knew the module.
+    folder : Path, optional
+        The run folder that the history was read from.
 
     A round's record tells of the model that the round started from. The weights and metrics of a
     round are of the model after it; those of the last round are of the model that was given out.
@@ -57,6 +63,8 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] | None = None
     hits: dict[str, Hits] = field(default_factory=dict)
+    trained: Any = field(default=None, repr=False, compare=False)
+    folder: Path | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.check()
@@ -94,6 +102,34 @@ class History:
         found = (e["given_out"] for e in reversed(self.events) if e["event"] == "given out")
         told = next(found, None)
         return None if told is None else GivenOut(**told)
+
+    @property
+    def model(self) -> nn.Module:
+        """The module with the weights that were given out."""
+        module: nn.Module = self.predictor().module
+        return module
+
+    def predictor(self, thresholds: Mapping[str, float] | None = None) -> Any:
+        """Return what predicts for new rows with the model that was given out.
+
+        It is a :class:`equifed.models.predictor.Predictor`: rows are prepared as the training rows
+        were, classes have their names.
+
+        Parameters
+        ----------
+        thresholds : mapping of client to float, optional
+            From which probability on the second of two classes is predicted for a client's rows.
+        """
+        if self.trained is None and self.folder is not None:
+            # A run folder describes the module in words that the parts above this one understand.
+            self.trained = importlib.import_module("equifed").load_predictor(self.folder)
+        if self.trained is None:
+            raise ValueError(
+                "Nobody here knows the module: training has not ended, or it ran on an engine that "
+                "sees vectors alone. Load `parameters` into your module, or give the run a folder "
+                "and use equifed.load_predictor(folder)."
+            )
+        return self.trained if thresholds is None else self.trained.with_thresholds(thresholds)
 
     def last(self, metric: str = "accuracy", split: str = "test") -> MetricRecord | None:
         """Return the newest record of a metric on a split."""
@@ -242,6 +278,7 @@ class History:
             tables.read_metrics(path / "metrics.csv", names),
             tables.read_weights(path / "weights.csv", names),
             tables.read_events(path / tables.EVENTS),
+            folder=path,
         )
 
     def _repr_html_(self) -> str:

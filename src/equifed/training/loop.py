@@ -11,6 +11,7 @@ from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator, KnowsFeatures
+from equifed.contract.prediction import KnowsModule
 from equifed.contract.streams import Stream
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
@@ -285,6 +286,8 @@ class _Training:
         last = self.history.rounds[-1].round
         choice = self._choose(last, state)
         self.history.parameters = self.clients.parameters(choice.x)
+        if isinstance(self.clients, KnowsModule):
+            self.history.trained = self.clients.predictor(choice.x)
         self._check_end(last)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})

@@ -40,6 +40,8 @@ from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import SampleLoss
+from equifed.models.penalty import Penalise
+from equifed.models.predictor import Predictor
 
 Part = TypeVar("Part")
 Done = TypeVar("Done")
@@ -82,6 +84,7 @@ class DistributedClients(TorchClients):
         loss: SampleLoss | str = "auto",
         *,
         l2: float = 0.0,
+        penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
@@ -93,8 +96,9 @@ class DistributedClients(TorchClients):
         self._holder = assign_clients(self._sizes, self.workers.size)
         self._held = np.flatnonzero(self._holder == self.workers.rank)
         self._local = simulate(
-            cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2, dtype=dtype,
-            device=self.workers.device, init=init, memory=memory, chunk=chunk,
+            cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2,
+            penalise=penalise, dtype=dtype, device=self.workers.device, init=init,
+            memory=memory, chunk=chunk,
         )  # fmt: skip
         self.model = self._local.model
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
@@ -104,6 +108,10 @@ class DistributedClients(TorchClients):
     def initial(self, stream: Stream) -> Tensor:
         x = self._local.initial(stream)  # every process may have drawn its own module
         return self.workers.unite(x if self.workers.rank == 0 else torch.zeros_like(x))
+
+    def predictor(self, x: Tensor) -> Predictor:
+        """Return what predicts for new samples with the model x; KnowsModule asks."""
+        return replace(self._local.predictor(x), clients=self.names)
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGra
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.architectures import Init
 from equifed.models.flat import FlatModel, SampleLoss
+from equifed.models.penalty import Penalise
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
@@ -83,6 +85,7 @@ class StackedClients(InProcessClients):
         loss: SampleLoss | str = "auto",
         *,
         l2: float = 0.0,
+        penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
@@ -99,12 +102,15 @@ class StackedClients(InProcessClients):
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._memory, self._chunk, self._streamed = memory, chunk, streamed
         self._precision = precision
-        super().__init__(data, model, loss, l2=l2, dtype=dtype, device=device, init=init)
+        given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype}
+        super().__init__(data, model, loss, **given, device=device, init=init)
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
-        self.rule = PenalisedRule(rule, l2, precision)
+        self.rule = PenalisedRule(rule, l2, precision, self.model.penalised)
         layer = LeastSquares.layer_of(rule, self.model.loss)
+        if self.model.penalised is not None:
+            layer = None  # its coordinates know one strength for all parameters
         on_device = self.model.device.type == "cuda" and not self._store.streamed
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the

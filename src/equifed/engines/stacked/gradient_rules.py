@@ -103,10 +103,17 @@ Precision = Literal["full", "tf32", "bf16"]
 class PenalisedRule:
     """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty."""
 
-    def __init__(self, rule: GradientRule, l2: float, precision: Precision = "full") -> None:
+    def __init__(
+        self,
+        rule: GradientRule,
+        l2: float,
+        precision: Precision = "full",
+        penalised: Tensor | None = None,
+    ) -> None:
         if precision not in get_args(Precision):
             raise ValueError(f"precision is one of {get_args(Precision)}, got {precision!r}.")
         self.data, self._l2, self._precision = rule, l2, precision
+        self._penalised = penalised  # 1 or 0 for every parameter; None: all of them
 
     def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
         """Return gradients and losses."""
@@ -116,13 +123,14 @@ class PenalisedRule:
                 more, rest = self.data.gradient(u, samples)
                 gradient, value = gradient.add_(more), value + rest
         if self._l2:
-            gradient = gradient.add_(u, alpha=self._l2)
-            value = value + 0.5 * self._l2 * u.square().sum(dim=1)
+            some = u if self._penalised is None else u * self._penalised
+            gradient = gradient.add_(some, alpha=self._l2)
+            value = value + 0.5 * self._l2 * some.square().sum(dim=1)
         return gradient, value
 
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
-        if len(blocks) == 1:
+        if len(blocks) == 1 and self._penalised is None:
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
         else:

@@ -69,7 +69,7 @@ class SharedGradients(ClientVectors):
     def weighted_sum(self, weights: Weights) -> Tensor:
         # Each sample counts its client's weight.
         clients, x = self._clients, self._x.unsqueeze(0)
-        total = clients.model.l2 * float(weights.sum()) * self._x
+        total = clients.model.l2 * float(weights.sum()) * clients.model.pull(self._x)
         for chunk in clients.chunks(self._batch):
             shares = to_tensor(weights[chunk.places], x)
             for samples in clients.supply(chunk, self._stream, self._batch).at(0):

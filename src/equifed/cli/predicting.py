@@ -1,0 +1,132 @@
+"""The commands about a trained model: ``predict``, ``evaluate``, ``export``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from equifed.cli.terminal import Json, explain_errors, open_console, print_json
+
+if TYPE_CHECKING:
+    from equifed.models.predictor import Predictor
+
+Run = Annotated[Path, typer.Argument(help="Folder of a run, or of what equifed export wrote.")]
+RunOnly = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Rows = Annotated[Path, typer.Argument(help="CSV or Parquet file with a header line.")]
+Client = Annotated[
+    str | None,
+    typer.Option(help="Whose rows these are, where the table has no client column."),
+]
+
+
+def predict(
+    run: Run,
+    rows: Rows,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV file to write; standard output by default.")
+    ] = None,
+    client: Client = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Put the columns of the table before the predictions.")
+    ] = False,
+) -> None:
+    """Predict for new rows: one line each, in order, the prediction and its probabilities.
+
+    The target's column need not be there. Columns are matched by name; others are ignored.
+    """
+    with explain_errors():
+        from equifed.data.columns import read_columns
+        from equifed.runs.trained import load_predictor
+
+        predictor, table = load_predictor(run), read_columns(rows)
+        columns = _predict_columns(predictor, table, client)
+        if keep:
+            twice = [name for name in columns if name in table]
+            if twice:
+                raise ValueError(f"The table has a column {twice[0]!r} already; leave out --keep.")
+            columns = {**table, **columns}
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        if out is None:
+            typer.echo(text.getvalue(), nl=False)
+            return
+        out.write_text(text.getvalue(), encoding="utf-8")
+        typer.echo(f"{len(next(iter(columns.values())))} predictions: {out}", err=True)
+
+
+def _predict_columns(
+    predictor: Predictor, table: dict[str, list[Any]], client: str | None
+) -> dict[str, list[Any]]:
+    """Return the columns of predictions; numbers in full."""
+    found = predictor.predict(table, client)
+    if found.ndim > 1:  # values of several targets
+        return {f"prediction_{k + 1}": found[:, k].tolist() for k in range(found.shape[1])}
+    columns = {"prediction": found.tolist()}
+    if predictor.classes is not None and predictor.link is not None:
+        chances = predictor.predict_proba(table, client)
+        for k, name in enumerate(predictor.classes):
+            columns[f"probability_{name}"] = chances[:, k].tolist()
+    return columns
+
+
+def evaluate(run: RunOnly, rows: Rows, client: Client = None, json: Json = False) -> None:
+    """Measure the model on new labelled rows, client by client, beside its numbers at training."""
+    with explain_errors():
+        from equifed.runs.trained import evaluate as measure
+
+        found = measure(run, rows, client)
+        if json:
+            measured = {d.metric: {"split": d.split, "clients": d.rows()} for d in found}
+            print_json({"run": str(run), "rows": str(rows), "metrics": measured})
+            return
+        from rich.table import Table
+
+        for drift in found:
+            then = f"at training ({drift.split})" if drift.split else "at training"
+            table = Table(title=f"{drift.metric} on {rows}", title_justify="left", box=None)
+            table.add_column("client")
+            for title in ("rows", "now", then, "change"):
+                table.add_column(title, justify="right")
+            for row in drift.rows():
+                numbers = [row["now"], row["at_training"]]
+                table.add_row(
+                    row["client"], str(row["rows"]), *map(_show, numbers), _show(row["change"], "+")
+                )
+            open_console(stdout=True).print(table)
+
+
+def _show(value: float, sign: str = "") -> str:
+    return "" if math.isnan(value) else f"{value:{sign}.4g}"
+
+
+def export(
+    run: RunOnly,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/export.")] = None,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Also model.pt2, a program of torch.export.")
+    ] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also model.onnx (needs equifed[onnx]).")
+    ] = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Also MODEL_CARD.md, with the numbers of every client.")
+    ] = False,
+) -> None:
+    """Write the model as files: weights, description, preparation; programs and card if asked."""
+    with explain_errors():
+        from equifed.models.export import export as write
+        from equifed.runs.trained import load_predictor, write_model_card
+
+        folder = run / "export" if out is None else out
+        files = write(load_predictor(run), folder, program=torch, onnx=onnx)
+        if card:
+            files.append(write_model_card(run, folder))
+        for path in files:
+            typer.echo(path)

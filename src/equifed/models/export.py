@@ -1,0 +1,153 @@
+"""A predictor as files that need no configuration, no data and, but for the first, no equifed.
+
+* ``predictor.json``: classes, shapes, thresholds; ``preparation.json``: how a table becomes
+  features, where there was one; ``model.safetensors``: the weights.
+* ``model.pt2``: the module as a program of ``torch.export``, for ``torch.export.load``.
+* ``model.onnx``: the same for ONNX runtimes.
+
+Both programs map prepared features to scores. The preparation accompanies them: its steps work on
+text and gaps, which programs of tensors do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from equifed.data.preparation import Preparation
+from equifed.models.predictor import Predictor
+
+DESCRIPTION, PREPARATION, WEIGHTS = "predictor.json", "preparation.json", "model.safetensors"
+PROGRAM, ONNX = "model.pt2", "model.onnx"
+FORMAT = 1
+
+
+def export(
+    predictor: Predictor, folder: str | Path, *, program: bool = False, onnx: bool = False
+) -> list[Path]:
+    """Write a predictor into a folder, and return the files.
+
+    Parameters
+    ----------
+    program, onnx : bool
+        Whether to write the module as a program of ``torch.export``, and as an ONNX model (which
+        needs the packages onnx and onnxscript: ``equifed[onnx]``).
+    """
+    out = Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    files = {DESCRIPTION: describe(predictor)}
+    if predictor.preparation is not None:
+        files[PREPARATION] = predictor.preparation.to_json()
+    for name, content in files.items():
+        (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    weights = {name: p.contiguous().clone() for name, p in predictor.module.state_dict().items()}
+    save_file(weights, out / WEIGHTS)
+    written = [*files, WEIGHTS]
+    if program:
+        torch.export.save(_trace(predictor), out / PROGRAM)
+        written.append(PROGRAM)
+    if onnx:
+        _write_onnx(predictor, out / ONNX)
+        written.append(ONNX)
+    return [out / name for name in written]
+
+
+def describe(predictor: Predictor) -> dict[str, Any]:
+    """Return all about a predictor but its module and preparation, as JSON has it."""
+    prepared, dtype = predictor.preparation, _dtype(predictor.module)
+    return {
+        "format": FORMAT,
+        "input_shape": list(predictor.input_shape),
+        "feature_names": None if prepared is None else list(prepared.feature_names),
+        "input_dtype": "int64" if predictor.tokens else str(dtype).removeprefix("torch."),
+        "classes": None if predictor.classes is None else list(predictor.classes),
+        "link": predictor.link,
+        "clients": list(predictor.clients),
+        "thresholds": dict(predictor.thresholds),
+        "target_shape": list(predictor.outputs_shape),
+        "preparation_sha256": None if prepared is None else prepared.digest(),
+    }
+
+
+def load_exported(folder: str | Path) -> Predictor:
+    """Return the predictor of an exported folder with a program of ``torch.export``."""
+    path = Path(folder)
+    told = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+    if told.get("format") != FORMAT:
+        raise ValueError(
+            f"{path / DESCRIPTION} has the format {told.get('format')}, this version reads "
+            f"{FORMAT}; export the run again."
+        )
+    if not (path / PROGRAM).exists():
+        raise ValueError(
+            f"{path} holds no program ({PROGRAM}); export the run again with --torch, or give the "
+            "run's own folder."
+        )
+    return Predictor(
+        torch.export.load(path / PROGRAM).module(),
+        input_shape=tuple(told["input_shape"]),
+        classes=None if told["classes"] is None else tuple(told["classes"]),
+        link=told["link"],
+        preparation=_read_preparation(path, told["preparation_sha256"]),
+        clients=tuple(told["clients"]),
+        thresholds=told["thresholds"],
+        tokens=told["input_dtype"] == "int64",
+        outputs_shape=tuple(told["target_shape"]),
+    )
+
+
+def _read_preparation(path: Path, digest: str | None) -> Preparation | None:
+    if digest is None:
+        return None
+    file = path / PREPARATION
+    if not file.exists():
+        raise ValueError(f"{path} lacks {PREPARATION}, without which rows cannot be prepared.")
+    found = Preparation.from_json(json.loads(file.read_text(encoding="utf-8")))
+    if found.digest() != digest:
+        raise ValueError(f"{file} is not the preparation that the model was exported with.")
+    return found
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(iter(module.parameters()), torch.zeros(())).dtype
+
+
+def _example(predictor: Predictor) -> torch.Tensor:
+    """Return two samples of zeros: a program that saw one row may be for one row alone."""
+    kind = torch.int64 if predictor.tokens else _dtype(predictor.module)
+    return torch.zeros(2, *predictor.input_shape, dtype=kind)
+
+
+def _trace(predictor: Predictor) -> torch.export.ExportedProgram:
+    """Return the module as a program for any number of rows."""
+    shapes = ({0: torch.export.Dim("rows", min=1)},)
+    try:
+        with warnings.catch_warnings():  # about weights that an LSTM lists twice
+            warnings.filterwarnings("ignore", "The tensor attributes", UserWarning)
+            given = (_example(predictor),)
+            return torch.export.export(predictor.module, given, dynamic_shapes=shapes)
+    except Exception as error:
+        raise ValueError(
+            f"torch.export cannot make a program of {type(predictor.module).__name__}: "
+            f"{str(error).splitlines()[0][:200]}"
+        ) from error
+
+
+def _write_onnx(predictor: Predictor, path: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "ONNX models need the packages onnx and onnxscript: pip install 'equifed[onnx]'."
+        ) from None
+    torch.onnx.export(
+        _trace(predictor), (), path, input_names=["features"], output_names=["scores"],
+        external_data=False, verbose=False,
+    )  # fmt: skip

@@ -1,0 +1,300 @@
+"""A trained model as people use it: rows of a table in, classes or values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from equifed.data.columns import group_rows, read_columns
+from equifed.data.federation import Federation
+from equifed.data.foreign import is_frame
+from equifed.data.preparation import Preparation
+from equifed.data.split import DataError
+from equifed.models.thresholds import Rule, best_threshold
+
+Array: TypeAlias = NDArray[Any]
+Link: TypeAlias = Literal["softmax", "sigmoid"] | None
+
+LINKS: dict[str, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
+"""What makes probabilities of a module's outputs, by the loss that it was trained with."""
+BLOCK = 4096
+"""Rows per forward pass."""
+
+
+def link_of(loss: Any) -> Link:
+    """Return what makes probabilities of the outputs; None where the loss promises none."""
+    loss = getattr(loss, "base", loss)  # a loss in which classes have weights
+    known = getattr(loss, "__module__", "") == "equifed.models.losses"
+    return LINKS.get(getattr(loss, "__name__", "")) if known else None
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Predicts for new rows, which it prepares as the training rows were.
+
+    Rows come as a data frame, a mapping of columns or the path of a CSV or Parquet file, matched by
+    name; or as an array. An array holds what the model was trained on: the columns of
+    :attr:`columns` in order and unscaled where a table was prepared, else samples of
+    ``input_shape``.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        With its weights, in evaluation mode.
+    input_shape : tuple of int
+        Of one prepared sample.
+    classes : tuple of str, optional
+        Names of the classes; None for a regression.
+    link : {"softmax", "sigmoid", None}
+        What makes probabilities of the outputs.
+    preparation : Preparation, optional
+        How a table becomes features.
+    clients : tuple of str
+        Who took part in training.
+    thresholds : mapping of client to float
+        From which probability on the second of two classes is predicted for rows of a client; 0.5
+        for those not in it.
+    tokens : bool
+        Samples are indices, not numbers.
+    outputs_shape : tuple of int
+        Of one sample's values, in a regression; () for one.
+    """
+
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...] | None = None
+    link: Link = None
+    preparation: Preparation | None = None
+    clients: tuple[str, ...] = ()
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    tokens: bool = False
+    outputs_shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.thresholds:
+            return
+        if self.classes is None or len(self.classes) != 2 or self.link is None:
+            raise ValueError("Thresholds are for two classes with probabilities.")
+        for name, value in self.thresholds.items():
+            if self.clients and name not in self.clients:
+                known = ", ".join(self.clients[:12])
+                raise ValueError(f"thresholds: there is no client {name!r}; there are {known}.")
+            if not 0 <= value <= 1:
+                raise ValueError(f"The threshold of {name!r} must lie in [0, 1], got {value}.")
+
+    def __repr__(self) -> str:
+        what = "values" if self.classes is None else f"classes {', '.join(self.classes[:6])}"
+        return f"<Predictor of {what} from {' x '.join(map(str, self.input_shape))} features>"
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Columns that a table needs; None where the model was trained on arrays."""
+        if self.preparation is None:
+            return None
+        return tuple(column.name for column in self.preparation.columns)
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Names of the prepared features, in order; None where arrays had none."""
+        return None if self.preparation is None else self.preparation.feature_names
+
+    def predict(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
+        """Return the class name, or the value, of every row.
+
+        Parameters
+        ----------
+        rows : DataFrame, mapping of columns, path or array
+            The samples.
+        client : str or sequence of str, optional
+            Whose rows they are: of all, or one by one; it matters where clients have thresholds or
+            scales of their own. By default the table's client column says it.
+        """
+        if self.classes is None:
+            values = self._outputs(rows, client)
+            return values.reshape(len(values), *self.outputs_shape)
+        if self.thresholds:
+            chance = self.predict_proba(rows, client)[:, 1]
+            owners = self._owners(rows, client, len(chance))
+            chosen = (chance >= [self.thresholds.get(who, 0.5) for who in owners]).astype(int)
+        else:
+            scores = self.decision_function(rows, client)
+            chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(np.asarray(self.classes)[chosen])
+
+    def predict_proba(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
+        """Return the probability of every class, shape (rows, classes)."""
+        if self.link is None and self.classes is not None:
+            raise ValueError(
+                "The loss that the model was trained with gives scores, not probabilities; train "
+                "with cross_entropy or logistic, or use decision_function."
+            )
+        scores = torch.as_tensor(self.decision_function(rows, client))
+        if scores.dim() == 1:
+            return torch.stack([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1).numpy()
+        return torch.softmax(scores, dim=1).numpy()
+
+    def decision_function(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
+        """Return scores: of the second of two classes (rows,), else of every class."""
+        if self.classes is None:
+            raise ValueError("A regression has no classes to score; use predict.")
+        scores = self._outputs(rows, client)
+        if len(self.classes) > 2:
+            return scores
+        return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
+
+    def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
+        """Return the rows as the module sees them, or say what is wrong with them."""
+        table = isinstance(rows, Mapping | str) or is_frame(rows) or hasattr(rows, "__fspath__")
+        table = table or hasattr(rows, "column_names")
+        if self.preparation is None:
+            if table:
+                raise DataError(
+                    "The model was trained on arrays, whose columns have no names; give an array "
+                    f"of shape (rows, {', '.join(map(str, self.input_shape))})."
+                )
+            return self._check_array(np.asarray(rows), self.input_shape)
+        if not table:
+            values = self._check_width(np.asarray(rows))
+            rows = {name: values[:, k].tolist() for k, name in enumerate(self.columns or ())}
+        return self._prepare(rows, client)
+
+    def with_thresholds(self, thresholds: Mapping[str, float]) -> Predictor:
+        """Return the same predictor with these thresholds."""
+        return replace(self, thresholds=dict(thresholds))
+
+    def fit_thresholds(
+        self,
+        rows: Any,
+        targets: Sequence[Any] | Array,
+        client: Sequence[str] | None = None,
+        rule: Rule = "balanced_accuracy",
+    ) -> Predictor:
+        """Return the predictor with the thresholds that serve every client's rows best.
+
+        Take validation rows: on training rows thresholds look better than they are. Among equally
+        good ones the nearest to 0.5 is taken, which a client without rows of both classes keeps.
+
+        Parameters
+        ----------
+        rows, client
+            As for :meth:`predict`.
+        targets : sequence
+            The class names of the rows.
+        rule : {"balanced_accuracy", "accuracy"}
+            What is made as large as possible.
+        """
+        chance = self.predict_proba(rows, client)
+        if chance.shape[1] != 2:
+            raise ValueError("Thresholds are for two classes.")
+        truth = self.encode_targets(targets)
+        owners = self._owners(rows, client, len(chance))
+        found = {
+            name: best_threshold(chance[mine, 1], truth[mine], rule)
+            for name, mine in group_rows(owners).items()
+        }
+        return self.with_thresholds({**self.thresholds, **found})
+
+    def encode_targets(self, targets: Sequence[Any] | Array) -> Array:
+        """Return class numbers of class names, or values of a regression."""
+        if self.preparation is not None:
+            return self.preparation.encode_target(targets)
+        if self.classes is None:
+            return np.asarray(targets, dtype=np.float64)
+        code = {name: k for k, name in enumerate(self.classes)}
+        strange = [str(t) for t in targets if str(t) not in code]
+        if strange:
+            known = ", ".join(self.classes[:12])
+            raise DataError(f"There is no class {strange[0]!r}; there are {known}.")
+        return np.array([code[str(t)] for t in targets], dtype=np.int64)
+
+    def _outputs(self, rows: Any, client: str | Sequence[str] | None) -> Array:
+        """Return the module's outputs in float64, shape (rows, outputs)."""
+        features = self.features(rows, client)
+        parameter = next(self.module.parameters(), torch.zeros(()))
+        kind = torch.int64 if self.tokens else parameter.dtype
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(features), BLOCK):
+                block = torch.tensor(features[start : start + BLOCK], dtype=kind)
+                parts.append(self.module(block).reshape(len(block), -1).double())
+        return torch.cat(parts).numpy() if parts else np.empty((0, 1))
+
+    def _prepare(self, rows: Any, client: str | Sequence[str] | None) -> Array:
+        assert self.preparation is not None
+        prepared = self.preparation
+        if client is None or isinstance(client, str):
+            return prepared.apply(rows, client, extra="ignore")
+        columns = read_columns(rows)
+        if prepared.client is not None:
+            columns[prepared.client] = list(client)
+        return prepared.apply(columns, extra="ignore")
+
+    def _owners(self, rows: Any, client: str | Sequence[str] | None, count: int) -> list[str]:
+        """Return the client of every row, where thresholds ask for it."""
+        if isinstance(client, str):
+            owners = [client] * count
+        elif client is not None:
+            owners = [str(name) for name in client]
+        else:
+            title = None if self.preparation is None else self.preparation.client
+            columns = {} if isinstance(rows, np.ndarray | list) else read_columns(rows)
+            if title is None or title not in columns:
+                raise DataError(
+                    "Clients have thresholds of their own: say whose rows these are (client=NAME)."
+                )
+            owners = [str(name) for name in columns[title]]
+        if len(owners) != count:
+            raise DataError(f"client names {len(owners)} rows, there are {count}.")
+        strange = next((n for n in owners if self.clients and n not in self.clients), None)
+        if strange is not None:
+            known = ", ".join(self.clients[:12])
+            raise DataError(f"There is no client {strange!r}; there are {known}.")
+        return owners
+
+    def _check_width(self, values: Array) -> Array:
+        wanted = self.columns or ()
+        if values.ndim != 2 or values.shape[1] != len(wanted):
+            raise DataError(
+                f"The model takes rows of {len(wanted)} columns ({', '.join(wanted[:12])}), got "
+                f"an array of shape {values.shape}; give these columns, in this order."
+            )
+        return values
+
+    def _check_array(self, values: Array, shape: tuple[int, ...]) -> Array:
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"Samples must be numbers, got an array of {values.dtype}.")
+        if values.shape[1:] != shape or values.ndim == 0:
+            raise DataError(
+                f"The model takes samples of shape {shape}, got an array of shape {values.shape}: "
+                "one row per sample."
+            )
+        bad = np.argwhere(~np.isfinite(values.astype(np.float64)))
+        if len(bad):
+            place = ", ".join(str(int(k)) for k in bad[0])
+            raise DataError(f"The array has a value that is not finite at [{place}]; fill it in.")
+        return values
+
+
+def name_classes(classes: int | None, names: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the names of classes, their numbers where they have none; None for a regression."""
+    return None if classes is None else tuple(names) or tuple(map(str, range(classes)))
+
+
+def describe_predictor(data: Federation, module: nn.Module, loss: Any) -> Predictor:
+    """Return what predicts with a module that was trained on these data."""
+    return Predictor(
+        module,
+        input_shape=data.input_shape,
+        classes=name_classes(data.classes, data.class_names),
+        link=link_of(loss),
+        preparation=data.preparation,
+        clients=data.names,
+        tokens=data.train.inputs.dtype.kind == "i",
+        outputs_shape=data.train.targets.shape[1:],
+    )

@@ -1,0 +1,222 @@
+"""What a run folder is good for after training: predictions, and numbers on new labelled rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.contract.arrays import Index, Losses
+from equifed.data.columns import group_rows, read_columns
+from equifed.data.federation import Federation
+from equifed.data.split import DataError, Split
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import RunConfig
+from equifed.runs.run import CONFIG, RUN, build_module, load_preparation
+from equifed.training.history import History
+from equifed.training.tables import CLIENTS, MODEL, RunFolderError
+
+if TYPE_CHECKING:
+    from equifed.models.predictor import Predictor
+
+__all__ = ["Drift", "evaluate", "load_predictor", "write_model_card"]
+
+CARD = "MODEL_CARD.md"
+
+
+def load_predictor(folder: str | Path) -> Predictor:
+    """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
+
+    The module is built again from the run's configuration (own code by its address) and given the
+    weights of ``model.safetensors``; the data need not be there.
+    """
+    from safetensors.torch import load_file
+
+    from equifed.models.checks import load_weights
+    from equifed.models.export import DESCRIPTION, load_exported
+    from equifed.models.predictor import Predictor, link_of, name_classes
+
+    path = Path(folder)
+    if (path / DESCRIPTION).exists():
+        return load_exported(path)
+    config, told = _read_run(path)
+    module = build_module(config, tuple(told["input_shape"]), told["outputs"])
+    return Predictor(
+        load_weights(module.to(_dtype(config)), load_file(path / MODEL)),
+        input_shape=tuple(told["input_shape"]),
+        classes=name_classes(told["classes"], told["class_names"]),
+        link=link_of(SECTIONS["losses"][config.model["loss"]].load()),
+        preparation=load_preparation(path),
+        clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
+        tokens=told["tokens"],
+        outputs_shape=tuple(told["target_shape"]),
+    )
+
+
+def _dtype(config: RunConfig) -> Any:
+    import torch
+
+    return getattr(torch, config.model["dtype"])
+
+
+def _read_run(path: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the configuration of a run and what its samples are like, or say what is missing."""
+    if not path.is_dir():
+        raise RunFolderError(f"{path} is no folder; give the folder of a run.")
+    for name, cure in (
+        (CONFIG, "only runs of a configuration (equifed run, equifed.run) can be built again"),
+        (MODEL, f"the run has not ended; go on with: equifed resume {path}"),
+    ):
+        if not (path / name).exists():
+            raise RunFolderError(f"{path} has no {name}: {cure}.")
+    told = json.loads((path / RUN).read_text(encoding="utf-8"))
+    if "samples" not in told:
+        raise RunFolderError(
+            f"{path / RUN} does not say what the samples were like, because another version wrote "
+            "it; run the configuration again."
+        )
+    return RunConfig.read(path / CONFIG), told["samples"]
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """One metric of every client on new rows, beside what it was at training.
+
+    Parameters
+    ----------
+    metric : str
+        Its name.
+    split : str, optional
+        Where it was measured at training: test if there was one; None: it was not.
+    clients : tuple of str
+        Those with new rows, in order of appearance.
+    sizes : array of int
+        New rows of each.
+    values, before : array
+        The metric now and then; NaN for a client that did not take part.
+    """
+
+    metric: str
+    split: str | None
+    clients: tuple[str, ...]
+    sizes: Index
+    values: Losses
+    before: Losses
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one record per client."""
+        columns = zip(self.clients, self.sizes, self.values, self.before, strict=True)
+        return [
+            {"client": name, "rows": int(n), "now": float(v), "at_training": float(b),
+             "change": float(v - b)}
+            for name, n, v, b in columns
+        ]  # fmt: skip
+
+
+def evaluate(folder: str | Path, table: Any, client: str | None = None) -> list[Drift]:
+    """Measure the model of a run on new labelled rows, client by client.
+
+    Parameters
+    ----------
+    folder : path
+        Folder of a complete run on a table.
+    table : path, DataFrame or mapping of columns
+        New rows with the target's column and, unless ``client`` names the owner of all of them, the
+        client's column.
+    """
+    from equifed.engines.evaluator import FederationEvaluator
+    from equifed.models.flat import FlatModel, as_data
+
+    path, predictor = Path(folder), load_predictor(folder)
+    config, told = _read_run(path)
+    federation = _gather(predictor, table, client, told["classes"])
+    inputs = as_data(federation.train.inputs, _dtype(config), "cpu")
+    loss = SECTIONS["losses"][config.model["loss"]].load()
+    model = FlatModel(predictor.module, loss, inputs[:3], dtype=_dtype(config))
+    (found,) = FederationEvaluator(federation, model, ("train",))(model.flatten(predictor.module))
+    history = History.load(path, model=False)
+    return [
+        _compare(metric, values, federation, history) for metric, values in found.metrics.items()
+    ]
+
+
+def _gather(
+    predictor: Predictor, table: Any, client: str | None, classes: int | None
+) -> Federation:
+    """Return new rows as a federation of their clients, prepared as the training rows were."""
+    prepared = predictor.preparation
+    if prepared is None:
+        raise RunFolderError(
+            "The run was trained on arrays, whose columns have no names; measure it in Python with "
+            "equifed.load_predictor(folder)."
+        )
+    columns = read_columns(table)
+    if prepared.target.name not in columns:
+        raise DataError(
+            f"The table has no column {prepared.target.name!r}, the target; it has "
+            f"{', '.join(list(columns)[:20])}."
+        )
+    features = predictor.features(columns, client)
+    targets = prepared.encode_target(columns[prepared.target.name])
+    owners = _find_owners(columns, prepared.client, client, len(features))
+    groups = group_rows(owners)
+    order = np.concatenate(list(groups.values()))
+    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in groups.values()])])
+    values = targets if classes is not None else targets.astype(np.float64)
+    split = Split(features[order], values[order], offsets.astype(np.int64))
+    return Federation("new rows", tuple(groups), split, classes=classes)
+
+
+def _find_owners(
+    columns: dict[str, list[Any]], title: str | None, client: str | None, count: int
+) -> Sequence[Any]:
+    if client is not None:
+        return [client] * count
+    if title is None or title not in columns:
+        raise DataError(
+            f"The table has no column {title!r} that says whose rows they are; name their owner "
+            "(--client NAME)."
+        )
+    gap = next((k for k, name in enumerate(columns[title]) if name is None), None)
+    if gap is not None:
+        raise DataError(f"Column {title!r} lacks a value in row {gap + 1}; every row has a client.")
+    return columns[title]
+
+
+def _compare(metric: str, values: Losses, federation: Federation, history: History) -> Drift:
+    for split in ("test", "validation", "train"):
+        record = history.last(metric, split)
+        if record is not None:
+            known = dict(zip(history.names, record.values, strict=True))
+            break
+    else:
+        split, known = "", {}
+    before = np.array([known.get(name, np.nan) for name in federation.names])
+    sizes = federation.train.sizes
+    return Drift(metric, split or None, federation.names, sizes, values, before)
+
+
+def write_model_card(folder: str | Path, out: str | Path) -> Path:
+    """Write the model card of a complete run into a folder, and return the file."""
+    from equifed.models.export import describe
+    from equifed.report.card import write_card
+
+    path, predictor = Path(folder), load_predictor(folder)
+    config, _ = _read_run(path)
+    told, prepared = json.loads((path / RUN).read_text(encoding="utf-8")), predictor.preparation
+    text = write_card(
+        History.load(path, model=False),
+        config.to_dict(),
+        told,
+        describe(predictor),
+        None if prepared is None else prepared.describe(),
+        () if prepared is None else prepared.left_out,
+    )
+    card = Path(out) / CARD
+    card.parent.mkdir(parents=True, exist_ok=True)
+    card.write_text(text, encoding="utf-8")
+    return card

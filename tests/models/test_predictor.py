@@ -1,0 +1,268 @@
+"""A trained model predicts: what the module says, by name, for whatever rows come."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from tests.problems import classification, regression
+from torch import nn
+
+from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.local import LocalSGD
+from equifed.data.federation import Federation
+from equifed.data.split import DataError
+from equifed.engines.simulate import simulate
+from equifed.models.architectures import build
+from equifed.models.export import DESCRIPTION, ONNX, PREPARATION, export, load_exported
+from equifed.models.predictor import Predictor
+from equifed.objectives import Average
+from equifed.training.history import History
+from equifed.training.loop import train
+
+DOUBLE = torch.float64
+
+
+def draw_table(rows: int = 90, seed: int = 0) -> pd.DataFrame:
+    """Two sites with gaps, text and scales over many orders."""
+    draw = np.random.default_rng(seed)
+    age, income = draw.normal(50, 12, rows), draw.lognormal(10, 1, rows)
+    arm = draw.choice(["a", "b", "c"], rows)
+    score = (age - 50) / 12 + (arm == "a") - (income > 30000) + draw.normal(0, 0.4, rows)
+    age[draw.random(rows) < 0.1] = np.nan
+    columns = {"site": draw.choice(["n", "s"], rows), "age": age, "income": income, "arm": arm}
+    return pd.DataFrame({**columns, "ill": np.where(score > 0, "yes", "no")})
+
+
+def fit(model="logistic", loss="auto", seed=0, **options) -> tuple[Federation, History]:
+    data = Federation.from_table(draw_table(), client="site", target="ill", dtype="float64")
+    clients = simulate(data, model, loss, l2=0.1, dtype=DOUBLE, **options)
+    return data, train(ScaffPD(Average()), clients, rounds=5, seed=seed)
+
+
+def predict_by_hand(data: Federation, history: History, rows: pd.DataFrame) -> np.ndarray:
+    """The scores of a linear model, from its named parameters and the prepared features."""
+    weight, bias = (history.parameters[f"1.{name}"].numpy() for name in ("weight", "bias"))
+    return data.preparation.apply(rows) @ weight.T + bias
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "logistic"])
+def test_probabilities_and_classes_are_those_of_the_parameters(loss) -> None:
+    data, history = fit(loss=loss)
+    rows, predictor = draw_table(seed=1), history.predictor()
+    scores = predict_by_hand(data, history, rows)
+    margin = scores[:, 0] if loss == "logistic" else scores[:, 1] - scores[:, 0]
+    np.testing.assert_allclose(predictor.decision_function(rows), margin, rtol=1e-10)
+    proba = predictor.predict_proba(rows)
+    np.testing.assert_allclose(proba[:, 1], 1 / (1 + np.exp(-margin)), rtol=1e-10)
+    np.testing.assert_allclose(proba.sum(axis=1), 1.0)
+    assert predictor.classes == ("no", "yes")
+    assert (predictor.predict(rows) == np.where(margin > 0, "yes", "no")).all()
+    assert predictor.feature_names == data.preparation.feature_names
+    assert predictor.columns == ("age", "income", "arm")
+
+
+def test_frames_mappings_files_and_arrays_say_the_same(tmp_path) -> None:
+    predictor = fit()[1].predictor()
+    rows = draw_table(seed=2)
+    wanted = predictor.predict_proba(rows)
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    shuffled = rows[["income", "ill", "arm", "site", "age"]]  # matched by name
+    without = rows[["arm", "age", "income"]]
+    array = rows[["age", "income", "arm"]].to_numpy(dtype=object)
+    mapping = {name: rows[name].tolist() for name in rows}
+    for given in (shuffled, without, array, mapping, tmp_path / "rows.csv"):
+        np.testing.assert_allclose(predictor.predict_proba(given), wanted, rtol=1e-9)
+    reversed_rows = predictor.predict_proba(rows.iloc[::-1])
+    np.testing.assert_allclose(reversed_rows[::-1], wanted)
+
+
+def test_arrays_without_a_preparation_and_many_classes() -> None:
+    data = classification(classes=3)
+    history = train(FedAvg(LocalSGD(lr=0.1, steps=2)), simulate(data, "mlp"), rounds=1)
+    predictor, X = history.predictor(), data.train.inputs
+    assert predictor.classes == ("0", "1", "2") and predictor.feature_names is None
+    with torch.no_grad():
+        scores = history.model(torch.tensor(X, dtype=torch.float32))
+    np.testing.assert_allclose(predictor.decision_function(X), scores.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(predictor.predict_proba(X), scores.softmax(1).numpy(), rtol=1e-5)
+    assert predictor.predict(X).tolist() == [str(k) for k in scores.argmax(1).tolist()]
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_regression_gives_values_in_the_shape_of_the_targets(outputs) -> None:
+    data = regression(outputs=outputs)
+    history = train(ScaffPD(Average()), simulate(data, "linear", dtype=DOUBLE), rounds=3)
+    found = history.predictor().predict(data.train.inputs)
+    assert found.shape == data.train.targets.shape
+    for method in ("predict_proba", "decision_function"):
+        with pytest.raises(ValueError, match="has no classes"):
+            getattr(history.predictor(), method)(data.train.inputs)
+
+
+def test_the_model_is_the_one_given_out_and_the_users_module_is_untouched() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    before = {name: p.clone() for name, p in module.state_dict().items()}
+    clients = simulate(classification(), module, engine="loop")
+    history = train(FedAvg(LocalSGD(lr=0.5, steps=2)), clients, rounds=2)
+    assert all(torch.equal(p, before[n]) for n, p in module.state_dict().items())
+    for name, p in history.model.state_dict().items():
+        assert torch.equal(p, history.parameters[name])
+    assert not history.model.training  # no dropout in predictions
+    again = pickle.loads(pickle.dumps(history))
+    X = classification().train.inputs
+    np.testing.assert_array_equal(again.predictor().predict(X), history.predictor().predict(X))
+
+
+def test_losses_without_probabilities_say_so() -> None:
+    predictor = fit(loss="hinge")[1].predictor()
+    assert set(predictor.predict(draw_table())) <= {"no", "yes"}
+    with pytest.raises(ValueError, match="gives scores, not probabilities"):
+        predictor.predict_proba(draw_table())
+
+
+# -- thresholds ------------------------------------------------------------------------------------
+
+
+def test_thresholds_are_per_client_and_half_for_others() -> None:
+    history, rows = fit()[1], draw_table(seed=3)
+    chance = history.predictor().predict_proba(rows)[:, 1]
+    limits = np.where(rows["site"] == "n", 0.8, 0.5)
+    wanted = np.where(chance >= limits, "yes", "no")
+    predictor = history.predictor(thresholds={"n": 0.8})
+    assert (predictor.predict(rows) == wanted).all()
+    unowned = rows.drop(columns="site")
+    assert (predictor.predict(unowned, client=rows["site"].tolist()) == wanted).all()
+    assert (predictor.predict(unowned, client="n") == np.where(chance >= 0.8, "yes", "no")).all()
+    with pytest.raises(DataError, match="say whose rows"):
+        predictor.predict(unowned)
+    with pytest.raises(DataError, match="no client 'x'; there are"):
+        predictor.predict(unowned, client="x")
+    with pytest.raises(ValueError, match="there is no client 'x'"):
+        history.predictor(thresholds={"x": 0.5})
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got 1.5"):
+        history.predictor(thresholds={"n": 1.5})
+
+
+@pytest.mark.parametrize("rule", ["accuracy", "balanced_accuracy"])
+def test_fitted_thresholds_are_the_best_on_a_grid(rule) -> None:
+    score = {"accuracy": accuracy_score, "balanced_accuracy": balanced_accuracy_score}[rule]
+    plain, rows = fit()[1].predictor(), draw_table(seed=4)
+    fitted = plain.fit_thresholds(rows, rows["ill"], rule=rule)
+    for _, mine in rows.groupby("site"):
+        found = score(mine["ill"], fitted.predict(mine))
+        chance = plain.predict_proba(mine)[:, 1]
+        for limit in np.linspace(0, 1, 51):
+            other = np.where(chance >= limit, "yes", "no")
+            assert found >= score(mine["ill"], other) - 1e-12
+    one_class = rows[rows["ill"] == "yes"]
+    assert set(plain.fit_thresholds(one_class, one_class["ill"]).thresholds.values()) == {0.5}
+    with pytest.raises(ValueError, match="rule is"):
+        plain.fit_thresholds(rows, rows["ill"], rule="f1")
+
+
+def test_thresholds_are_for_two_classes() -> None:
+    with pytest.raises(ValueError, match="two classes"):
+        Predictor(nn.Linear(1, 3), (1,), ("a", "b", "c"), "softmax", thresholds={"n": 0.1})
+
+
+# -- what is wrong is said -------------------------------------------------------------------------
+
+
+def test_wrong_rows_are_refused_one_by_one() -> None:
+    predictor, rows = fit()[1].predictor(), draw_table()
+    with pytest.raises(DataError, match="no column 'income'"):
+        predictor.predict(rows.rename(columns={"income": "Income"}))
+    with pytest.raises(DataError, match=r"3 columns \(age, income, arm\), got .* shape \(2, 2\)"):
+        predictor.predict(np.zeros((2, 2)))
+    X = classification().train.inputs
+    clients = simulate(classification(), "logistic")
+    arrays = train(FedAvg(LocalSGD(lr=0.1, steps=1)), clients, rounds=1).predictor()
+    with pytest.raises(DataError, match=r"samples of shape \(3,\), got an array of shape \(3,\)"):
+        arrays.predict(X[0])
+    with pytest.raises(DataError, match=r"not finite at \[0, 1\]"):
+        arrays.predict(np.array([[0.0, np.nan, 1.0]]))
+    with pytest.raises(DataError, match="whose columns have no names"):
+        arrays.predict(pd.DataFrame(X))
+    with pytest.raises(DataError, match="must be numbers"):
+        arrays.predict([["a", "b", "c"]])
+    with pytest.raises(ValueError, match="Nobody here knows the module"):
+        History(("a",)).predictor()
+
+
+# -- exported --------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_an_exported_program_predicts_the_same(tmp_path, model) -> None:
+    predictor = fit(model)[1].predictor(thresholds={"n": 0.3})
+    written = export(predictor, tmp_path, program=True)
+    assert all(path.exists() for path in written)
+    again = load_exported(tmp_path)
+    for rows in (draw_table(1, seed=5), draw_table(50, seed=6)):
+        np.testing.assert_allclose(
+            again.predict_proba(rows), predictor.predict_proba(rows), rtol=1e-12
+        )
+        assert (again.predict(rows) == predictor.predict(rows)).all()
+    assert again.feature_names == predictor.feature_names
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "shape"), [("cnn", (1, 12, 12)), ("lstm", (7,))])
+def test_images_and_tokens_are_exported_too(tmp_path, name, shape) -> None:
+    module, tokens = build(name, shape, 3).eval(), name == "lstm"
+    predictor = Predictor(module, shape, ("a", "b", "c"), "softmax", tokens=tokens)
+    export(predictor, tmp_path, program=True)
+    draw = np.random.default_rng(0)
+    for rows in (1, 9):
+        size = (rows, *shape)
+        X = draw.integers(0, 3, size) if tokens else draw.standard_normal(size)
+        wanted = predictor.predict_proba(X)
+        np.testing.assert_allclose(load_exported(tmp_path).predict_proba(X), wanted, rtol=1e-6)
+
+
+@pytest.mark.long
+def test_an_exported_program_needs_its_own_preparation(tmp_path) -> None:
+    export(fit()[1].predictor(), tmp_path)
+    with pytest.raises(ValueError, match="export the run again with --torch"):
+        load_exported(tmp_path)
+    export(fit()[1].predictor(), tmp_path, program=True)
+    told = json.loads((tmp_path / PREPARATION).read_text())
+    told["columns"][0]["scale"] *= 2
+    (tmp_path / PREPARATION).write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="not the preparation that the model was exported with"):
+        load_exported(tmp_path)
+    (tmp_path / PREPARATION).unlink()
+    with pytest.raises(ValueError, match="lacks preparation"):
+        load_exported(tmp_path)
+    (tmp_path / DESCRIPTION).write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="format 99"):
+        load_exported(tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is not None, reason="it is there")
+def test_onnx_without_its_packages_says_what_to_install(tmp_path) -> None:
+    with pytest.raises(ValueError, match="onnx and onnxscript"):
+        export(fit()[1].predictor(), tmp_path, onnx=True)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_an_onnx_model_gives_the_same_scores(tmp_path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    predictor, rows = fit("mlp")[1].predictor(), draw_table(7, seed=8)
+    export(predictor, tmp_path, onnx=True)
+    session = runtime.InferenceSession(tmp_path / ONNX, providers=["CPUExecutionProvider"])
+    features = predictor.features(rows)
+    (scores,) = session.run(["scores"], {"features": features})
+    wanted = predictor.decision_function(rows)
+    np.testing.assert_allclose(scores[:, 1] - scores[:, 0], wanted, rtol=1e-9)
