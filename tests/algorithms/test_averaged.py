@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from equifed.algorithms.relaxed import Relaxed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.problems import PROBLEMS, rounds, start
 
 from equifed.algorithms import AFL, Averaged, FedAvg, ScaffPD
 from equifed.algorithms.certified import Certified
-from equifed.algorithms.relaxed import Relaxed
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream

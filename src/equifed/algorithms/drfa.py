@@ -7,7 +7,7 @@ from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.relaxed import Relaxed
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -163,6 +163,6 @@ class DRFA:
         mean = state.mean_weights if self.output == "average" else None
         return state.weights if mean is None else mean
 
-    def wrapped(self) -> Relaxed:
+    def wrapped(self) -> Remembering:
         """Return the algorithm as training runs it."""
-        return Relaxed(self)
+        return Remembering(self)

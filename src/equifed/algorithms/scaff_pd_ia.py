@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE
-from equifed.algorithms.certified import Certified
-from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.safeguarded import Safeguarded, safeguard
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector
@@ -118,7 +117,7 @@ class ScaffPDIA:
 
     def wrapped(self) -> Safeguarded:
         """Return the algorithm as training runs it."""
-        return Safeguarded(Certified(self))
+        return safeguard(self)
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
