@@ -74,16 +74,17 @@ class Remembering:
     stochastic average gradient of Schmidt et al. (2017) where chance picks the clients. Scaling the
     sum over S alone has the right mean, too, but its noise does not vanish at the solution; this
     does, for there the contributions no longer change. An answer counts until the next one, in
-    N/|S| rounds on average, so the model goes |S|/N of the way: every answer counts once.
+    |heard|/|S| rounds on average, so the model goes |S|/|heard| of the way: it counts once.
 
     It begins with the first round in which somebody is missing; until then it is the algorithm
-    itself, to the bit. Clients keep their vectors (one model each, as with SCAFFOLD), the server
-    knows sums alone, for one more of them in a round. When a client was away for the algorithm's
-    ``patience`` (20 rounds where it has none) its last answer is of no use any more, and the memory
-    begins anew without it. It ends after as many rounds with everybody there.
+    itself, to the bit. Clients keep their vectors (one model each, as with SCAFFOLD), for one more
+    sum in a round. When a client was away for the algorithm's ``patience`` (20 rounds where it has
+    none) its last answer is of no use any more, and the memory begins anew without it. It ends
+    after as many rounds with everybody there.
 
     Algorithms that sample clients, or draw them by weights, run as without: their noise is their
-    own.
+    own. So do all where sums are hidden from the server: the sum over those who are there of what
+    they sent before, taken from the sum of then, would be the vector of one who is missing.
 
     Parameters
     ----------
@@ -114,15 +115,17 @@ class Remembering:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round, in which those who are missing count as before."""
         n, here = len(clients.names), len(clients.index)
-        if (state.away is None and here == n) or n * len(state.x) > self.largest:
+        hidden = getattr(clients, "hidden", None) is not None
+        if (state.away is None and here == n) or hidden or n * len(state.x) > self.largest:
             inner, info = self.algorithm.round(state.inner, clients, stream)
             return State(inner), info
         away, limit = count_absence(state.away, clients.index, n), self._limit(n)
         memory = None if (away == limit).any() else state.memory
         view = Recall(clients, stream, memory)
         after, info = self.algorithm.round(state.inner, cast(Clients, view), stream)
-        if view.memory is not None and here < n:
-            part: Vector = state.x + here / n * (after.x - state.x)
+        heard = here if view.memory is None else int(view.memory.heard.sum())
+        if here < heard:
+            part: Vector = state.x + here / heard * (after.x - state.x)
             after = with_inner_state(after, replace(inner_state(after), x=part))
         quiet = state.quiet + 1 if here == n else 0
         return State(after) if quiet >= limit else State(after, view.memory, away, quiet), info
@@ -145,6 +148,8 @@ class Recall:
     def __init__(self, clients: Clients, stream: Stream, memory: Memory | None) -> None:
         self._clients, self._stream = clients, stream
         self._before, self.memory = memory, memory
+        if memory is not None:  # asked for at once: clients keep what is still wanted
+            self._last = clients.remembered(memory.vectors, clients.index)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._clients, name)
@@ -181,8 +186,7 @@ class Recall:
         new = plain * (len(here) / n)  # sum over S of lambda_i v_i
         if old is not None and len(here) < n:
             mine, heard = old.weights.copy(), old.heard.copy()
-            last = clients.remembered(old.vectors, here).weighted_sum(mine[here])
-            new = old.total + new - last
+            new = old.total + new - self._last.weighted_sum(mine[here])
         mine[here], heard[here] = counted, True
         kept = clients.remember(None if old is None else old.vectors, here, vectors)
         self.memory = Memory(kept, mine, new, heard)
