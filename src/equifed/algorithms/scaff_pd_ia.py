@@ -103,6 +103,8 @@ class ScaffPDIA:
         before = info.losses if chosen else state.before
         after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
+        if state.phi is None:
+            numbers["warmup"] = 1.0  # what is proved now is about another problem
         if state.before is not None and info.losses is not None:
             notes += self._regret(state, info.losses - state.before)
         return after, replace(info, numbers=numbers, notes=info.notes + notes)
