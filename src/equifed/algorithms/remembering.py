@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from equifed.algorithms.attendance import PATIENCE, rounds_of_patience
 from equifed.algorithms.wrapper import inner_state, unwrap, with_inner_state
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved
 from equifed.contract.local import LocalSGD
@@ -133,6 +133,11 @@ class Remembering:
     def model(self, state: State) -> Vector:
         """Return the algorithm's model."""
         return self.algorithm.model(state.inner)
+
+    def weights(self, state: State) -> Weights | None:
+        """Return the weights that the algorithm gives out, if it does."""
+        inner = self.algorithm
+        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
     def _limit(self, n: int) -> int:
         core = unwrap(self.algorithm)
