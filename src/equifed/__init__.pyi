@@ -15,7 +15,7 @@ from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
-from equifed.algorithms.relaxed import Relaxed as Relaxed
+from equifed.algorithms.remembering import Remembering as Remembering
 from equifed.algorithms.rfedfair import RFedFair as RFedFair
 from equifed.algorithms.safeguarded import Safeguarded as Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD

@@ -13,7 +13,7 @@ from tests.problems import PROBLEMS, rounds, start
 
 from equifed.algorithms import AFL, Averaged, FedAvg, ScaffPD
 from equifed.algorithms.certified import Certified
-from equifed.algorithms.relaxed import Relaxed
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -93,32 +93,17 @@ def test_wrappers_may_be_inside_or_outside(algorithm: Any) -> None:
 
 
 def test_training_wraps_what_is_inside() -> None:
-    assert Averaged(AFL(WORK)).wrapped() == Averaged(Relaxed(AFL(WORK)))
-    assert Averaged(FedAvg(WORK)).wrapped() == Averaged(FedAvg(WORK))
+    assert Averaged(AFL(WORK)).wrapped() == Averaged(Remembering(AFL(WORK)))
+    assert Averaged(Certified(AFL(WORK))).wrapped() == Averaged(Certified(AFL(WORK)))
     history = train(Averaged(ScaffPD(CVaR(0.5))), PROBLEM.clients(), rounds=3)
     assert "gap" in history.rounds[-1].numbers
-
-
-def test_relaxed_steps_are_the_algorithm_until_somebody_is_missing() -> None:
-    """Then the next rounds go a part of the way: 1 / sqrt(1 + k / h) after k such rounds."""
-    clients, x = PROBLEM.clients(), start(PROBLEM)
-    algorithm = Relaxed(AFL(WORK), horizon=2.0)
-    state, _ = rounds(algorithm, clients, x, 4)
-    plain, _ = rounds(AFL(WORK), clients, x, 4)
-    np.testing.assert_array_equal(state.x, plain.x)
-    for _ in range(6):
-        state, _ = algorithm.round(state, clients.subset([0, 1, 2]), Stream(0).at("away"))
-    new, _ = algorithm.round(state, clients, Stream(0).at("round", 5))
-    whole, _ = AFL(WORK).round(state.inner, clients, Stream(0).at("round", 5))
-    np.testing.assert_allclose(new.x - state.x, (whole.x - state.x) / 2, atol=1e-14)
-    np.testing.assert_array_equal(new.inner.weights, whole.weights)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Averaged(FedAvg(WORK), decay=-1.0), "at least 0, got -1"),
-        (lambda: Relaxed(FedAvg(WORK), horizon=0.0), "horizon must be positive"),
+        (lambda: Remembering(FedAvg(WORK), largest=-1), "largest must be at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str) -> None:

@@ -25,6 +25,7 @@ from equifed.objectives import CVaR, RelativeFairness, WorstCase
 from equifed.steps.phi import LARGEST_PHI, UNSOLVED, best_phi, choose_phi, inverse_product
 from equifed.training import checkpoints
 from equifed.training.loop import train
+from equifed.training.stopping import StopAtGap
 
 pytestmark = pytest.mark.long
 
@@ -262,3 +263,13 @@ def test_a_state_with_a_chosen_phi_survives_a_checkpoint(tmp_path: Path) -> None
 def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ScaffPDIA(**wrong)
+
+
+def test_a_gap_proved_in_the_warm_up_does_not_stop_the_run() -> None:
+    """It is about phi = 0; with that phi given, the same tolerance ends the run at once."""
+    problem, stop = PROBLEMS["least squares"], [StopAtGap(1e6)]
+    given = train(ScaffPDIA(0.0), problem.clients("stacked"), rounds=9, stop=stop)
+    assert given.rounds[-1].round == 1
+    chosen = train(ScaffPDIA("auto", warmup=6), problem.clients("stacked"), rounds=9, stop=stop)
+    assert all("gap" in record.numbers for record in chosen.rounds[:6])
+    assert chosen.rounds[-1].round > 6

@@ -481,3 +481,16 @@ def test_a_start_that_does_not_fit_is_refused_by_name(start: Any, reason: str) -
     assert problem.d == 8
     with pytest.raises(ValueError, match=reason):
         train(PLAIN, problem.clients(), rounds=1, x=start)
+
+
+@pytest.mark.parametrize("kind", [DRFA, AFL])
+def test_means_of_model_and_weights_are_given_out_together(kind: Any) -> None:
+    """The weights of the last round in the history are lambda-hat where the model is w-hat."""
+    local, engine = LocalSGD(lr=0.1, steps=2), clients()
+    algorithm = kind(local, dual_step=0.5, output="average")
+    history = train(algorithm, engine, rounds=6)
+    state = algorithm.init(engine, engine.initial(Stream(0).at("initial")))
+    for r in range(1, 7):
+        state, info = algorithm.round(state, engine, Stream(0).at("round", r))
+    np.testing.assert_array_equal(history.weights[6], algorithm.weights(state))
+    assert np.abs(history.weights[6] - info.weights).max() > 1e-6

@@ -9,7 +9,7 @@ from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
-from equifed.algorithms.relaxed import Relaxed
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -32,7 +32,7 @@ __all__ = [
     "Info",
     "QFedAvg",
     "RFedFair",
-    "Relaxed",
+    "Remembering",
     "Safeguarded",
     "ScaffPD",
     "ScaffPDIA",

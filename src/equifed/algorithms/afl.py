@@ -7,7 +7,7 @@ from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.relaxed import Relaxed
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -131,6 +131,6 @@ class AFL:
         """Return the last weights, or the mean of all."""
         return state.weights if state.mean_weights is None else state.mean_weights
 
-    def wrapped(self) -> Relaxed:
+    def wrapped(self) -> Remembering:
         """Return the algorithm as training runs it."""
-        return Relaxed(self)
+        return Remembering(self)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.relaxed import Relaxed
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -107,6 +107,6 @@ class AgnosticFedAvg:
         """Return the last model."""
         return state.x
 
-    def wrapped(self) -> Relaxed:
+    def wrapped(self) -> Remembering:
         """Return the algorithm as training runs it."""
-        return Relaxed(self)
+        return Remembering(self)

@@ -43,6 +43,10 @@ class Attendance:
     before: Index | None
     notes: tuple[str, ...]
 
+    def counted(self) -> Index:
+        """Return who counts, there or not."""
+        return np.arange(len(self.away)) if self.members is None else self.members
+
     def scale(self, weights: Weights) -> Weights:
         """Return the weights of those who take part: lambda_i N / |present|."""
         return scale_to_present(weights, self.index, self.members)

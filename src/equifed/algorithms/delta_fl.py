@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
+from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.participation import carry_over, check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
+from equifed.objectives.average import Average
 
 ROUNDING = 256.0
 """Units in the last place by which a loss may be off: a mean of many samples."""
@@ -20,9 +23,11 @@ ROUNDING = 256.0
 
 @dataclass(frozen=True)
 class State:
-    """The model."""
+    """The model, the losses known so far, and the rounds since each client's last answer."""
 
     x: Vector
+    losses: Losses | None = None  # None before the first round
+    away: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,11 @@ class DeltaFL:
     the same for everybody all clients train, whatever the order of a sum. Level 1 is FedAvg. The
     paper also adds noise for privacy; that is left out.
 
-    Absent clients are not sampled.
+    Absent clients are not sampled. Where everybody is asked (``participation=1``) they count in the
+    quantile with their last loss, and those of T who are there have
+    :math:`p_i N/|\text{present}|`: a tail of those who happen to be there would be that of another
+    objective. In such a round all who are there train, so that
+    :class:`~equifed.algorithms.remembering.Remembering` can take back what is no longer in T.
 
     Parameters
     ----------
@@ -58,6 +67,8 @@ class DeltaFL:
         Fraction of clients in S.
     server_lr : float
         Step from x towards the average.
+    patience : int
+        Rounds without an answer after which a client does not count until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -65,9 +76,10 @@ class DeltaFL:
     weighting: Weighting = "size"
     participation: float = 1.0
     server_lr: float = 1.0
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         if not 0 < self.level <= 1:
             raise ValueError(f"DeltaFL level must lie in (0, 1], got {self.level}.")
 
@@ -78,24 +90,36 @@ class DeltaFL:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)  # S
-        losses = chosen.losses(state.x, stream.at("losses"))
-        threshold = upper_quantile(losses, client_weights(self.weighting, chosen.sizes), self.level)
-        trains = losses >= threshold - rounding(threshold, state.x)
-        tail = chosen.subset(chosen.index[trains])  # T
-        weights = client_weights(self.weighting, tail.sizes)
-        moved = tail.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
+        seen = chosen.losses(state.x, stream.at("losses"))
+        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
+        roll = take_attendance(self, state, chosen, Average())
+        pool = chosen.index if self.participation < 1 else roll.counted()
+        sizes, known = all_sizes(clients)[pool], losses[pool]
+        threshold = upper_quantile(known, client_weights(self.weighting, sizes), self.level)
+        trains = known >= threshold - rounding(threshold, state.x)
+        tail = client_weights(self.weighting, sizes[trains])  # p_i / sum over T
+        weights = scatter(tail, pool[trains], len(losses))
+        share = roll.scale(weights)
+        if len(chosen.index) == len(pool):  # nobody of them is missing
+            chosen, share = chosen.subset(pool[trains]), tail  # T
+        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
+        x = state.x - self.server_lr * moved.displacement.weighted_sum(share)
         info = Info(
-            scatter(weights, tail.index, len(clients.names)),
-            objective=float(weights @ losses[trains]),
-            index=tail.index,
+            weights,
+            objective=float(tail @ known[trains]),
+            index=chosen.index,
             numbers={"threshold": threshold},
+            notes=roll.notes if self.participation == 1 else (),
         )
-        return State(x), info
+        return State(x, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it."""
+        return Remembering(self)
 
 
 def upper_quantile(losses: Losses, mass: Weights, level: float) -> float:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.relaxed import Relaxed
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -68,8 +68,8 @@ class DRFA:
     fixed points, and no bound on the step.
 
     Absent clients are not drawn, and their v is their last known loss. The step from w is scaled so
-    that its mean is right; the losses are those at w, for at w' the very clients who are asked have
-    just trained. A run records lambda, which is the mean of the weights that are drawn.
+    that its mean is right, and w' is taken on the way to the next w, at t' of tau: the average of
+    those who are there would favour them. A run records lambda, the mean of the weights drawn.
 
     Parameters
     ----------
@@ -127,11 +127,12 @@ class DRFA:
         if m is not None:
             chosen, share = draw_clients(clients, mix, m, stream)  # line 2: D
             share = total * share
-        moved = chosen.local_steps(state.x, self._work(clients, stream), stream.at("local"))  # 3-10
+        work, part = self._work(clients, stream)  # line 3
+        moved = chosen.local_steps(state.x, work, stream.at("local"))  # lines 4-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
-        at = (
-            state.x if moved.snapshot is None else moved.snapshot.weighted_sum(share)
-        )  # line 12: w'
+        at = state.x + part * (x - state.x)  # line 12: w', roughly
+        if moved.snapshot is not None:
+            at = moved.snapshot.weighted_sum(share)  # line 12: w'
         seen = asked.losses(at, stream.at("losses"), None if full else self.local.batch_size)  # 14
         losses = carry_over(state.losses, asked.index, seen, len(clients.names))
         v = estimate_losses(losses, clients.index, asked.index, seen)  # line 15
@@ -145,14 +146,17 @@ class DRFA:
         info = Info(lambda_s, index=chosen.index, notes=roll.notes)
         return State(x, weights, s, *means, losses, roll.away), info
 
-    def _work(self, clients: Clients, stream: Stream) -> LocalSGD:
-        """Return the local work of this round, with its snapshot index t' if everybody is there."""
+    def _work(self, clients: Clients, stream: Stream) -> tuple[LocalSGD, float]:
+        """Return the local work of this round, and which part of it leads to the snapshot w'.
+
+        Work of everybody holds the snapshot index t' itself.
+        """
         work = replace(self.local, average=self.output == "average")
+        if self.ascent == "full" or work.steps is None:
+            return work, 0.0
+        t = int(stream.at("snapshot").generator().integers(1, work.steps + 1))
         absent = len(clients.index) < len(clients.names)
-        if self.ascent == "full" or work.steps is None or absent:
-            return work
-        t = stream.at("snapshot").generator().integers(1, work.steps + 1)  # line 3
-        return replace(work, snapshot=int(t))
+        return work if absent else replace(work, snapshot=t), t / work.steps
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates (w-hat)."""
@@ -163,6 +167,6 @@ class DRFA:
         mean = state.mean_weights if self.output == "average" else None
         return state.weights if mean is None else mean
 
-    def wrapped(self) -> Relaxed:
+    def wrapped(self) -> Remembering:
         """Return the algorithm as training runs it."""
-        return Relaxed(self)
+        return Remembering(self)

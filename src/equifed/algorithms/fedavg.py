@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Vector, Weights
 from equifed.contract.clients import Clients
@@ -71,6 +72,10 @@ class FedAvg:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it."""
+        return Remembering(self)
 
 
 def client_weights(weighting: Weighting, sizes: Index) -> Weights:

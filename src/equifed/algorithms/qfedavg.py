@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
@@ -95,6 +96,10 @@ class QFedAvg:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it."""
+        return Remembering(self)
 
 
 def qfedsgd(

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
@@ -140,3 +141,7 @@ class RFedFair:
     def model(self, state: State) -> Vector:
         """Return the mean of the models before each step, or the last model."""
         return state.x if state.mean_x is None else state.mean_x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it."""
+        return Remembering(self)

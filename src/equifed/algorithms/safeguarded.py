@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from equifed.algorithms.certified import Certified
+from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.wrapper import inner_state, objective_at, unwrap, with_inner_state
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Losses, Vector, Weights
@@ -211,6 +213,11 @@ class Safeguarded:
         empty = Info(best.weights, best.losses)
         value = self._objective(state.inner, empty).value(best.losses)
         return after, replace(empty, objective=value, numbers=numbers, notes=(note,))
+
+
+def safeguard(algorithm: AnyAlgorithm) -> Safeguarded:
+    """Return SCAFF-PD or SCAFF-PD-IA as training runs it: with proofs and a memory, too."""
+    return Safeguarded(Certified(Remembering(algorithm)))
 
 
 def _back(state: State, best: BestPoint) -> State:

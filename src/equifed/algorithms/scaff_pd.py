@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
-from equifed.algorithms.certified import Certified
-from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.safeguarded import Safeguarded, safeguard
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -45,7 +44,7 @@ class ScaffPD:
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
     The first :math:`l_\text{prev}`, open in the paper, is l, also for those who were away. Absent
-    clients keep their last loss; the others have w_i = lambda_i N/present, scaled once: (4.2) takes
+    clients keep their last loss; others have w_i = lambda_i N/present, scaled once: (4.2) takes
     :math:`\sum w_i d_i - (\sum w_i - 1) c`. Where the sum S of lambda is free, lambda / S moves x.
 
     Parameters
@@ -107,4 +106,4 @@ class ScaffPD:
 
     def wrapped(self) -> Safeguarded:
         """Return the algorithm as training runs it."""
-        return Safeguarded(Certified(self))
+        return safeguard(self)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE
-from equifed.algorithms.certified import Certified
-from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.safeguarded import Safeguarded, safeguard
 from equifed.algorithms.scaff_pd import ScaffPD, State
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector
@@ -104,6 +103,8 @@ class ScaffPDIA:
         before = info.losses if chosen else state.before
         after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
+        if state.phi is None:
+            numbers["warmup"] = 1.0  # what is proved now is about another problem
         if state.before is not None and info.losses is not None:
             notes += self._regret(state, info.losses - state.before)
         return after, replace(info, numbers=numbers, notes=info.notes + notes)
@@ -118,7 +119,7 @@ class ScaffPDIA:
 
     def wrapped(self) -> Safeguarded:
         """Return the algorithm as training runs it."""
-        return Safeguarded(Certified(self))
+        return safeguard(self)
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho)

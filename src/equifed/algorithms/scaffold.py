@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
@@ -125,3 +126,7 @@ class Scaffold:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Remembering | Scaffold:
+        """Return the algorithm as training runs it; stored variates are a memory already."""
+        return Remembering(self) if self.variates == "fresh" else self

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector
 from equifed.contract.clients import Clients
@@ -88,3 +89,7 @@ class TiltedERM:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it."""
+        return Remembering(self)

@@ -76,3 +76,12 @@ class Wrappable(Protocol):
     def wrapped(self) -> AnyAlgorithm:
         """Return the algorithm as training runs it."""
         ...
+
+
+@runtime_checkable
+class GivesWeights(Protocol):
+    """An algorithm that gives out weights of its own beside its model, such as means of both."""
+
+    def weights(self, state: Any) -> Weights | None:
+        """Return the weights that belong to ``model(state)``; None: the last ones."""
+        ...

@@ -71,11 +71,7 @@ class ProjectedGradient:
     def check(self, objective: SaddleObjective, who: str) -> None:
         """Refuse what is no saddle objective, or one whose penalty has no gradient."""
         check_saddle(objective, who)
-        if not objective.is_smooth:
-            raise ValueError(
-                f"{who} has a gradient step in the penalty, which {objective!r} has not "
-                "everywhere; use the proximal step, Euclidean()."
-            )
+        _refuse_without(objective.is_smooth, objective, f"{who} has a gradient step in the penalty")
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
@@ -107,11 +103,7 @@ class Entropic:
     def check(self, objective: SaddleObjective, who: str) -> None:
         """Refuse what is no saddle objective, or one without an entropic step."""
         check_saddle(objective, who)
-        if not objective.is_entropic:
-            raise ValueError(
-                f"{who} has an entropic dual step, which {objective!r} does not have exactly; "
-                "give dual=Euclidean()."
-            )
+        _refuse_without(objective.is_entropic, objective, f"{who} has an entropic dual step")
 
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
@@ -121,3 +113,11 @@ class Entropic:
         if (weights < 0).any():
             raise ValueError("an entropic step needs weights >= 0; use Euclidean().")
         return objective.mirror(weights, losses, check_step(step))
+
+
+def _refuse_without(has_it: bool, objective: SaddleObjective, wanted: str) -> None:
+    """Refuse an objective that does not have the step which is wanted."""
+    if not has_it:
+        raise ValueError(
+            f"{wanted}, which {objective!r} does not have exactly; give dual=Euclidean()."
+        )

@@ -99,13 +99,14 @@ ALGORITHMS = {
         "any of these; gives out a mean of its last models",
         "Shamir and Zhang 2013",
     ),
-    "relaxed": Entry(
-        "equifed.algorithms.relaxed:Relaxed",
-        "any of these; shorter server steps the more often clients are missing",
+    "remembering": Entry(
+        "equifed.algorithms.remembering:Remembering",
+        "any of these; absent clients count with what they sent last",
+        "Gu et al. 2021",
     ),
 }
 
-WRAPPERS = ("certified", "safeguarded", "averaged", "relaxed")
+WRAPPERS = ("certified", "safeguarded", "averaged", "remembering")
 """Algorithms that add to another one, which they need."""
 
 OBJECTIVES = {

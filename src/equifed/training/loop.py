@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator, KnowsFeatures
@@ -210,11 +210,16 @@ class _Training:
         if choice.given.kind != "last":
             self.history.forget_evaluation(r)
             self._measure(r, choice.x, choice.weights)
+        elif choice.weights is not None:
+            self.history.weights[r] = choice.weights
 
     def _choose(self, r: int, state: Any) -> Choice:
         model, iterate = self.algorithm.model(state), state.x
         own = model is not iterate and not bool((model == iterate).all())
-        return self.giver.choose(self.kept, r, model, own)
+        choice = self.giver.choose(self.kept, r, model, own)
+        if choice.given.kind == "last" and own and isinstance(self.algorithm, GivesWeights):
+            return replace(choice, weights=self.algorithm.weights(state))
+        return choice
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""

@@ -41,7 +41,9 @@ class TimeLimit:
 class StopAtGap:
     """Stop when a round's certificate proves the objective this close to its minimum.
 
-    It is the certificate of the model that the round started from, which is then given out.
+    It is the certificate of the model that the round started from, which is then given out. Rounds
+    of a warm-up (SCAFF-PD-IA before it chooses phi) prove something about another problem; they do
+    not stop a run.
 
     >>> from equifed.training.history import RoundRecord
     >>> record = RoundRecord(7, 0.5, 1, 0, 0, seconds=2.0, numbers={"gap": 1e-7})
@@ -54,8 +56,9 @@ class StopAtGap:
 
     def __call__(self, history: History) -> str | None:
         """Return why to stop, or None."""
-        gap = history.rounds[-1].numbers.get("gap")
-        if gap is None or gap > self.gap:
+        numbers = history.rounds[-1].numbers
+        gap = numbers.get("gap")
+        if gap is None or gap > self.gap or "warmup" in numbers:
             return None
         return f"the objective is certified to be within {gap:.3g} of its minimum"
 
