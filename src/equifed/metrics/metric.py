@@ -21,6 +21,8 @@ from equifed.metrics.sample_limits import Counts, limit_metric
 
 Needs = Literal["prediction", "score", "probability", "loss"]
 Task = Literal["any", "classes", "values"]
+DIRECTED = ("_score", "_error", "_loss")
+"""Endings of names that say which way is better: more, or less of it."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
-from equifed.contract.evaluation import Evaluator, KnowsFeatures
+from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
 from equifed.contract.streams import Stream
+from equifed.metrics.metric import DIRECTED, METRICS, Metric, as_metrics
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -61,6 +62,7 @@ def train(
     x: Vector | Mapping[str, Any] | nn.Module | None = None,
     evaluate: Sequence[str] | Evaluator = (),
     every: int = 1,
+    metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (),
     stop: Sequence[StopRule] = (),
     give_out: GiveOut = "auto",
     callbacks: Sequence[Callback] = (),
@@ -88,6 +90,10 @@ def train(
         model that is given out is measured.
     every : int
         Rounds from one evaluation to the next.
+    metrics : sequence of str, Metric or callable
+        What to measure beside loss and accuracy (or MSE), by name (``equifed.metrics.METRICS``) or
+        as a function ``f(y, prediction)`` of one client's samples; see
+        :func:`equifed.metrics.as_metric`.
     stop : sequence of callables
         Reasons to stop early.
     give_out : {"auto", "last", "certified", "average", "validation"}
@@ -117,8 +123,13 @@ def train(
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
     if every < 1:
         raise ValueError(f"every must be at least 1, got {every}.")
+    asked = as_metrics(metrics)
+    if asked and (callable(evaluate) or not evaluate):
+        raise ValueError(
+            "metrics are measured on splits: name them in evaluate, as evaluate=['test']."
+        )
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
-    told = stop, giver, callbacks, missing, folder
+    told = asked, stop, giver, callbacks, missing, folder
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     return training.run(None if x is None else clients.flatten(x), resume)
 
@@ -131,6 +142,7 @@ class _Training:
     stream: Stream
     evaluate: Sequence[str] | Evaluator
     every: int
+    metrics: Sequence[Metric]
     stop: Sequence[StopRule]
     giver: Giver
     callbacks: Sequence[Callback]
@@ -200,7 +212,11 @@ class _Training:
         if not self.evaluate:
             return []
         given = self.evaluate
-        found = given(x) if callable(given) else self.clients.evaluate(x, given)
+        if callable(given):
+            found = given(x)
+        else:
+            asked = (self.metrics,) if self.metrics else ()
+            found = self.clients.evaluate(x, given, *asked)
         return self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
@@ -214,6 +230,23 @@ class _Training:
         model, iterate = self.algorithm.model(state), state.x
         own = model is not iterate and not bool((model == iterate).all())
         return self.giver.choose(self.kept, r, model, own)
+
+    def _describe(self, x: Vector) -> None:
+        """Ask what single samples say about the model that is given out."""
+        shown = self.history.main_metric()
+        if shown is None or callable(self.evaluate) or not isinstance(self.clients, Describes):
+            return
+        own = {metric.name: metric for metric in self.metrics}
+        known = {**METRICS, **own}
+        names = dict.fromkeys(r.metric for r in self.history.metrics if r.split == shown[1])
+        wanted = [known[name] for name in names if name in known]
+        self.history.details = self.clients.describe(x, shown[1], wanted)
+        for metric in own.values():
+            if metric.name not in METRICS and not metric.name.endswith(DIRECTED):
+                note = f"{metric.name}: its name does not say which way is better; taken as a loss"
+                self._event({"event": "note", "round": 0, "reason": f"{note}, lower is better"})
+        if self.folder is not None:
+            self.folder.details(self.history.details)
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
@@ -286,6 +319,7 @@ class _Training:
         choice = self._choose(last, state)
         self.history.parameters = self.clients.parameters(choice.x)
         self._check_end(last)
+        self._describe(choice.x)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}

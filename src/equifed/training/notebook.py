@@ -28,7 +28,13 @@ def render_clients(names: Sequence[str], record: MetricRecord | None, rounds: in
     ]  # fmt: skip
     shown = f"the worst served {MOST_ROWS} of them shown"
     head += f", {shown if len(names) > MOST_ROWS else 'worst served first'}"
-    columns = _row("th", "client", f"{record.split} {record.metric}", "95 % interval", "samples")
+    columns = _row(
+        "th",
+        "client",
+        f"{record.split} {find_metric(record.metric).label}",
+        "95 % interval",
+        "samples",
+    )
     return (
         f"<table><caption>{escape(head)}</caption><thead>{columns}</thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"

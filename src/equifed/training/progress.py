@@ -76,7 +76,7 @@ class ProgressBar(Callback):
 
     @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        best = {"accuracy": 2, "loss": 0}
+        best = {"accuracy": 4, "mse": 2, "loss": 0}
         split = {"test": 0, "validation": 1, "train": 0.5}  # test if nothing else is evaluated
         found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
         if found.metric not in best or np.isnan(found.values).all():
@@ -84,7 +84,7 @@ class ProgressBar(Callback):
         accuracy = find_metric(found.metric).higher_is_better
         worst = int(np.nanargmin(found.values) if accuracy else np.nanargmax(found.values))
         value = float(found.values[worst])
-        text = f"{value:.1%}" if accuracy else f"{found.metric} {value:.4g}"
+        text = f"{value:.1%}" if accuracy else f"{find_metric(found.metric).label} {value:.4g}"
         self._worst = f"worst {self._names[worst]} {text} ({found.split})"
 
     @override

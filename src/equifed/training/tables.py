@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.details import Details
 from equifed.contract.evaluation import Hits
 from equifed.metrics.metric import find_metric
 from equifed.training.hits import HITS, pack_hits
@@ -38,6 +39,7 @@ TABLES = {
 CLIENTS, EVENTS, SUMMARY, MODEL = (
     "clients.json", "events.jsonl", "summary.json", "model.safetensors"
 )  # fmt: skip
+DETAILS, ALONE = "details.json", "alone.csv"
 
 
 class RunFolderError(RuntimeError):
@@ -80,7 +82,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, eq=False)
 class MetricRecord:
-    """One metric of all clients on one split after one round; NaN for a client without samples."""
+    """One metric of all clients on one split after one round; NaN where it is not defined."""
 
     round: int
     split: str
@@ -133,7 +135,7 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, HITS, SUMMARY, MODEL):
+        for name in (*TABLES, EVENTS, HITS, DETAILS, ALONE, SUMMARY, MODEL):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
         for name, columns in TABLES.items():
@@ -163,6 +165,17 @@ class Tables:
         """Replace what is known about single samples."""
         if self.writes and hits:
             write_file(self.path / HITS, pack_hits(hits))
+
+    def details(self, details: Details | None) -> None:
+        """Write what single samples say about the model that was given out."""
+        if self.writes and details is not None:
+            write_file(self.path / DETAILS, json.dumps(details.to_dict()).encode() + b"\n")
+
+    def alone(self, record: MetricRecord | None) -> None:
+        """Write what the clients would have with models of their own, as in ``metrics.csv``."""
+        if self.writes and record is not None:
+            (self.path / ALONE).unlink(missing_ok=True)
+            self._append(ALONE, [TABLES["metrics.csv"], *record.to_rows(self.names)])
 
     def finish(
         self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None
@@ -234,6 +247,13 @@ def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
         records[key].values[position[client]] = float(value)
         records[key].sizes[position[client]] = int(n)
     return list(records.values())
+
+
+def read_details(path: Path) -> Details | None:
+    """Return what single samples say; None: it was not asked."""
+    if not path.exists():
+        return None
+    return Details.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:
