@@ -173,6 +173,8 @@ def tabulate_comparison(report: Report) -> Table:
             note = cell["note"] if cell["note"].startswith("±") else ""
             value = Text(" ".join(filter(None, [cell["value"].removesuffix(" points"), note])))
             colour = {"better": "green", "worse": "red"}.get(cell["tone"], "dim")
-            cells.append(value.append("\n" + cell["change"], colour) if cell["change"] else value)
+            for text, style in ((cell["aside"], "dim"), (cell["change"], colour)):
+                value = value.append("\n" + text, style) if text else value
+            cells.append(value)
         table.add_row(Text(method.name), *cells)
     return table

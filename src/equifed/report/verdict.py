@@ -25,10 +25,9 @@ from equifed.metrics import (
     find_worse_means,
     newcombe_interval,
 )
-from equifed.metrics.chance import FIFTH, LEVEL
-from equifed.metrics.levels import count_of_fraction
+from equifed.metrics.chance import LEVEL
 from equifed.report.methods import Method, count_correct
-from equifed.report.scales import Scale, plural
+from equifed.report.scales import Scale, capital, plural
 from equifed.training.history import History
 
 NAMED = 5
@@ -81,7 +80,7 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     history = method.runs[0].history
     clause, notes, names = compare_alone(history, scale)
     sentence = found.sentence + (f"; {clause}" if clause and found.sentence else clause)
-    sentence = f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
+    sentence = f"{capital(sentence)}." if sentence else ""
     told = (*found.notes, *notes, *find_spent_losses(history))
     return Verdict(sentence, told, found.equal, found.underserved, names)
 
@@ -210,8 +209,8 @@ def _judge_losses(method: Method, scale: Scale) -> Verdict:
     )
     note = (
         f"Every client's {scale.label} was held against the mean of the others (Welch's test "
-        f"of logarithms, one-sided, corrected for {plural(len(some), 'client')}). A floor by chance is known for "
-        "accuracies only: losses also differ because some tasks are noisier than others."
+        f"of logarithms, one-sided, corrected for {plural(len(some), 'client')}). A floor by "
+        "chance is known for accuracies only: losses also differ because some tasks are noisier."
     )
     return Verdict(sentence, (note,), not low, low)
 
@@ -286,8 +285,3 @@ def floor_of(method: Method, scale: Scale) -> float:
         return math.nan
     _, counts, sizes = known
     return chance_floor(sizes, float(counts[0].sum() / sizes.sum()))
-
-
-def count_fifth(clients: int) -> int:
-    """Return how many clients a fifth of them is, rounded up."""
-    return count_of_fraction(FIFTH, clients)
