@@ -22,7 +22,7 @@ def pack_clients(report: Report) -> dict[str, Any]:
     if report.scale is None:
         return data
     scale = report.scale
-    data |= {"percent": scale.kind.is_fraction, "higher": scale.higher_is_better}
+    data |= {"limits": shows_limits(report), "higher": scale.higher_is_better}
     data["label"] = scale.label
     data["n"] = [int(n) for n in report.rows[0].sizes]
     heads = list_heads(report)
@@ -53,6 +53,11 @@ def list_heads(report: Report) -> list[tuple[str, str]]:
 def shows_loss(report: Report) -> bool:
     """Tell whether the loss is another number than the main metric."""
     return report.scale is not None and report.scale.metric not in ("loss", "mse")
+
+
+def shows_limits(report: Report) -> bool:
+    """Tell whether some client's main metric has limits."""
+    return any(bool(np.isfinite(rows.lower).any()) for rows in report.rows)
 
 
 def _pack_more(columns: list[Column], keys: list[str], n: int) -> dict[str, dict[str, Any]]:

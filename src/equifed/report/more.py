@@ -91,7 +91,9 @@ def _write_column(
 def _write_limits(lower: float, upper: float, kind: Metric) -> str:
     if not (math.isfinite(lower) and math.isfinite(upper)):
         return ""
-    return f"{kind.write_number(lower)} to {kind.write_number(upper)}"
+    if kind.is_fraction:
+        return f"{kind.write_number(lower)} to {kind.write_number(upper)}"
+    return f"{lower:.3g} to {upper:.3g}"
 
 
 def describe_undefined(method: Method, scale: Scale) -> list[str]:

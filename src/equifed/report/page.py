@@ -22,6 +22,7 @@ from equifed.report import svg
 from equifed.report.client_table import (
     list_heads,
     pack_clients,
+    shows_limits,
     shows_loss,
     write_clients_csv,
 )
@@ -160,6 +161,7 @@ def render(report: Report) -> str:
         table=pack_clients(report),
         heads=list_heads(report),
         shows_loss=shows_loss(report),
+        shows_limits=shows_limits(report),
         further=[] if report.scale is None else summarise_further(lead, report.scale),
         undefined=[] if report.scale is None else describe_undefined(lead, report.scale),
         groups=None if report.scale is None else list_groups(lead, report.scale),

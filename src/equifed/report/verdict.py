@@ -79,9 +79,10 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     found = _judge_fractions(method, scale) or _judge_losses(method, scale)
     history = method.runs[0].history
     clause, notes, names = compare_alone(history, scale)
-    sentence = found.sentence + (f"; {clause}" if clause and found.sentence else clause)
-    sentence = f"{capital(sentence)}." if sentence else ""
-    told = (*found.notes, *notes, *find_spent_losses(history))
+    joined = f"{found.sentence}; {clause}" if clause and found.sentence else ""
+    sentence = joined or found.sentence or capital(clause)  # a client's name stays as it is
+    sentence = f"{sentence}." if sentence else ""
+    told = (*found.notes, *_compare_majority(history, scale), *notes, *find_spent_losses(history))
     return Verdict(sentence, told, found.equal, found.underserved, names)
 
 
@@ -124,9 +125,11 @@ def _say_unequal(
     who = name_clients(low, method.clients)
     gap = scale.gap(found.floor - found.worst)
     if found.low_fifth:
-        fifth = "fifth" if found.count > 1 else "client"
-        named = f" ({who})" if who else ""
-        return f"The worst-served {fifth}{named} is {gap} below what chance explains"
+        if found.count == 1:
+            named = f", {who}," if who else ""
+            return f"The worst-served client{named} is {gap} below what chance explains"
+        named = f", most clearly {who}" if who else ""
+        return f"The worst-served fifth is {gap} below what chance explains{named}"
     if who:
         return f"{who} {'is' if len(low) == 1 else 'are'} served worse than chance explains"
     return (
@@ -183,6 +186,32 @@ def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
         f"A client with {plural(m, 'sample')}, the median, is told to be underserved from "
         f"{scale.text(told[-1] / m)} downwards; smaller differences would not be noticed."
     )
+
+
+def _compare_majority(history: History, scale: Scale) -> tuple[str, ...]:
+    """Say who is served no better than by always answering its most frequent class."""
+    record, details = history.last(scale.metric, scale.split), history.details
+    fits = details is not None and details.split == scale.split
+    if record is None or details is None or not fits or scale.metric != "accuracy":
+        return ()
+    shares = details.majorities()
+    low = np.flatnonzero(record.values <= shares)  # those with one class have nothing above it
+    names = tuple(history.names[i] for i in low if shares[i] < 1)
+    one = tuple(history.names[i] for i in np.flatnonzero(shares == 1))
+    out = []
+    if names:
+        no_better = "is served no better" if len(names) == 1 else "are served no better"
+        out.append(
+            f"{name_clients(names, history.names)} {no_better} than by always answering "
+            f"{'its' if len(names) == 1 else 'their'} most frequent class."
+        )
+    if one:
+        have = "has" if len(one) == 1 else "have"
+        out.append(
+            f"{name_clients(one, history.names)} {have} {scale.split} samples of one class only: "
+            "an accuracy says little about such a client."
+        )
+    return tuple(out)
 
 
 # -- losses ---------------------------------------------------------------------------------------

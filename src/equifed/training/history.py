@@ -222,11 +222,14 @@ class History:
         if not clients:
             return {"average": None, "worst": None, "worst_client": None, "round": record.round}
         worst = min(clients, key=lambda name: find_metric(metric).sign * clients[name])
+        lost = np.isnan(record.values) & (record.sizes > 0)
+        undefined = [self.names[i] for i in np.flatnonzero(lost)]
         return {
             "average": float(np.mean(list(clients.values()))),
             "worst": clients[worst],
             "worst_client": worst,
             "round": record.round,
+            **({"undefined_for": undefined} if undefined else {}),
         }
 
     def save(self, folder: str | Path) -> Path:
@@ -273,4 +276,7 @@ class History:
         """Return what a notebook shows: the clients, the worst served first."""
         chosen = self.main_metric()
         record = None if chosen is None else self.last(*chosen)
-        return render_clients(self.names, record, len(self.rounds))
+        told = self.details if chosen is not None and chosen[0] == "accuracy" else None
+        fits = told is not None and record is not None and told.split == record.split
+        shares = told.majorities() if told is not None and fits else None
+        return render_clients(self.names, record, len(self.rounds), shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,8 @@ from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
 from equifed.contract.streams import Stream
-from equifed.metrics.metric import DIRECTED, METRICS, Metric, as_metrics
+from equifed.metrics.metric import Metric, as_metrics
+from equifed.training.describing import describe_directions, describe_end
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -183,12 +185,13 @@ class _Training:
                 self._save(r, state)
         return self._end(state, reason)
 
-    def _check_end(self, last: int) -> None:
-        """Refuse a model that is not finite, and record what else is wrong with the run."""
+    def _check_end(self, last: int, x: Vector) -> None:
+        """Refuse a model that is not finite, record what else is wrong and what samples say."""
         wrong = check_finite(self.history.parameters or {})
         if wrong is not None:
             self._event({"event": "stopped", "round": last, "reason": wrong})
             raise TrainingError(f"After round {last} {wrong}")
+        self._describe(x)
         told = self.clients if isinstance(self.clients, KnowsFeatures) else None
         scales = None if told is None else told.feature_scales()
         for sentence in find_warnings(self.history, scales):
@@ -233,18 +236,11 @@ class _Training:
 
     def _describe(self, x: Vector) -> None:
         """Ask what single samples say about the model that is given out."""
-        shown = self.history.main_metric()
-        if shown is None or callable(self.evaluate) or not isinstance(self.clients, Describes):
+        if callable(self.evaluate) or not isinstance(self.clients, Describes):
             return
-        own = {metric.name: metric for metric in self.metrics}
-        known = {**METRICS, **own}
-        names = dict.fromkeys(r.metric for r in self.history.metrics if r.split == shown[1])
-        wanted = [known[name] for name in names if name in known]
-        self.history.details = self.clients.describe(x, shown[1], wanted)
-        for metric in own.values():
-            if metric.name not in METRICS and not metric.name.endswith(DIRECTED):
-                note = f"{metric.name}: its name does not say which way is better; taken as a loss"
-                self._event({"event": "note", "round": 0, "reason": f"{note}, lower is better"})
+        for note in describe_directions(self.metrics):
+            self._event({"event": "note", "round": 0, "reason": note})
+        self.history.details = describe_end(self.clients, self.history, self.metrics, x)
         if self.folder is not None:
             self.folder.details(self.history.details)
 
@@ -318,12 +314,12 @@ class _Training:
         last = self.history.rounds[-1].round
         choice = self._choose(last, state)
         self.history.parameters = self.clients.parameters(choice.x)
-        self._check_end(last)
-        self._describe(choice.x)
+        self._check_end(last, choice.x)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
-        self._event({"event": "given out", **told})
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._event({"event": "given out", **told, "time": now})
         if self.folder is not None:
             self.folder.finish(self.history.summary(), self.history.parameters)
         for callback in self.callbacks:

@@ -55,7 +55,7 @@
       const tr = document.createElement("tr");
       const text = method.text;  // numbers are written once, by the program that made the page
       tr.append(cell(name, "first"), cell(text.value[i]));
-      if (data.percent) tr.append(meter(method, i, range));
+      if (data.limits) tr.append(meter(method, i, range));
       if (data.methods.length > 1) tr.append(cell(text.change[i]));
       for (const key of data.more) tr.append(withLimits(method.more[key], i));
       if (data.loss) tr.append(cell(text.loss[i]));
