@@ -81,15 +81,13 @@ def find_low(m: int, rest: int, p: float, n: int) -> float | None:
 
 def one_underserved(draw: Draw) -> bool:
     """Return whether the verdict names the client that is served worse."""
-    while True:
+    low = None
+    while low is None:
         sizes, p = draw_sizes(draw), draw.uniform(0.6, 0.98)
-        low = [find_low(int(m), int(sizes.sum() - m), p, len(sizes)) for m in sizes]
-        able = [i for i, value in enumerate(low) if value is not None]
-        if able:
-            break
-    i = int(draw.choice(able))
+        i = int(draw.integers(len(sizes)))
+        low = find_low(int(sizes[i]), int(sizes.sum() - sizes[i]), p, len(sizes))
     accuracies = np.full(len(sizes), p)
-    accuracies[i] = low[i]
+    accuracies[i] = low
     found = judge(draw.binomial(sizes, accuracies), sizes)
     return found.equal is False and found.underserved == (f"client {i}",)
 

@@ -25,7 +25,9 @@ def draw(seed: int, classes: int, m: int = 40, ties: bool = False) -> Samples:
 
 
 def macro(function, **more):
-    return lambda y, p: function(y, p, average="macro", labels=np.unique(y), zero_division=0, **more)
+    return lambda y, p: function(
+        y, p, average="macro", labels=np.unique(y), zero_division=0, **more
+    )
 
 
 BINARY = {
