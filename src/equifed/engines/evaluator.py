@@ -135,8 +135,8 @@ class FederationEvaluator:
     ) -> Iterator[tuple[int, Samples]]:
         """Go through the clients that have samples in a split."""
         _, targets, offsets = self._splits[name]
-        parts = (targets, torch.cat(losses), torch.cat(outputs))
-        whole = Samples(*(to_array(part) for part in parts), self._classes)
+        answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
+        whole = Samples(to_array(targets), *answers, self._classes)
         for i in np.flatnonzero(np.diff(offsets)).tolist():
             yield i, whole.take(slice(offsets[i], offsets[i + 1]))
 

@@ -99,10 +99,10 @@ class Task:
     l2: float = 0.0
     dtype: Literal["float32", "float64"] = "float32"
     init: Literal["fresh", "own"] = "fresh"
-    class_weights: Mapping[str, float] | None = None
+    class_weights: str | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.class_weights is not None and not isinstance(self.class_weights, Mapping):
+        if isinstance(self.class_weights, str):
             raise ValueError(
                 "model.class_weights: no client knows how frequent the classes are in all of them; "
                 "on Flower give a table of weights by the number of the class, { 0 = 1.0, 1 = 5.0 }"
@@ -123,7 +123,7 @@ class Task:
         """Return a digest of everything about the model that both sides must share."""
         shapes = {name: list(shape) for name, shape in engine.model.shapes.items()}
         shared: list[Any] = [shapes, self.loss, self.l2, self.dtype]
-        if self.class_weights is not None:
+        if isinstance(self.class_weights, Mapping):
             shared.append(dict(self.class_weights))
         told = json.dumps(shared, sort_keys=True)
         told += engine.model.digest_fixed()  # it is not sent, so it must be there already

@@ -51,7 +51,7 @@ def limit_ratio(counts: Counts, level: float = 0.95) -> tuple[float, float]:
     >>> [round(limit, 3) for limit in limit_ratio((8, 10))]
     [0.49, 0.943]
     """
-    lower, upper = wilson_interval(*([number] for number in counts), level)
+    lower, upper = wilson_interval([counts[0]], [counts[1]], level)
     return float(lower[0]), float(upper[0])
 
 

@@ -149,12 +149,13 @@ def log_losses(y: Any, probability: Any) -> Values:
 
 
 def log_loss(y: Any, probability: Any) -> float:
-    """Return the mean of :func:`log_losses`."""
+    """Return minus the mean logarithm of the probability of the true class."""
     return float(log_losses(y, probability).mean())
 
 
 def _per_sample(errors: Any) -> Values:
-    return np.asarray(errors, dtype=np.float64).reshape(len(errors), -1).mean(axis=1)
+    wide = np.asarray(errors, dtype=np.float64).reshape(len(errors), -1)
+    return np.asarray(wide.mean(axis=1))
 
 
 def squared_errors(y: Any, predicted: Any) -> Values:

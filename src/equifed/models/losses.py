@@ -191,10 +191,10 @@ def weigh_classes(loss: Loss, weights: ClassWeights | None, federation: Federati
         return WeightedLoss(loss, counts.sum() / (classes * counts.to(torch.float64)))
     if not isinstance(weights, Mapping):
         raise ValueError(f"class_weights must be 'balanced' or a mapping, got {weights!r}.")
-    names = {name: k for k, name in enumerate(federation.class_names)}
-    numbers = {k: k for k in range(classes)} | {str(k): k for k in range(classes)}
+    places: dict[Any, int] = {k: k for k in range(classes)} | {str(k): k for k in range(classes)}
+    places |= {name: k for k, name in enumerate(federation.class_names)}
     for key, weight in weights.items():
-        place = names.get(key, numbers.get(key)) if isinstance(key, str | int) else None
+        place = places.get(key) if isinstance(key, str | int) else None
         if place is None:
             known = ", ".join(federation.class_names) or f"0..{classes - 1}"
             raise ValueError(f"class_weights: there is no class {key!r}; there are {known}.")

@@ -276,9 +276,9 @@ def _read_limits(method: Method, scale: Scale) -> tuple[Losses, Losses]:
     told = [run.history.details for run in method.runs]
     found = [d.limits(scale.metric) for d in told if d is not None and d.split == scale.split]
     if len(found) < len(method.runs):
-        return tuple(np.full((2, len(method.clients)), np.nan))
-    lower, upper = np.mean(found, axis=0).T
-    return lower, upper
+        found = [np.full((len(method.clients), 2), np.nan)]
+    ends = np.mean(found, axis=0)
+    return ends[:, 0], ends[:, 1]
 
 
 def _limit_accuracies(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:

@@ -83,7 +83,9 @@ def _write_column(
 ) -> Column:
     texts = tuple(kind.write(v) if math.isfinite(v) else DASH for v in values)
     spans = (
-        [""] * len(values) if limits is None else [_write_limits(*ends, kind) for ends in limits]
+        [""] * len(values)
+        if limits is None
+        else [_write_limits(ends[0], ends[1], kind) for ends in limits]
     )
     return Column(key, label, np.asarray(values, dtype=np.float64), texts, tuple(spans))
 
@@ -158,7 +160,7 @@ def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
                 kind, value = find_metric(name), found.values.get(name, math.nan)
                 ends = found.limits.get(name, (math.nan, math.nan))
                 text = kind.write(value) if math.isfinite(value) else DASH
-                cells.append({"value": text, "limits": _write_limits(*ends, kind)})
+                cells.append({"value": text, "limits": _write_limits(ends[0], ends[1], kind)})
                 numbers += [value, *ends]
             rows.append({"client": client, "group": group, "size": found.size, "cells": cells})
             plain.append(numbers)

@@ -104,7 +104,7 @@ def _judge_fractions(method: Method, scale: Scale) -> Verdict | None:
     known = count_correct(method, scale)
     if known is None or len(known[0]) < 2:
         return None
-    some, counts, sizes = known
+    some, counts, sizes = known[0], known[1], known[2].astype(np.float64)
     found = compare_to_chance(counts[0], sizes)
     low = tuple(method.clients[some[i]] for i in found.underserved)
     notes = (_describe_floor(found, sizes, scale), _describe_spread(found, counts[0], sizes, scale))
@@ -288,10 +288,10 @@ def compare_alone(history: History, scale: Scale) -> tuple[str, tuple[str, ...],
 def _find_sure(alone: Losses, shared: Any, some: Any) -> list[int]:
     """Return the clients whose interval of the difference excludes zero."""
     try:
-        parts = [correct_counts(v[some], shared.sizes[some]) for v in (alone, shared.values)]
+        own, common = (correct_counts(v[some], shared.sizes[some]) for v in (alone, shared.values))
     except ValueError:  # accuracies that are no counts
         return []
-    _, lower, _ = newcombe_interval(assume_independent(*parts, shared.sizes[some]))
+    _, lower, _ = newcombe_interval(assume_independent(own, common, shared.sizes[some]))
     return [int(some[k]) for k in np.flatnonzero(lower > 0)]
 
 

@@ -229,7 +229,8 @@ def _losses() -> dict[str, Entry]:
 def _metrics() -> dict[str, Entry]:
     from equifed.metrics.metric import METRICS
 
-    return _described({name: m.compute for name, m in METRICS.items() if m.compute is not None})
+    found = _described({name: m.compute for name, m in METRICS.items() if m.compute is not None})
+    return {n: replace(e, summary=e.summary.removeprefix("Return ")) for n, e in found.items()}
 
 
 @cache
