@@ -17,6 +17,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data import DataError, Federation
 from equifed.engines.simulate import simulate
+from equifed.flower.secure.sums import PairSums
 from equifed.metrics import METRICS, Metric, as_metrics, wilson_interval
 from equifed.models.losses import cross_entropy, weigh_classes
 from equifed.training.history import History, MetricRecord
@@ -355,3 +356,28 @@ def test_an_own_metric_with_a_direction_is_kept_in_the_folder(tmp_path: Path):
     assert back.per_client("hit_score") == history.per_client("accuracy", "test")
     assert back.alone is not None and back.alone.values.tolist() == [0.5, 1.0, 0.25]
     assert set(METRICS) >= {"accuracy", "mse"}
+
+
+def test_an_own_function_that_refuses_few_samples_does_not_end_the_run():
+    def picky_error(y, predicted):
+        if len(np.unique(y)) < 2:
+            raise ValueError("needs two classes")
+        return float(np.mean(y != predicted))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 2)), np.arange(20) % 2
+    federation = Federation.from_clients({"a": (x, y, y)})  # every group is of one class
+    history = run(federation, [picky_error])
+    assert history.details is not None and history.details.clients[0] is not None
+    groups = history.details.clients[0].groups
+    assert all(math.isnan(group.values["picky_error"]) for group in groups.values())
+    assert "picky_error" in history.details.clients[0].limits
+
+
+@pytest.mark.long
+def test_flower_with_hidden_sums_tells_metrics_and_no_details(tmp_path: Path):
+    federation, the_task = convex(classes=2), task()
+    grid = memory_grid(federation, the_task, tmp_path)
+    clients = flower_clients(grid, the_task, hidden=PairSums())
+    history = train(PLAIN, clients, rounds=1, evaluate=["test"], metrics=["auroc"])
+    assert history.per_client("auroc") and history.details is None

@@ -107,7 +107,7 @@ def describe_client(
     inside: dict[str, GroupDetail] = {}
     for group in () if groups is None else np.unique(groups).tolist():
         part, at = samples.take(groups == group), stream.at("group", group)
-        values = {m.name: m.measure(part.targets, part.answer(m.needs)) for m in metrics}
+        values = {m.name: _try_measure(m, part) for m in metrics}
         inside[group] = GroupDetail(len(part.targets), values, _limit(part, metrics, at))
     limits = _limit(samples, metrics, stream)
     if samples.classes is None:
@@ -123,6 +123,14 @@ def describe_client(
     )
 
 
+def _try_measure(metric: SampleMetric, samples: Samples) -> float:
+    """Return a metric; NaN where an own function does not take these few samples."""
+    try:
+        return metric.measure(samples.targets, samples.answer(metric.needs))
+    except ValueError:
+        return float("nan")
+
+
 def _limit(
     samples: Samples, metrics: Sequence[SampleMetric], stream: Stream
 ) -> dict[str, tuple[float, float]]:
@@ -130,7 +138,9 @@ def _limit(
     return {name: ends for name, ends in found.items() if not np.isnan(ends).any()}
 
 
-def _calibrate(samples: Samples) -> Calibration:
+def _calibrate(samples: Samples) -> Calibration | None:
     chance = samples.answer("probability")
     sure = np.maximum(chance, 1 - chance) if chance.ndim == 1 else chance.max(axis=1)
+    if not np.isfinite(sure).all():  # outputs that are too large to be compared
+        return None
     return Calibration.measure(sure, samples.answer("prediction") == samples.targets)

@@ -79,15 +79,22 @@ class FederationEvaluator:
 
     def _evaluate(self, name: str, x: Vector, asked: Sequence[SampleMetric]) -> Evaluation:
         _, targets, offsets = self._splits[name]
-        losses, outputs = self._answer(name, x)
+        losses, answers, outputs = [], [], []
+        for t, loss, output in self._answer(name, x, slice(0, len(targets))):
+            losses.append(loss)
+            if self._classes is not None:
+                answers.append(predicted_classes(output))
+            elif self._model.loss is squared:
+                answers.append((_flat(output) - _flat(t)).square().mean(1))
+            if asked:
+                outputs.append(output)
         sizes = np.diff(offsets)
         metrics = {"loss": _client_means(losses, offsets)}
         if self._classes is None:
-            if self._model.loss is squared and outputs:
-                wide = _flat(torch.cat(outputs)) - _flat(targets)
-                metrics["mse"] = _client_means([wide.square().mean(1)], offsets)
+            if self._model.loss is squared:
+                metrics["mse"] = _client_means(answers, offsets)
+            asked = [m for m in asked if m.name not in metrics]
             return Evaluation(name, sizes, metrics | self._measure(name, losses, outputs, asked))
-        answers = [predicted_classes(part) for part in outputs]
         given = torch.cat(answers) if answers else targets.new_empty(0)
         correct = given == targets
         metrics["accuracy"] = _client_means([correct] if answers else [], offsets)
@@ -96,15 +103,15 @@ class FederationEvaluator:
         hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
         return Evaluation(name, sizes, metrics, hits)
 
-    def _answer(self, name: str, x: Vector) -> tuple[list[Tensor], list[Tensor]]:
-        """Return losses and outputs of all samples of a split, in blocks."""
+    def _answer(self, name: str, x: Vector, rows: slice) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Go through samples of a split in blocks: targets, losses, outputs."""
         inputs, targets, _ = self._splits[name]
-        losses, outputs = [], []
-        with torch.no_grad():
-            for a in range(0, len(inputs), self._block):
-                outputs.append(self._model.outputs(x, inputs[a : a + self._block]))
-                losses.append(self._model.loss(outputs[-1], targets[a : a + self._block]))
-        return losses, outputs
+        for a in range(rows.start, rows.stop, self._block):
+            block = slice(a, min(a + self._block, rows.stop))
+            with torch.no_grad():
+                outputs = self._model.outputs(x, inputs[block])
+                losses = self._model.loss(outputs, targets[block])
+            yield targets[block], losses, outputs
 
     def _measure(
         self,
@@ -118,7 +125,11 @@ class FederationEvaluator:
         out = {metric.name: np.full(n, np.nan) for metric in metrics if metric.name != "loss"}
         if not out or not outputs:
             return out
-        for i, samples in self._clients(name, losses, outputs):
+        _, targets, offsets = self._splits[name]
+        answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
+        whole = Samples(to_array(targets), *answers, self._classes)
+        for i in np.flatnonzero(np.diff(offsets)).tolist():
+            samples = whole.take(slice(offsets[i], offsets[i + 1]))
             for metric in metrics:
                 if metric.name in out:
                     out[metric.name][i] = self._call(name, i, samples, metric)
@@ -130,25 +141,23 @@ class FederationEvaluator:
         except ValueError as error:
             raise ValueError(f"Client {self._names[i]!r}, {name}: {error}") from error
 
-    def _clients(
-        self, name: str, losses: list[Tensor], outputs: list[Tensor]
-    ) -> Iterator[tuple[int, Samples]]:
-        """Go through the clients that have samples in a split."""
-        _, targets, offsets = self._splits[name]
-        answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
-        whole = Samples(to_array(targets), *answers, self._classes)
+    def _clients(self, name: str, x: Vector) -> Iterator[tuple[int, Samples]]:
+        """Go through the clients that have samples in a split; one client's answers are held."""
+        _, _, offsets = self._splits[name]
         for i in np.flatnonzero(np.diff(offsets)).tolist():
-            yield i, whole.take(slice(offsets[i], offsets[i + 1]))
+            rows = slice(int(offsets[i]), int(offsets[i + 1]))
+            parts = zip(*self._answer(name, x, rows), strict=True)
+            targets, losses, outputs = (to_array(torch.cat(part)) for part in parts)
+            yield i, Samples(targets, losses, outputs, self._classes)
 
     def describe(self, name: str, x: Vector, metrics: Sequence[SampleMetric]) -> Details | None:
         """Return what the samples of a split say about a model, client by client."""
         check_metrics(metrics, self._classes, self._model.loss)
-        losses, outputs = self._answer(name, x) if name in self._splits else ([], [])
-        if not outputs:
+        if name not in self._splits or not len(self._splits[name][1]):
             return None
         sure = self._classes is not None and gives_probabilities(self._model.loss)
         found: list[ClientDetail | None] = [None] * len(self._names)
-        for i, samples in self._clients(name, losses, outputs):
+        for i, samples in self._clients(name, x):
             groups = self._groups[name].client_groups(i)
             stream = Stream(0).at("details", self._names[i], name)
             found[i] = describe_client(samples, metrics, groups, stream, sure)

@@ -83,7 +83,13 @@ class FlowerClients(Messenger, Clients):
         return [_read_evaluation(split, answers.replies, n, names) for split in wanted]
 
     def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
-        """Return what the samples of a split say; None for a client that does not answer."""
+        """Return what the samples of a split say; None for a client that does not answer.
+
+        Where sums are hidden nothing is asked: label shares and groups would tell more of a client
+        than its metrics do.
+        """
+        if self.hidden is not None:
+            return None
         replies = self._ask_metrics(x, [split], self._name(metrics), describe=True).replies
         found: list[ClientDetail | None] = [None] * len(self.names)
         for i, reply in replies.items():

@@ -7,6 +7,7 @@ cannot tell, there are no limits (NaN): below ``FEWEST`` samples, or when resamp
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from equifed.metrics.intervals import wilson_interval
 
 Counts: TypeAlias = tuple[int, int]
 """Successes and trials."""
-RESAMPLES = 300
+RESAMPLES = 200
 FEWEST = 5
 """A bootstrap of fewer samples knows too few of the values that others could have."""
 NOTHING = (float("nan"), float("nan"))
@@ -33,16 +34,26 @@ def limit_metric(
         return NOTHING if counts[1] == 0 else limit_ratio(counts, level)
     if metric.each is not None:
         return limit_mean(metric.each(y, answers), level)
-    if len(y) < FEWEST or np.isnan(metric.measure(y, answers)):
+    if len(y) < FEWEST or np.isnan(_try_measure(metric, y, answers)):
         return NOTHING
     draw = stream.at("bootstrap", metric.name).generator()
     rows = draw.integers(len(y), size=(RESAMPLES, len(y)))
-    values = np.array([metric.measure(y[row], answers[row]) for row in rows])
+    values = np.array([_try_measure(metric, y[row], answers[row]) for row in rows])
     known = values[np.isfinite(values)]  # a resample may lack a class
     if len(known) < RESAMPLES / 2 or np.ptp(known) == 0:
         return NOTHING
     lower, upper = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return float(lower), float(upper)
+
+
+def _try_measure(metric: SampleMetric, y: Any, answers: Any) -> float:
+    """Return a metric; NaN where an own function does not take a resample, as of one class."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return metric.measure(y, answers)
+        except ValueError:
+            return float("nan")
 
 
 def limit_ratio(counts: Counts, level: float = 0.95) -> tuple[float, float]:
