@@ -71,6 +71,12 @@ def test_a_perfect_model_has_no_spread():
     assert "every test sample is answered correctly" in sentence(made([9, 4], [9, 4]))
 
 
+def test_one_client_is_served_equally_with_itself_and_nothing_is_said():
+    found = write_verdict(as_methods(made([8], [10]))[0], ACCURACY)
+    assert found.sentence == "" and not found.notes
+    assert "Is there anything to gain?" not in render(build(as_methods(made([8], [10]))))
+
+
 def test_few_samples_are_said_to_be_too_few():
     assert "No client with 3 samples" in judge(np.array([3, 1, 2]), np.array([3, 3, 3])).notes[-1]
 

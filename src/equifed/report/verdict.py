@@ -74,7 +74,7 @@ class Verdict:
 
 def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     """Judge the first run of a method; its seeds share their test samples."""
-    if scale is None:
+    if scale is None or len(method.clients) == 1:
         return Verdict("")
     found = _judge_fractions(method, scale) or _judge_losses(method, scale)
     history = method.runs[0].history
