@@ -32,18 +32,22 @@ ALGORITHMS = {
     "drfa": DRFA(WORK, clients_per_round=3, output="average"),
     "rfedfair": RFedFair(WORK, clients_per_round=3),
 }
+METRICS = ("balanced_accuracy", "auroc", "log_loss")
 SIZES = [6, 11, 3, 8, 15, 9, 2]
 
 
 def federation() -> Federation:
     rng = np.random.default_rng(1)
-    data = {f"c{i}": (rng.normal(size=(m, 4)), rng.integers(0, 3, m)) for i, m in enumerate(SIZES)}
+    data = {
+        f"c{i}": (rng.normal(size=(m, 4)), rng.integers(0, 3, m), np.arange(m) % 2)
+        for i, m in enumerate(SIZES)
+    }
     return Federation.from_clients(data, classes=3).split(test=0.2, seed=0)
 
 
 def loop(name: str) -> History:
     clients = LoopClients(federation(), "mlp", dtype=torch.float64)
-    return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluate=SPLITS)
+    return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluate=SPLITS, metrics=METRICS)
 
 
 class Die(Callback):
@@ -74,6 +78,7 @@ def run(name: str, folder: Path, mode: str) -> None:
         rounds=6,
         seed=2,
         evaluate=SPLITS,
+        metrics=METRICS,
         folder=store,
         callbacks=[Die()] if dies else [],
         resume=mode == "resume",

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,16 @@ def start(processes: int, *arguments: str) -> list[subprocess.CompletedProcess[s
     return done
 
 
+def assert_close(one: Any, other: Any) -> None:
+    """Compare nested tables of numbers."""
+    if isinstance(one, dict):
+        assert set(one) == set(other)
+        for key in one:
+            assert_close(one[key], other[key])
+    else:
+        assert other == (one if isinstance(one, str) else pytest.approx(one, abs=1e-9))
+
+
 def assert_same(history: History, other: History) -> None:
     assert history.parameters is not None and other.parameters is not None
     for name, value in history.parameters.items():
@@ -61,6 +72,11 @@ def assert_same(history: History, other: History) -> None:
         for name in ("correct", "checksums", "predicted"):
             np.testing.assert_array_equal(getattr(hits, name), getattr(other.hits[split], name))
     assert [r.bytes_up for r in history.rounds] == [r.bytes_up for r in other.rounds]
+    assert history.details is not None and other.details is not None
+    for a, b in zip(history.details.clients, other.details.clients, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert_close(a.to_dict(), b.to_dict())
 
 
 @pytest.mark.parametrize("processes", [2, 3])

@@ -132,13 +132,15 @@ def sweep(
 
 def _show_end(made: Report, page: Path, quiet: bool) -> None:
     """Show the comparison and where its page is, and fail if some runs did."""
-    from equifed.report.words import describe_warnings
+    from equifed.report.words import describe_warnings, write_headline
     from equifed.training.missing import TrainingError
     from equifed.training.progress import print_line
 
     console = open_console(quiet, stdout=True)
     if made.scale is not None:
         console.print(tabulate_comparison(made))
+        if verdict := write_headline(made)["verdict"]:
+            print_line(console, verdict)
     for sentence in describe_warnings(made.methods):
         print_line(console, f"warning: {sentence}", "yellow")
     print_line(console, f"report: {page}")
@@ -174,6 +176,8 @@ def tabulate_comparison(report: Report) -> Table:
             note = cell["note"] if cell["note"].startswith("±") else ""
             value = Text(" ".join(filter(None, [cell["value"].removesuffix(" points"), note])))
             colour = {"better": "green", "worse": "red"}.get(cell["tone"], "dim")
-            cells.append(value.append("\n" + cell["change"], colour) if cell["change"] else value)
+            for text, style in ((cell["aside"], "dim"), (cell["change"], colour)):
+                value = value.append("\n" + text, style) if text else value
+            cells.append(value)
         table.add_row(Text(show_text(method.name)), *cells)
     return table

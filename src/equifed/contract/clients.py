@@ -22,7 +22,7 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.curvature import Curvature
-from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -137,8 +137,13 @@ class Clients(Protocol):
         """
         ...
 
-    def evaluate(self, x: Vector, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
-        """Return what the model is worth to all clients; splits that nobody has are left out."""
+    def evaluate(
+        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
+        """Return what the model is worth to all clients; splits that nobody has are left out.
+
+        ``metrics`` are measured beside what engines measure anyway.
+        """
         ...
 
     def curvature(self) -> Curvature | str:

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.arrays import Index, Losses, Vector
+from equifed.contract.details import Details
+from equifed.contract.streams import Stream
 
 SPLITS = ("train", "validation", "test")
 
 Flags: TypeAlias = NDArray[np.bool_]
 """One truth value per sample."""
+
+
+class SampleMetric(Protocol):
+    """A number that is computed where a client's samples are, from targets and answers."""
+
+    @property
+    def name(self) -> str:
+        """Name in evaluations."""
+        ...
+
+    @property
+    def needs(self) -> Literal["prediction", "score", "probability", "loss"]:
+        """What the answers are."""
+        ...
+
+    @property
+    def task(self) -> Literal["any", "classes", "values"]:
+        """What the data must be for."""
+        ...
+
+    @property
+    def compute(self) -> Callable[[Any, Any], float] | None:
+        """The function; None: it cannot be computed."""
+        ...
+
+    @property
+    def each(self) -> Callable[[Any, Any], Losses] | None:
+        """The function per sample, if the metric is its mean."""
+        ...
+
+    @property
+    def counts(self) -> Callable[[Any, Any], tuple[int, int] | None] | None:
+        """Successes and trials, if the metric is their ratio."""
+        ...
+
+    def measure(self, y: Any, answers: Any) -> float:
+        """Return the metric of one client; NaN where it is not defined."""
+        ...
+
+    def limits(self, y: Any, answers: Any, stream: Stream) -> tuple[float, float]:
+        """Return 95 % limits for other samples of the client; NaN where nothing is known."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +92,8 @@ class Evaluation:
     sizes : array of int, shape (N,)
         Samples of each client in the split; a client with none has NaN in every metric.
     metrics : dict of arrays, shape (N,)
-        "loss" (mean per-sample loss without the L2 penalty) and, for classification, "accuracy".
+        "loss" (mean per-sample loss without the L2 penalty), for classification "accuracy", for
+        regression with the squared loss "mse"; then those that were asked for.
     hits : Hits, optional
         The single samples behind the accuracies, where they are at hand.
     """
@@ -64,6 +110,15 @@ class KnowsFeatures(Protocol):
 
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
+        ...
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """Clients that can say more about a model than numbers: an optional question at the end."""
+
+    def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        """Return limits, groups and calibration on one split; None: nobody has samples of it."""
         ...
 
 

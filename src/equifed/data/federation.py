@@ -135,9 +135,9 @@ class Federation:
 
         Parameters
         ----------
-        clients, validation, test : mapping of client to (X, y)
-            Samples by client. Held-out mappings may lack clients. A name is a text or a number; 1
-            and ``"1"`` are two clients, called ``1`` and ``'1'``.
+        clients, validation, test : mapping of client to (X, y) or (X, y, groups)
+            Samples by client; ``groups`` names a group for each (a sex), which metrics are told by.
+            Held-out mappings may lack clients. 1 and ``"1"`` are two clients, ``1`` and ``'1'``.
         name : str
             Name of the data set.
         task : {"classification", "regression"}, optional
@@ -337,6 +337,8 @@ class Federation:
                 little = array.astype(array.dtype.newbyteorder("<"), copy=False)
                 digest.update(f"{label} {little.dtype.str} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(little).data)
+            if split.groups is not None:
+                digest.update(repr(split.groups.tolist()).encode())
         return digest.hexdigest()
 
     def table(self) -> Table:

@@ -6,16 +6,17 @@ Clients come as ``{name: (X, y)}``, or as the partitions of a partitioner.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from equifed.data.foreign import as_array, is_frame, name_key, name_values
-from equifed.data.split import FLOATS, Array, DataError, Split, check_class_names
+from equifed.data.split import FLOATS, Array, DataError, Split, check_class_names, name_groups
 from equifed.data.targets import check_task, number_targets
 
-Clients = Mapping[Any, tuple[Any, Any]]
-"""Client name to its features and targets, ``(X, y)``."""
+Clients = Mapping[Any, tuple[Any, ...]]
+"""Client name to its features and targets, ``(X, y)``, and its samples' groups if there are any."""
 
 
 class Aligned(NamedTuple):
@@ -52,12 +53,15 @@ def align_clients(
     names = _name_clients(clients)
     pairs: dict[str, tuple[Array, Array]] = {}
     columns: dict[str, list[Any]] = {}
+    groups: dict[str, Array] = {}
     for label, part in given.items():
         for client, pair in part.items():
             if name_key(client) not in names:
                 raise DataError(f"Client {client!r} has {label} samples but no training samples.")
             who = f"Client {names[name_key(client)]!r}: {label}"
             pairs[who] = _as_pair(who, pair, label == "train")
+            if len(pair) > 2:
+                groups[who] = _as_groups(who, pair[2], len(pairs[who][0]))
             if is_frame(pair[0]) and len(pairs[who][0]):
                 columns[who] = list(pair[0].columns)
     _refuse_other_columns(columns)
@@ -67,7 +71,9 @@ def align_clients(
     kind = next(iter(inputs.values())).dtype
     if classes is None:
         targets = _align_values(targets, np.dtype(np.float32) if tokens else kind)
-    splits = {label: _join_clients(label, list(names.values()), inputs, targets) for label in given}
+    _refuse_half_groups(groups, inputs)
+    parts = list(names.values()), inputs, targets, groups
+    splits = {label: _join_clients(label, *parts) for label in given}
     return Aligned(tuple(names.values()), splits, classes, titles or made)
 
 
@@ -127,7 +133,8 @@ def _name_clients(clients: Clients) -> dict[Hashable, str]:
 
 def _as_pair(who: str, pair: Any, training: bool) -> tuple[Array, Array]:
     """Return a client's X and y as arrays with the same number of rows."""
-    if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) != 2:
+    wrong = not isinstance(pair, Sequence) or isinstance(pair, str | bytes)
+    if wrong or len(pair) not in (2, 3):
         raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}.")
     inputs, targets = as_array(pair[0], f"{who} X"), as_array(pair[1], f"{who} y")
     if len(inputs) != len(targets):
@@ -152,6 +159,24 @@ def _as_pair(who: str, pair: Any, training: bool) -> tuple[Array, Array]:
             "sample."
         )
     return inputs, targets
+
+
+def _as_groups(who: str, groups: Any, rows: int) -> Array:
+    try:
+        return name_groups(groups, rows)
+    except DataError as error:
+        raise DataError(f"{who}: {error}") from None
+
+
+def _refuse_half_groups(groups: dict[str, Array], inputs: dict[str, Array]) -> None:
+    """Refuse groups of some clients' samples of a split and not of others'."""
+    told = {who.rpartition(": ")[2] for who in groups}
+    without = [
+        who for who, x in inputs.items()
+        if len(x) and who not in groups and who.rpartition(": ")[2] in told
+    ]  # fmt: skip
+    if without:
+        raise DataError(f"{without[0]} has no groups, others have; give all (X, y, groups).")
 
 
 def _refuse_other_columns(columns: dict[str, list[Any]]) -> None:
@@ -237,12 +262,18 @@ def _as_tokens(who: str, tokens: Array) -> Array:
 
 
 def _join_clients(
-    label: str, names: list[str], inputs: dict[str, Array], targets: dict[str, Array]
+    label: str,
+    names: list[str],
+    inputs: dict[str, Array],
+    targets: dict[str, Array],
+    groups: dict[str, Array],
 ) -> Split:
     """Return a split of all clients; those without samples there have none."""
     x, y = next(iter(inputs.values())), next(iter(targets.values()))
     nothing = x[:0], y[:0]
     keys = [f"Client {name!r}: {label}" for name in names]
-    return Split.from_clients(
+    joined = Split.from_clients(
         [(inputs[k], targets[f"{k} y"]) if k in inputs else nothing for k in keys]
     )
+    told = [groups[k] for k in keys if k in groups]
+    return replace(joined, groups=np.concatenate(told)) if told else joined

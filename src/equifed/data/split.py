@@ -44,6 +44,9 @@ class Split:
         int64 classes, or float32 or float64 values for regression.
     offsets : array of int64, shape (n + 1,)
         Where each client's rows begin; the last entry is the total.
+    groups : array of text, shape (total,), optional
+        The group inside its client that each sample belongs to (a sex, an age band); metrics are
+        then told by group as well.
 
     Examples
     --------
@@ -57,16 +60,25 @@ class Split:
     inputs: Array
     targets: Array
     offsets: Rows
+    groups: Array | None = None
 
     def __post_init__(self) -> None:
         _check_layout(self.inputs, self.targets, self.offsets)
+        if self.groups is not None:
+            object.__setattr__(self, "groups", name_groups(self.groups, len(self.inputs)))
 
     @classmethod
-    def from_clients(cls, clients: Sequence[tuple[Any, Any]]) -> Self:
-        """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype."""
-        inputs = [np.asarray(x) for x, _ in clients]
-        targets = [np.asarray(y) for _, y in clients]
-        return cls(np.concatenate(inputs), np.concatenate(targets), _offsets(inputs))
+    def from_clients(cls, clients: Sequence[tuple[Any, ...]]) -> Self:
+        """Join one ``(inputs, targets)`` pair per client, all of the same shape and dtype.
+
+        Triples ``(inputs, targets, groups)`` say which group each sample belongs to.
+        """
+        inputs, targets = ([np.asarray(part[k]) for part in clients] for k in (0, 1))
+        told = [name_groups(part[2], len(part[0])) for part in clients if len(part) > 2]
+        if told and len(told) < len(clients):
+            raise DataError("Some clients have groups and some have none; give all of them groups.")
+        groups = np.concatenate(told) if told else None
+        return cls(np.concatenate(inputs), np.concatenate(targets), _offsets(inputs), groups)
 
     @property
     def sizes(self) -> Rows:
@@ -81,6 +93,10 @@ class Split:
         rows = slice(self.offsets[i], self.offsets[i + 1])
         return self.inputs[rows], self.targets[rows]
 
+    def client_groups(self, i: int) -> Array | None:
+        """Return the groups of the samples of client ``i``; None: there are no groups."""
+        return None if self.groups is None else self.groups[self.offsets[i] : self.offsets[i + 1]]
+
     def owners(self) -> Rows:
         """Return the client of every row, shape (total,)."""
         return np.repeat(np.arange(len(self.offsets) - 1), self.sizes)
@@ -88,7 +104,8 @@ class Split:
     def take(self, rows: Sequence[Rows]) -> Split:
         """Return a split in which client i holds the rows ``rows[i]`` of this one."""
         index = np.concatenate(rows).astype(np.int64) if rows else np.empty(0, dtype=np.int64)
-        return Split(self.inputs[index], self.targets[index], _offsets(rows))
+        groups = None if self.groups is None else self.groups[index]
+        return Split(self.inputs[index], self.targets[index], _offsets(rows), groups)
 
     def class_counts(self, classes: int) -> Rows:
         """Return how many samples of each class every client has, shape (n, classes)."""
@@ -180,6 +197,18 @@ class Split:
         owners = self.owners()[rows]
         count = int(np.count_nonzero(owners == owners[0]))
         return names[owners[0]], count, _others(len(np.unique(owners)) - 1)
+
+
+def name_groups(groups: Any, rows: int) -> Array:
+    """Return groups as texts, one per sample, or say what is wrong with them."""
+    given = list(groups) if np.ndim(groups) == 1 else []
+    if len(given) != rows:
+        raise DataError(f"groups must be one text or number for each of {rows} samples.")
+    lost = [k for k, g in enumerate(given) if g is None or g != g or str(g).strip() == ""]
+    if lost:
+        raise DataError(f"Sample {lost[0]} has no group: {given[lost[0]]!r}; call it 'unknown'.")
+    whole = [int(g) if isinstance(g, float | np.floating) and g.is_integer() else g for g in given]
+    return np.array([str(g).strip() for g in whole], dtype=np.str_)
 
 
 def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equifed.contract.arrays import Index, Losses, Vector
-from equifed.contract.evaluation import SPLITS, Evaluation, Hits
+from equifed.contract.details import ClientDetail, Details
+from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
+from equifed.contract.streams import Stream
+from equifed.engines.answers import (
+    Samples,
+    check_metrics,
+    describe_client,
+    gives_probabilities,
+    to_array,
+)
 from equifed.models.flat import as_data
-from equifed.models.losses import predicted_classes
+from equifed.models.losses import predicted_classes, squared
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
@@ -48,9 +58,10 @@ class FederationEvaluator:
         splits: tuple[str, ...] = SPLITS,
         block: int = 4096,
     ) -> None:
-        self._model, self._block = model, block
+        self._model, self._block, self._names = model, block, federation.names
         self._classes = federation.classes
         self._checksums: dict[str, Index] = {}
+        self._groups = {name: getattr(federation, name) for name in splits}
         self._splits = {}
         for name in splits:
             split = getattr(federation, name)
@@ -61,30 +72,96 @@ class FederationEvaluator:
                 if self._classes is not None:
                     self._checksums[name] = sum_clients(split)
 
-    def __call__(self, x: Vector) -> list[Evaluation]:
+    def __call__(self, x: Vector, metrics: Sequence[SampleMetric] = ()) -> list[Evaluation]:
         """Return the per-client numbers of every split."""
-        return [self._evaluate(name, x) for name in self._splits]
+        check_metrics(metrics, self._classes, self._model.loss)
+        return [self._evaluate(name, x, metrics) for name in self._splits]
 
-    def _evaluate(self, name: str, x: Vector) -> Evaluation:
-        inputs, targets, offsets = self._splits[name]
-        losses, answers = [], []
-        with torch.no_grad():
-            for a in range(0, len(inputs), self._block):
-                t = targets[a : a + self._block]
-                outputs = self._model.outputs(x, inputs[a : a + self._block])
-                losses.append(self._model.loss(outputs, t))
-                if self._classes is not None:
-                    answers.append(predicted_classes(outputs))
+    def _evaluate(self, name: str, x: Vector, asked: Sequence[SampleMetric]) -> Evaluation:
+        _, targets, offsets = self._splits[name]
+        losses, answers, outputs = [], [], []
+        for t, loss, output in self._answer(name, x, slice(0, len(targets))):
+            losses.append(loss)
+            if self._classes is not None:
+                answers.append(predicted_classes(output))
+            elif self._model.loss is squared:
+                answers.append((_flat(output) - _flat(t)).square().mean(1))
+            if asked:
+                outputs.append(output)
         sizes = np.diff(offsets)
         metrics = {"loss": _client_means(losses, offsets)}
         if self._classes is None:
-            return Evaluation(name, sizes, metrics)
+            if self._model.loss is squared:
+                metrics["mse"] = _client_means(answers, offsets)
+            asked = [m for m in asked if m.name not in metrics]
+            return Evaluation(name, sizes, metrics | self._measure(name, losses, outputs, asked))
         given = torch.cat(answers) if answers else targets.new_empty(0)
         correct = given == targets
         metrics["accuracy"] = _client_means([correct] if answers else [], offsets)
+        metrics |= self._measure(name, losses, outputs, [m for m in asked if m.name not in metrics])
         predicted = np.bincount(given.cpu().numpy(), minlength=self._classes)
         hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
         return Evaluation(name, sizes, metrics, hits)
+
+    def _answer(self, name: str, x: Vector, rows: slice) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Go through samples of a split in blocks: targets, losses, outputs."""
+        inputs, targets, _ = self._splits[name]
+        for a in range(rows.start, rows.stop, self._block):
+            block = slice(a, min(a + self._block, rows.stop))
+            with torch.no_grad():
+                outputs = self._model.outputs(x, inputs[block])
+                losses = self._model.loss(outputs, targets[block])
+            yield targets[block], losses, outputs
+
+    def _measure(
+        self,
+        name: str,
+        losses: list[Tensor],
+        outputs: list[Tensor],
+        metrics: Sequence[SampleMetric],
+    ) -> dict[str, Losses]:
+        """Return further metrics of every client; NaN for one without samples."""
+        n = len(self._names)
+        out = {metric.name: np.full(n, np.nan) for metric in metrics if metric.name != "loss"}
+        if not out or not outputs:
+            return out
+        _, targets, offsets = self._splits[name]
+        answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
+        whole = Samples(to_array(targets), *answers, self._classes)
+        for i in np.flatnonzero(np.diff(offsets)).tolist():
+            samples = whole.take(slice(offsets[i], offsets[i + 1]))
+            for metric in metrics:
+                if metric.name in out:
+                    out[metric.name][i] = self._call(name, i, samples, metric)
+        return out
+
+    def _call(self, name: str, i: int, samples: Samples, metric: SampleMetric) -> float:
+        try:
+            return metric.measure(samples.targets, samples.answer(metric.needs))
+        except ValueError as error:
+            raise ValueError(f"Client {self._names[i]!r}, {name}: {error}") from error
+
+    def _clients(self, name: str, x: Vector) -> Iterator[tuple[int, Samples]]:
+        """Go through the clients that have samples in a split; one client's answers are held."""
+        _, _, offsets = self._splits[name]
+        for i in np.flatnonzero(np.diff(offsets)).tolist():
+            rows = slice(int(offsets[i]), int(offsets[i + 1]))
+            parts = zip(*self._answer(name, x, rows), strict=True)
+            targets, losses, outputs = (to_array(torch.cat(part)) for part in parts)
+            yield i, Samples(targets, losses, outputs, self._classes)
+
+    def describe(self, name: str, x: Vector, metrics: Sequence[SampleMetric]) -> Details | None:
+        """Return what the samples of a split say about a model, client by client."""
+        check_metrics(metrics, self._classes, self._model.loss)
+        if name not in self._splits or not len(self._splits[name][1]):
+            return None
+        sure = self._classes is not None and gives_probabilities(self._model.loss)
+        found: list[ClientDetail | None] = [None] * len(self._names)
+        for i, samples in self._clients(name, x):
+            groups = self._groups[name].client_groups(i)
+            stream = Stream(0).at("details", self._names[i], name)
+            found[i] = describe_client(samples, metrics, groups, stream, sure)
+        return Details(name, tuple(found))
 
 
 def _client_means(parts: list[Tensor], offsets: Index) -> Losses:
@@ -98,6 +175,10 @@ def _client_means(parts: list[Tensor], offsets: Index) -> Losses:
     if some.any():
         out[some] = np.add.reduceat(values, offsets[:-1][some]) / sizes[some]
     return out
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1).to(torch.float64)
 
 
 def sum_clients(split: Split) -> Index:

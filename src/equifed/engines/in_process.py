@@ -15,7 +15,8 @@ from typing_extensions import override
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import Clients, ClientVectors, MissingClients, Traffic, check_index
 from equifed.contract.curvature import Curvature
-from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.details import Details
+from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -152,11 +153,20 @@ class InProcessClients(TorchClients):
         return self.model.flatten(fresh)
 
     @override
-    def evaluate(self, x: Tensor, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
-        wanted = tuple(splits)
-        if wanted not in self._evaluators:
-            self._evaluators[wanted] = FederationEvaluator(self._federation, self.model, wanted)
-        return self._evaluators[wanted](x)
+    def evaluate(
+        self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
+        return self._evaluator(tuple(splits))(x, metrics)
+
+    def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        """Return what the samples of a split say about a model, client by client."""
+        held = [splits for splits in self._evaluators if split in splits]
+        return self._evaluator(held[0] if held else (split,)).describe(split, x, metrics)
+
+    def _evaluator(self, splits: tuple[str, ...]) -> FederationEvaluator:
+        if splits not in self._evaluators:
+            self._evaluators[splits] = FederationEvaluator(self._federation, self.model, splits)
+        return self._evaluators[splits]
 
     def predictor(self, x: Tensor) -> Predictor:
         """Return what predicts for new samples with the model x; KnowsModule asks."""

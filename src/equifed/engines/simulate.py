@@ -15,6 +15,7 @@ from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.engines.stacked.gradient_rules import Precision
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
+from equifed.models.losses import ClassWeights, weigh_classes
 from equifed.models.penalty import Penalise
 
 Clients = StackedClients | LoopClients
@@ -26,6 +27,7 @@ def simulate(
     loss: SampleLoss | str = "auto",
     *,
     engine: Literal["auto", "stacked", "loop"] = "auto",
+    class_weights: ClassWeights | None = None,
     l2: float = 0.0,
     penalise: Penalise = "all",
     dtype: torch.dtype = torch.float32,
@@ -53,6 +55,8 @@ def simulate(
     engine : {"auto", "stacked", "loop"}
         ``"stacked"`` moves many clients at once, ``"loop"`` one after the other; ``"auto"`` is
         stacked wherever the module can be batched over clients.
+    class_weights : {"balanced"} or mapping of class to weight, optional
+        Weights of the classes in the loss; see :func:`equifed.models.losses.weigh_classes`.
     l2 : float
         Strength of the penalty ``l2 / 2 |x|^2`` in every client's loss.
     penalise : {"all", "weights"}
@@ -91,6 +95,7 @@ def simulate(
     if engine not in ("auto", "stacked", "loop"):
         raise ValueError(f"engine must be auto, stacked or loop, got {engine!r}.")
     module, loss = resolve_model(data, model, loss)
+    loss = weigh_classes(loss, class_weights, data)
     given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
     given["init"] = choose_init(model, init)
     if engine == "loop":

@@ -66,6 +66,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         seed=config.seed,
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
+        metrics=config.evaluate.metrics,
         stop=config.stop.rules(),
         give_out=config.give_out,
         callbacks=[RoundLog()],

@@ -20,7 +20,7 @@ from equifed.data.federation import Federation
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.task import Task
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.config import DataSettings, Evaluate, ModelSettings, Plain
+from equifed.runs.config import DataSettings, Evaluate, ModelSettings, Plain, find_metrics
 from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, settings
 from equifed.training.given_out import GiveOut
 from equifed.training.stopping import StopWhen
@@ -82,6 +82,7 @@ class AppConfig:
         out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
         for key, record in (("evaluate", Evaluate), ("stop", StopWhen)):
             out[key] = checker.table(settings(record), table.get(key, {}), key)
+        find_metrics(checker, out["evaluate"])
         data = dict(table.get("data", {}))
         if "name" in data:
             data = checker.choice(SECTIONS["data"], data, "data", settings(DataSettings))
@@ -106,7 +107,11 @@ class AppConfig:
         """Return model, loss and precision."""
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
         init = shared.resolve_init(self.model["name"])
-        return Task(self._module, shared.loss, shared.l2, shared.dtype, init, shared.penalise)
+        given = shared.loss, shared.l2, shared.dtype, init, shared.penalise, shared.class_weights
+        try:
+            return Task(self._module, *given)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
 
     def _module(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         module: nn.Module = choose(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,20 @@ from typing_extensions import override
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved
 from equifed.contract.curvature import Curvature
-from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.details import ClientDetail, Details
+from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.memory import KeyedMemory
 from equifed.contract.streams import Stream
+from equifed.engines.answers import check_metrics
 from equifed.engines.in_process import check_local_arguments
-from equifed.flower.mailbox import Mailbox
+from equifed.flower.mailbox import Answers, Mailbox
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
 from equifed.flower.vectors import FlowerVectors, LocalWork
-from equifed.flower.wire import Reply, WireError, expect_finite
-from equifed.metrics.metric import find_metric
+from equifed.flower.wire import ALWAYS, Reply, WireError, expect_finite
+from equifed.metrics.metric import METRICS, find_metric
 from equifed.models.curvature import known_curvature
-
-METRICS = ("loss", "accuracy")
 
 
 class FlowerClients(Messenger, Clients):
@@ -67,23 +67,60 @@ class FlowerClients(Messenger, Clients):
     # -- the questions ----------------------------------------------------------------------------
 
     @override
-    def evaluate(self, x: Vector, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
+    def evaluate(
+        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
         # Under the policy "continue" a client that does not answer has no numbers in the
         # evaluation; under the others it is missing, as in a round.
         held = {split for hello in self.members.hellos for split in hello.sizes}
-        wanted = [split for split in splits if split in held]
+        wanted, asked = [split for split in splits if split in held], self._name(metrics)
         if not wanted:
             return []
-        where, arrays = Stream(0, ("evaluate",)), {"x": pack_tensor(x)}
-        requests = self.write_requests("metrics", where, {"splits": wanted}, arrays)
-
-        def check(i: int, reply: Reply) -> None:
-            _check_metrics(self.members.hellos[i].sizes, wanted, reply)
-
-        answers = self.mailbox.ask(requests, check, partial=True)
+        answers = self._ask_metrics(x, wanted, asked, describe=False)
         if self.mailbox.deadlines.on_missing != "continue":
             answers.complete(self.names)
-        return [_read_evaluation(split, answers.replies, len(self.names)) for split in wanted]
+        n, names = len(self.names), dict.fromkeys((*ALWAYS, *asked))
+        return [_read_evaluation(split, answers.replies, n, names) for split in wanted]
+
+    def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        """Return what the samples of a split say; None for a client that does not answer.
+
+        Where sums are hidden nothing is asked: label shares and groups would tell more of a client
+        than its metrics do.
+        """
+        if self.hidden is not None:
+            return None
+        replies = self._ask_metrics(x, [split], self._name(metrics), describe=True).replies
+        found: list[ClientDetail | None] = [None] * len(self.names)
+        for i, reply in replies.items():
+            told = reply.numbers["detail"]
+            found[i] = None if told is None else ClientDetail.from_dict(told)
+        return Details(split, tuple(found))
+
+    def _name(self, metrics: Sequence[SampleMetric]) -> list[str]:
+        """Return the names of metrics that every client knows and these data have."""
+        own = [metric.name for metric in metrics if METRICS.get(metric.name) is not metric]
+        if own:
+            raise ValueError(
+                f"The metric {own[0]} is a function of your own, which is not sent to clients; on "
+                f"Flower choose from {', '.join(METRICS)}."
+            )
+        check_metrics(metrics, self.members.hellos[0].schema.classes, self.model.loss)
+        return [metric.name for metric in metrics]
+
+    def _ask_metrics(
+        self, x: Vector, splits: Sequence[str], names: Sequence[str], describe: bool
+    ) -> Answers:
+        where, arrays = Stream(0, ("evaluate",)), {"x": pack_tensor(x)}
+        args = {"splits": list(splits), "metrics": list(names), "describe": describe}
+        requests = self.write_requests("metrics", where, args, arrays)
+
+        def check(i: int, reply: Reply) -> None:
+            _check_metrics(self.members.hellos[i].sizes, splits, {*ALWAYS, *names}, reply)
+            if describe:
+                _check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
+
+        return self.mailbox.ask(requests, check, partial=True)
 
     @override
     def curvature(self) -> Curvature | str:
@@ -182,7 +219,9 @@ def _check_loss(i: int, reply: Reply) -> None:
     expect_finite("loss", reply.numbers.get("loss"))
 
 
-def _check_metrics(held: dict[str, int], splits: Sequence[str], reply: Reply) -> None:
+def _check_metrics(
+    held: dict[str, int], splits: Sequence[str], known: set[str], reply: Reply
+) -> None:
     """Refuse numbers of other splits, other sizes or other names than a client can have."""
     tables = reply.numbers.get("splits")
     if not isinstance(tables, dict) or set(tables) != set(held) & set(splits):
@@ -191,7 +230,7 @@ def _check_metrics(held: dict[str, int], splits: Sequence[str], reply: Reply) ->
         if not isinstance(table, dict) or table.get("size") != held[split]:
             raise WireError(f"measured another number of {split} samples than it said it has")
         metrics = table.get("metrics")
-        if not isinstance(metrics, dict) or not set(metrics) <= set(METRICS):
+        if not isinstance(metrics, dict) or not set(metrics) <= known:
             raise WireError("sent unknown metrics")
         if held[split]:
             for name, value in metrics.items():
@@ -200,15 +239,31 @@ def _check_metrics(held: dict[str, int], splits: Sequence[str], reply: Reply) ->
                     raise WireError(f"{split} {name} is {value}, and a fraction lies in [0, 1]")
 
 
-def _read_evaluation(split: str, replies: dict[int, Reply], n: int) -> Evaluation:
+def _check_detail(size: int, reply: Reply) -> None:
+    """Refuse details that are none, or of other samples than the client said it has."""
+    told = reply.numbers.get("detail")
+    if told is None and size == 0:
+        return
+    try:
+        found = ClientDetail.from_dict(told)
+    except ValueError as error:
+        raise WireError(f"sent {error}") from error
+    if found.size != size:
+        raise WireError("described another number of samples than it said it has")
+
+
+def _read_evaluation(
+    split: str, replies: dict[int, Reply], n: int, names: Iterable[str]
+) -> Evaluation:
     """Return one split's numbers of all n clients; NaN for those that did not answer."""
     sizes = np.zeros(n, dtype=np.int64)
-    found = {name: np.full(n, np.nan) for name in METRICS}
+    found = {name: np.full(n, np.nan) for name in names}
     for i, reply in replies.items():
         table = reply.numbers["splits"].get(split)
         if table is not None:
             sizes[i] = table["size"]
             for name, value in table["metrics"].items():
                 found[name][i] = value
-    seen = {k: v for k, v in found.items() if k == "loss" or not np.isnan(v).all()}
+    optional = set(ALWAYS) - {"loss"}
+    seen = {k: v for k, v in found.items() if k not in optional or not np.isnan(v).all()}
     return Evaluation(split, sizes, seen)

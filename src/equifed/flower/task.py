@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
-from equifed.models.losses import outputs_for
+from equifed.models.losses import loss_by_name, outputs_for, resolve_loss, weigh_classes
 from equifed.models.penalty import Penalise
 
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
@@ -93,6 +93,8 @@ class Task:
         Precision of the model.
     init : {"fresh", "own"}
         Whether the server draws the first model or takes the module's own numbers.
+    class_weights : mapping, optional
+        Weights of classes in the loss, by the number of the class.
     """
 
     model: ModelBuilder
@@ -101,18 +103,33 @@ class Task:
     dtype: Literal["float32", "float64"] = "float32"
     init: Literal["fresh", "own"] = "fresh"
     penalise: Penalise = "all"
+    class_weights: str | Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.class_weights, str):
+            raise ValueError(
+                "model.class_weights: no client knows how frequent the classes are in all of them; "
+                "on Flower give a table of weights by the number of the class, { 0 = 1.0, 1 = 5.0 }"
+            )
 
     def build_engine(self, federation: Federation, position: int = 0) -> OneClient:
         """Return the engine of one client, with the randomness of its position."""
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
         given: dict[str, Any] = {"l2": self.l2, "penalise": self.penalise, "dtype": dtype}
-        return OneClient(federation, module, self.loss, **given, init=self.init, at=position)
+        loss: Any = self.loss
+        if self.class_weights is not None:
+            base = loss_by_name(resolve_loss(self.loss, federation.classes))
+            loss = weigh_classes(base, self.class_weights, federation)
+        return OneClient(federation, module, loss, **given, init=self.init, at=position)
 
     def fingerprint(self, engine: OneClient) -> str:
         """Return a digest of everything about the model that both sides must share."""
         shapes = {name: list(shape) for name, shape in engine.model.shapes.items()}
-        told = json.dumps([shapes, self.loss, self.l2, self.penalise, self.dtype], sort_keys=True)
+        shared: list[Any] = [shapes, self.loss, self.l2, self.penalise, self.dtype]
+        if isinstance(self.class_weights, Mapping):
+            shared.append(dict(self.class_weights))
+        told = json.dumps(shared, sort_keys=True)
         told += engine.model.digest_fixed()  # it is not sent, so it must be there already
         return hashlib.sha256(told.encode()).hexdigest()
 

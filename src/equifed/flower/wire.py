@@ -46,6 +46,9 @@ OPERATIONS = {
 }
 """Operations and the Flower message types that carry them."""
 
+ALWAYS = ("loss", "accuracy", "mse")
+"""Metrics that a client measures whether or not they are asked for, where its data have them."""
+
 PARTS = ("displacement", "snapshot", "average", "mean_gradient")
 """Vectors that local work may give."""
 

@@ -23,7 +23,8 @@ from equifed.flower.memory import Memory
 from equifed.flower.secure.masking import Masking
 from equifed.flower.secure.session import SecureError
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
-from equifed.flower.wire import PARTS, Reply, Request, expect_vector
+from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
+from equifed.metrics.metric import as_metrics
 from equifed.runs.versions import package_versions
 
 LEVELS = ("none", "sums", "secure")
@@ -145,12 +146,18 @@ class Worker:
         return self._reply({}, {"vector": self._recall(str(self.args["key"]))})
 
     def metrics(self) -> Reply:
-        """Return loss and accuracy of every split."""
-        numbers = {}
-        for found in self.engine.evaluate(self._sent("x"), self.args["splits"]):
+        """Return the metrics of every split, and what single samples say if that is asked."""
+        numbers, asked = {}, as_metrics(self.args["metrics"])
+        x, splits = self._sent("x"), self.args["splits"]
+        for found in self.engine.evaluate(x, splits, asked):
             metrics = {name: float(values[0]) for name, values in found.metrics.items()}
-            numbers[found.split] = {"size": int(found.sizes[0]), "metrics": metrics}
-        return self._reply({"splits": numbers})
+            kept = {k: v for k, v in metrics.items() if k in ALWAYS or not np.isnan(v)}
+            numbers[found.split] = {"size": int(found.sizes[0]), "metrics": kept}
+        if not self.args["describe"]:
+            return self._reply({"splits": numbers})
+        told = self.engine.describe(x, splits[0], asked)
+        own = None if told is None or told.clients[0] is None else told.clients[0].to_dict()
+        return self._reply({"splits": numbers, "detail": own})
 
     # -- small parts ------------------------------------------------------------------------------
 

@@ -1,6 +1,13 @@
 """Fairness of one number per client: reducers, a summary under stable names, and how sure it is."""
 
 from equifed.metrics.bootstrap import bootstrap_accuracies, bootstrap_clients
+from equifed.metrics.chance import (
+    EqualService,
+    chance_floor,
+    compare_to_chance,
+    find_worse_means,
+    variance_beyond_chance,
+)
 from equifed.metrics.inequality import (
     atkinson,
     burden,
@@ -38,7 +45,7 @@ from equifed.metrics.levels import (
     worst,
     worst_fraction,
 )
-from equifed.metrics.metric import METRICS, Metric, find_metric
+from equifed.metrics.metric import METRICS, Metric, as_metric, as_metrics, find_metric
 from equifed.metrics.paired import mean_interval, paired_difference
 from equifed.metrics.paired_samples import (
     assume_independent,
@@ -53,11 +60,14 @@ from equifed.metrics.summary_intervals import accuracy_intervals, summary_interv
 __all__ = [
     "METRICS",
     "Direction",
+    "EqualService",
     "Interval",
     "Metric",
     "Reducer",
     "WorstClient",
     "accuracy_intervals",
+    "as_metric",
+    "as_metrics",
     "assume_independent",
     "atkinson",
     "average_by_client",
@@ -67,8 +77,10 @@ __all__ = [
     "bootstrap_accuracies",
     "bootstrap_clients",
     "burden",
+    "chance_floor",
     "clopper_pearson_interval",
     "combine_sources",
+    "compare_to_chance",
     "correct_counts",
     "cosine",
     "count_pairs",
@@ -77,6 +89,7 @@ __all__ = [
     "difference_intervals",
     "entropy",
     "find_metric",
+    "find_worse_means",
     "gini",
     "hcvar",
     "hcvar_by_tail",
@@ -97,6 +110,7 @@ __all__ = [
     "theil",
     "twenty_twenty",
     "variance",
+    "variance_beyond_chance",
     "wilson_interval",
     "worst",
     "worst_client_interval",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from equifed.data.federation import Federation
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+ClassWeights = str | Mapping[Any, float]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -130,6 +133,76 @@ def predicted_classes(outputs: Tensor) -> Tensor:
     tensor([1, 0])
     """
     return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedLoss:
+    """A loss in which every class has a weight."""
+
+    base: Loss
+    weights: Tensor
+    __name__: str = "weighted loss"
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss times the weight of its class."""
+        weights = self.weights.to(outputs.device, outputs.dtype)
+        return weights[targets] * self.base(outputs, targets)
+
+
+def base_loss(loss: Any) -> Any:
+    """Return the loss without the weights of classes."""
+    return loss.base if isinstance(loss, WeightedLoss) else loss
+
+
+def weigh_classes(loss: Loss, weights: ClassWeights | None, federation: Federation) -> Loss:
+    """Return a loss in which every class counts as it should.
+
+    Parameters
+    ----------
+    loss : callable
+        Per-sample loss.
+    weights : {"balanced"} or mapping, optional
+        ``"balanced"`` gives class k the weight :math:`n / (K n_k)` with the clients' training
+        samples counted together, as in scikit-learn: all classes count the same and the mean weight
+        of a sample is 1. A mapping gives the weight of every class, by its name or number; classes
+        that it leaves out have 1.
+    federation : Federation
+        The data.
+
+    >>> from equifed.data import Federation
+    >>> rare = Federation.from_clients({"a": (torch.zeros(4, 1).numpy(), [0, 0, 0, 1])})
+    >>> weigh_classes(cross_entropy, "balanced", rare).weights
+    tensor([0.6667, 2.0000], dtype=torch.float64)
+    """
+    if weights is None:
+        return loss
+    classes = federation.classes
+    if classes is None:
+        raise ValueError(f"class_weights: {federation.name} is regression data without classes.")
+    found = torch.ones(classes, dtype=torch.float64)
+    if weights == "balanced":
+        counts = torch.as_tensor(federation.train.class_counts(classes).sum(0))
+        absent = [k for k in range(classes) if counts[k] == 0]
+        if absent:
+            raise ValueError(
+                f"class_weights='balanced': nobody has a training sample of class {absent[0]}; "
+                "leave the class out of the data, or give the weights as a mapping."
+            )
+        return WeightedLoss(loss, counts.sum() / (classes * counts.to(torch.float64)))
+    if not isinstance(weights, Mapping):
+        raise ValueError(f"class_weights must be 'balanced' or a mapping, got {weights!r}.")
+    places: dict[Any, int] = {k: k for k in range(classes)} | {str(k): k for k in range(classes)}
+    places |= {name: k for k, name in enumerate(federation.class_names)}
+    for key, weight in weights.items():
+        place = places.get(key) if isinstance(key, str | int) else None
+        if place is None:
+            known = ", ".join(federation.class_names) or f"0..{classes - 1}"
+            raise ValueError(f"class_weights: there is no class {key!r}; there are {known}.")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < inf:
+            raise ValueError(f"class_weights: class {key!r} has the weight {weight!r}; give a "
+                             "positive number.")  # fmt: skip
+        found[place] = float(weight)
+    return WeightedLoss(loss, found)
 
 
 def _margin(outputs: Tensor, targets: Tensor, name: str) -> Tensor:

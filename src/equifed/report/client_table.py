@@ -10,6 +10,7 @@ import numpy as np
 from equifed.contract.arrays import Losses
 from equifed.report.document import Report
 from equifed.report.figures import csv_text
+from equifed.report.more import Column
 from equifed.report.scales import DASH, Scale
 from equifed.report.tables import COLUMNS, to_json_number
 
@@ -21,11 +22,14 @@ def pack_clients(report: Report) -> dict[str, Any]:
     if report.scale is None:
         return data
     scale = report.scale
-    data |= {"percent": scale.kind.is_fraction, "higher": scale.higher_is_better}
+    data |= {"limits": shows_limits(report), "higher": scale.higher_is_better}
     data["label"] = scale.label
     data["n"] = [int(n) for n in report.rows[0].sizes]
+    heads = list_heads(report)
+    data["more"] = [key for key, _ in heads]
+    data["loss"] = shows_loss(report)
     base = report.rows[report.baseline]
-    for method, rows in zip(report.methods, report.rows, strict=True):
+    for m, (method, rows) in enumerate(zip(report.methods, report.rows, strict=True)):
         columns = {
             "value": rows.value, "lower": rows.lower, "upper": rows.upper, "loss": rows.loss,
             "weight": rows.weight, "participation": rows.participation,
@@ -36,8 +40,37 @@ def pack_clients(report: Report) -> dict[str, Any]:
         }
         packed["quarantines"] = [int(q) for q in rows.quarantines]
         packed["text"] = _write_columns(columns, scale)
+        packed["more"] = _pack_more(report.columns[m], [key for key, _ in heads], len(rows.value))
         data["methods"].append({"name": method.name, **packed})
     return data
+
+
+def list_heads(report: Report) -> list[tuple[str, str]]:
+    """Return key and label of every further column that some method has."""
+    return list({c.key: c.label for columns in report.columns for c in columns}.items())
+
+
+def shows_loss(report: Report) -> bool:
+    """Tell whether the loss is another number than the main metric."""
+    return report.scale is not None and report.scale.metric not in ("loss", "mse")
+
+
+def shows_limits(report: Report) -> bool:
+    """Tell whether some client's main metric has limits."""
+    return any(bool(np.isfinite(rows.lower).any()) for rows in report.rows)
+
+
+def _pack_more(columns: list[Column], keys: list[str], n: int) -> dict[str, dict[str, Any]]:
+    known = {column.key: column for column in columns}
+    nothing = {"value": [None] * n, "text": [DASH] * n, "limits": [""] * n}
+    return {
+        key: nothing if key not in known else {
+            "value": [to_json_number(v) for v in known[key].values],
+            "text": list(known[key].texts),
+            "limits": list(known[key].limits),
+        }
+        for key in keys
+    }  # fmt: skip
 
 
 def _subtract(values: Losses, baseline: Losses) -> Losses:
@@ -67,12 +100,19 @@ def write_clients_csv(report: Report) -> str:
     """Return the table of clients as CSV."""
     shown = "value" if report.scale is None else report.scale.metric
     columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *COLUMNS[5:]]
+    heads = [key for key, _ in list_heads(report)]
+    more = [{c.key: c.values for c in found} for found in report.columns]
     rows = (
-        [method.name, client, *(_plain(getattr(found, name)[i]) for name in COLUMNS)]
-        for method, found in zip(report.methods, report.rows, strict=False)
+        [
+            method.name,
+            client,
+            *(_plain(getattr(found, name)[i]) for name in COLUMNS),
+            *(float(more[m][key][i]) if key in more[m] else math.nan for key in heads),
+        ]
+        for m, (method, found) in enumerate(zip(report.methods, report.rows, strict=False))
         for i, client in enumerate(method.clients)
     )
-    return csv_text(columns, rows)
+    return csv_text([*columns, *heads], rows)
 
 
 def _plain(value: Any) -> object:

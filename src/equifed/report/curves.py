@@ -15,7 +15,7 @@ from equifed.report import svg
 from equifed.report.figures import Figure, colour
 from equifed.report.measures import count_bytes, reduce_clients
 from equifed.report.methods import Method
-from equifed.report.scales import Scale, bytes_text
+from equifed.report.scales import Scale, bytes_text, capital
 
 Against = Literal["rounds", "bytes"]
 FEW_CLIENTS = 12
@@ -78,7 +78,7 @@ def draw_convergence(
     what = "Worst client" if of == "worst" else "Average over clients"
     alt = f"{what}, {scale.label}, against {against}. {' '.join(words)}"
     several = any(len(line) > 1 for line in lines)
-    caption = scale.axis.capitalize() + (
+    caption = capital(scale.axis) + (
         "; mean over seeds, shaded from the lowest to the highest seed." if several else "."
     )
     columns = ["method", "round", "bytes", "mean", "lowest_seed", "highest_seed"]
@@ -131,7 +131,7 @@ def draw_method(method: Method, s: Series, scale: Scale, against: Against) -> Fi
     elif len(x):
         for i in range(values.shape[1]):
             plot.line(x, values[:, i], class_="line thin grey", data_m=0, data_c=i)
-    plot.line(x, worst, class_="line accent", data_tip="worst client of each round")
+    plot.line(x, worst, class_="line dashed accent", data_tip="worst client of each round")
     plot.line(x, average, class_="line ink", data_tip="average over clients")
     plot.label_ends({"average": average, "worst": worst})
     ends = "" if not len(x) else (
@@ -139,7 +139,7 @@ def draw_method(method: Method, s: Series, scale: Scale, against: Against) -> Fi
         f"client of {scale.text(float(worst[-1]) / scale.factor)}."
     )  # fmt: skip
     rest = "Shaded: from the worst-served to the best-served 20 %" if many else "Thin: every client"
-    caption = f"{scale.axis.capitalize()}. {rest}."
+    caption = f"{capital(scale.axis)}. {rest}."
     alt = f"{method.name}: average and worst {scale.label} against {against}.{ends}"
     rows = [
         [int(r), float(b), float(a) / scale.factor, float(w) / scale.factor]
@@ -156,14 +156,14 @@ def draw_course(client: str, found: Series, i: int, scale: Scale) -> Figure:
     x = found.rounds.astype(np.float64)
     across, up = (0, float(x[-1]) or 1.0), svg.limits(own, average)
     plot = svg.frame(across, up, x_label="rounds", write_x="{:,.0f}".format)
-    plot.line(x, average, class_="line grey", data_tip="average over clients")
+    plot.line(x, average, class_="line dashed grey", data_tip="average over clients")
     plot.line(x, own, class_="line accent", data_tip=client)
-    alt = f"{scale.label.capitalize()} of {client} and the average over clients against rounds."
+    alt = f"{capital(scale.label)} of {client} and the average over clients against rounds."
     rows = [
         [int(r), float(o) / scale.factor, float(a) / scale.factor]
         for r, o, a in zip(found.rounds, own, average, strict=True)
     ]
-    caption = f"{scale.axis.capitalize()}. Coloured: you. Grey: average over clients."
+    caption = f"{capital(scale.axis)}. Solid: you. Dashed: average over clients."
     columns = ["round", "you", "average_over_clients"]
     return Figure("course", "On the way there", caption, alt, plot, columns, rows)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from equifed.report import curves, figures
 from equifed.report.figures import Figure
@@ -18,7 +21,9 @@ from equifed.report.measures import (
     list_measures,
 )
 from equifed.report.methods import ClientRows, Method, ReportError, collect_client_rows
+from equifed.report.more import Column, collect_columns, draw_calibration
 from equifed.report.scales import Scale
+from equifed.report.verdict import Verdict, floor_of, write_verdict
 
 WEIGHT_FIGURES = 8
 
@@ -47,6 +52,23 @@ class Report:
         """Whether there is one client only, so that nothing is worst or average."""
         return len(self.methods[0].clients) == 1
 
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """Whether there is anything to gain under the method of the headline."""
+        return write_verdict(self.methods[self.lead], self.scale)
+
+    @functools.cached_property
+    def columns(self) -> list[list[Column]]:
+        """What else is known about every client, by method."""
+        if self.scale is None:
+            return [[] for _ in self.methods]
+        return [collect_columns(method, self.scale) for method in self.methods]
+
+    @functools.cached_property
+    def beside(self) -> list[dict[str, float]]:
+        """What to hold measures against, by method: the majority class and the chance floor."""
+        return [_find_beside(self, m) for m in range(len(self.methods))]
+
     @property
     def sampled(self) -> bool:
         """Whether limits of some number are about other test samples."""
@@ -64,6 +86,16 @@ class Report:
         ]
         others = [i for i in range(len(worst)) if i != self.baseline] or [self.baseline]
         return max(others, key=lambda i: -math.inf if math.isnan(worst[i]) else worst[i])
+
+
+def _find_beside(report: Report, m: int) -> dict[str, float]:
+    if report.scale is None or not report.scale.kind.is_fraction:
+        return {}
+    shares = next((c.values for c in report.columns[m] if c.key == "majority"), np.empty(0))
+    known = shares[np.isfinite(shares)]
+    out = {"majority_class": float(known.mean())} if known.size else {}
+    floor = floor_of(report.methods[m], report.scale)
+    return out | ({"chance_floor": floor} if math.isfinite(floor) else {})
 
 
 def build(
@@ -115,8 +147,9 @@ def draw_figures(report: Report) -> dict[str, list[Figure]]:
         if report.several:
             names = [method.name for method in methods]
             clients.append(figures.draw_frontier(names, report.estimates, scale))
-        clients.append(figures.draw_lorenz(methods, values, scale.metric, "lorenz"))
-        if scale.metric != "loss":
+        clients.append(figures.draw_lorenz(methods, values, scale.kind.label, "lorenz"))
+        clients.append(draw_calibration(methods[report.lead], scale))
+        if scale.metric not in ("loss", "mse"):
             clients.append(figures.draw_lorenz(methods, losses, "loss", "lorenz-loss"))
         time += _draw_convergence(methods, scale)
     time.append(curves.draw_certificate(methods))

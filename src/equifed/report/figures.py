@@ -268,7 +268,7 @@ def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) ->
         if not (math.isfinite(x) and math.isfinite(y)):
             continue
         short = name if len(name) <= 22 else name[:21] + "…"
-        wide = 6.2 * len(short)
+        wide = 7.0 * len(short)
         left = x + wide + 10 > svg.WIDTH
         start = x - wide - 9 if left else x + 9
         level = y + 4

@@ -218,8 +218,8 @@ class ClientRows:
     value
         Mean over runs of the shown metric.
     lower, upper
-        Mean over runs of Wilson's 95 % limits, for accuracies. The runs share their test samples,
-        so several runs do not narrow the limits.
+        Mean over runs of 95 % limits: Wilson's for accuracies, for others what the clients' samples
+        say. The runs share their test samples, so several runs do not narrow the limits.
     loss
         Mean over runs of the loss on the same split.
     sizes
@@ -280,11 +280,21 @@ def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses], In
         return None
 
 
+def _read_limits(method: Method, scale: Scale) -> tuple[Losses, Losses]:
+    """Return what the clients' samples say about other metrics than accuracy, mean over runs."""
+    told = [run.history.details for run in method.runs]
+    found = [d.limits(scale.metric) for d in told if d is not None and d.split == scale.split]
+    if len(found) < len(method.runs):
+        found = [np.full((len(method.clients), 2), np.nan)]
+    ends = np.mean(found, axis=0)
+    return ends[:, 0], ends[:, 1]
+
+
 def _limit_accuracies(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
     lower, upper = np.full((2, len(method.clients)), np.nan)
     known = count_correct(method, scale)
     if known is None:
-        return lower, upper, None
+        return *_read_limits(method, scale), None
     some, counts, sizes = known
     limits = np.array([wilson_interval(count, sizes) for count in counts])
     lower[some], upper[some] = limits.mean(axis=0)

@@ -19,14 +19,26 @@ import numpy as np
 from markupsafe import Markup
 
 from equifed.report import svg
-from equifed.report.client_table import pack_clients, write_clients_csv
+from equifed.report.client_table import (
+    list_heads,
+    pack_clients,
+    shows_limits,
+    shows_loss,
+    write_clients_csv,
+)
 from equifed.report.curves import Series, collect_series, draw_course
 from equifed.report.document import Report, build, draw_figures
 from equifed.report.effects import describe_evidence
 from equifed.report.figures import colour, draw_frontier, find_frontier
+from equifed.report.glossary import list_glossary
 from equifed.report.measures import COSTS, LABELS, choose_format
 from equifed.report.methods import ReportError, as_methods
-from equifed.report.scales import TIMES, plural
+from equifed.report.more import (
+    describe_undefined,
+    list_groups,
+    summarise_further,
+)
+from equifed.report.scales import TIMES, capital, plural
 from equifed.report.tables import (
     as_json,
     collect_facts,
@@ -95,8 +107,9 @@ def load_templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters.update(data_link=make_data_link, bound=bind_units)
+    env.filters.update(data_link=make_data_link, bound=bind_units, capital=capital)
     env.globals.update(style=_read_template("style.css"), colour=colour, plural=plural)
+    env.globals.update(dashes=svg.DASHES)
     return env
 
 
@@ -133,7 +146,7 @@ def bind_units(sentence: str) -> str:
 
 def render(report: Report) -> str:
     """Return the page."""
-    page = load_templates().get_template("report.html")
+    page, lead = load_templates().get_template("report.html"), report.methods[report.lead]
     return page.render(
         report=report,
         subtitle=write_subtitle(report),
@@ -146,6 +159,13 @@ def render(report: Report) -> str:
         figures=draw_figures(report),
         certificate_notes=collect_certificate_notes(report.methods),
         table=pack_clients(report),
+        heads=list_heads(report),
+        shows_loss=shows_loss(report),
+        shows_limits=shows_limits(report),
+        further=[] if report.scale is None else summarise_further(lead, report.scale),
+        undefined=[] if report.scale is None else describe_undefined(lead, report.scale),
+        groups=None if report.scale is None else list_groups(lead, report.scale),
+        glossary=list_glossary(report.methods, report.scale),
         clients_csv=write_clients_csv(report),
         runs=collect_facts(report.methods),
         events=[format_event(e) for method in report.methods for e in method.events()],

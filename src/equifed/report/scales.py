@@ -44,7 +44,7 @@ class Scale:
         >>> Scale("accuracy", "test").label
         'test accuracy'
         """
-        return f"{self.split} {self.metric}"
+        return f"{self.split} {self.kind.label}"
 
     @property
     def axis(self) -> str:
@@ -86,6 +86,15 @@ class Scale:
         '12.5 points'
         """
         return self.number(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
+
+
+def capital(text: str) -> str:
+    """Write the first letter large, and leave the others: names of metrics have theirs.
+
+    >>> capital("test MSE")
+    'Test MSE'
+    """
+    return text[:1].upper() + text[1:]
 
 
 def add_sign(value: float, magnitude: str) -> str:

@@ -15,6 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 14.0, 40.0
 SHOWN_POINTS = 300
 """A line has at most this many points: more cannot be seen."""
 COLOURS = ("#8a929d", "#0f5fae", "#c45a12", "#1e8a5a", "#8a4fb0", "#b8860b", "#c2336f", "#23808c")
+DASHES = ("7 3", "none", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2", "3 6", "14 3 3 3")
+"""Of lines in the order of the colours: they tell methods apart in black and white."""
 STYLE = """
 text{font:12px sans-serif;fill:#1b1f24}.tick,.label{fill:#5b6470;font-size:11.5px}
 .name{font-weight:600}.grid{stroke:#e6e8eb}.axis{stroke:#5b6470}.faint{opacity:.35}
@@ -290,6 +292,7 @@ def standalone(drawing: Markup) -> str:
     """Return a drawing as an SVG file that needs no page around it."""
     classes = "".join(  # no variables: not every viewer knows them
         f".line.m{i},.big.m{i}{{stroke:{value}}}.dot.m{i},.band.m{i}{{fill:{value}}}"
+        f".line.m{i}{{stroke-dasharray:{DASHES[i]}}}"
         for i, value in enumerate(COLOURS)
     )
     style = tag("style", Markup(STYLE + classes + ".dot.hollow{fill:#fff}"))  # our own text

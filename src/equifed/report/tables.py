@@ -17,11 +17,18 @@ from equifed.report.document import Report
 from equifed.report.measures import Estimate, Measure, choose_format
 from equifed.report.methods import Method
 from equifed.report.scales import DASH, Scale, add_sign, is_finite
-from equifed.report.words import write_headline
+from equifed.report.words import find_date, write_headline
 
 Facts = list[tuple[str, str]]
 COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
 """Per-client numbers in CSV and JSON."""
+
+
+ASIDE = {
+    "average_by_client": ("majority_class", "majority class"),
+    "worst_20_percent": ("chance_floor", "by chance alone"),
+}
+"""Measures that say little without what stands beside them."""
 
 
 def list_comparison(report: Report) -> list[dict[str, Any]]:
@@ -35,6 +42,12 @@ def list_comparison(report: Report) -> list[dict[str, Any]]:
             for m, found in enumerate(report.estimates)
         ]
         label = "The client" if report.single and measure.key == "worst" else measure.label
+        if measure.key in ASIDE:
+            name, words = ASIDE[measure.key]
+            for cell, beside in zip(cells, report.beside, strict=True):
+                cell["aside"] = (
+                    f"{words} {report.scale.text(beside[name])}" if name in beside else ""
+                )
         row = {"key": measure.key, "label": label, "meaning": measure.meaning, "cells": cells}
         rows.append(row)
     return rows
@@ -44,7 +57,7 @@ def format_cell(
     found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
 ) -> dict[str, str]:
     """Return a cell: the mean, half the interval's width or its ends, the difference."""
-    out = {"value": "", "note": "", "change": "", "tone": ""}
+    out = {"value": "", "note": "", "change": "", "tone": "", "aside": ""}
     if found is not None and any(math.isinf(value) for value in found.values):
         return out | {"value": "∞"}
     if found is None or found.reached == 0:
@@ -160,6 +173,7 @@ def _list_facts(method: Method) -> Facts:
         "Rows and columns": str(told.get("rows and columns", "")),
         "SHA-256 of the data": data.get("sha256", ""),
         "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "Date": find_date([method]),
         "Training time": f"{seconds:.1f} s",
         "Not finished": f"{unfinished} of {len(method.runs)} runs" if unfinished else "",
         "Run folders": ", ".join(run.folder for run in method.runs if run.folder),
@@ -187,6 +201,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "baseline": report.methods[report.baseline].name,
         "target": None if report.target is None else vars(report.target),
         "headline": write_headline(report),
+        "verdict": report.verdict.to_json(),
         "methods": [_method_json(report, m) for m in range(len(report.methods))],
     }
 
@@ -213,9 +228,14 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
     if report.scale is None:
         return out
     out["measures"] = {k: _estimate_json(found) for k, found in report.estimates[m].items()}
-    rows = report.rows[m]
+    rows, more = report.rows[m], report.columns[m]
+    out["beside"] = report.beside[m]
     out["clients"] = [
-        {"client": name, **{c: to_json_number(getattr(rows, c)[i]) for c in COLUMNS}}
+        {
+            "client": name,
+            **{c: to_json_number(getattr(rows, c)[i]) for c in COLUMNS},
+            **{column.key: to_json_number(column.values[i]) for column in more},
+        }
         for i, name in enumerate(method.clients)
     ]
     return out

@@ -12,7 +12,7 @@ from equifed.report.document import Report
 from equifed.report.effects import describe_cost, write_change
 from equifed.report.measures import Estimate, choose_format
 from equifed.report.methods import ClientRows, Method
-from equifed.report.scales import DASH, Scale, bytes_text, plural
+from equifed.report.scales import DASH, Scale, bytes_text, capital, plural
 from equifed.training.history import History
 from equifed.training.warnings import find_warnings
 
@@ -24,6 +24,7 @@ def write_headline(report: Report) -> dict[str, Any]:
     """Return the first words of the report."""
     if report.scale is None:
         return {
+            "verdict": "",
             "sentences": ["No evaluation was recorded, so nothing is known about the clients."],
             "chance": "",
             "warnings": [*describe_quarantines(report.methods), *describe_warnings(report.methods)],
@@ -37,11 +38,25 @@ def write_headline(report: Report) -> dict[str, Any]:
     who = f"Under {method.name}, " if report.several else ""
     sentences.append(who + describe_worst(method, rows, report.scale, report.estimates[lead]))
     told = [*describe_quarantines(report.methods), *describe_warnings(report.methods)]
+    verdict = report.verdict.sentence
     return {
+        "verdict": f"{who}{lower_first(verdict)}" if who and verdict else verdict,
         "sentences": sentences,
         "chance": describe_chance(method, rows),
         "warnings": [*told, *report.problems],
     }
+
+
+def lower_first(sentence: str) -> str:
+    """Return a sentence as it stands after a comma: its articles begin small, names stay."""
+    first = sentence.partition(" ")[0]
+    return sentence[:1].lower() + sentence[1:] if first in ("The", "There", "No") else sentence
+
+
+def find_date(methods: Sequence[Method]) -> str:
+    """Return when the last of the runs ended, if that was recorded."""
+    times = [str(e["time"]) for m in methods for e in m.events() if e.get("time")]
+    return max(times, default="")[:16].replace("T", " ")
 
 
 def write_subtitle(report: Report) -> str:
@@ -51,7 +66,8 @@ def write_subtitle(report: Report) -> str:
     rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
     names = ", ".join(m.name for m in report.methods)
     counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
-    return " · ".join([names, *counts])
+    date = find_date(report.methods)
+    return " · ".join([names, *counts, *([f"run on {date} UTC"] if date else [])])
 
 
 def list_cards(report: Report) -> list[dict[str, str]]:
@@ -215,12 +231,22 @@ def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
     assert report.scale is not None
     rows, scale = report.rows[report.lead], report.scale
     return [
-        make_card(scale.label.capitalize(), scale.text(float(rows.value[i]))),
+        make_card(capital(scale.label), scale.text(float(rows.value[i]))),
+        *_list_more_cards(report, i),
         make_card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
         make_card("Your samples", f"{int(rows.sizes[i]):,}"),
         make_card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
         make_card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
         make_card("Rounds your answer was refused", f"{int(rows.quarantines[i])}"),
+    ]
+
+
+def _list_more_cards(report: Report, i: int) -> list[dict[str, str]]:
+    """Return what else is known about the client: its majority class, its model alone, metrics."""
+    names = {"majority": "Your most frequent class", "alone": "Your model alone"}
+    return [
+        make_card(names.get(column.key, column.label), column.texts[i], column.limits[i])
+        for column in report.columns[report.lead]
     ]
 
 

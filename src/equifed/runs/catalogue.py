@@ -227,6 +227,14 @@ def _losses() -> dict[str, Entry]:
 
 
 @cache
+def _metrics() -> dict[str, Entry]:
+    from equifed.metrics.metric import METRICS
+
+    found = _described({name: m.compute for name, m in METRICS.items() if m.compute is not None})
+    return {n: replace(e, summary=e.summary.removeprefix("Return ")) for n, e in found.items()}
+
+
+@cache
 def _partitions() -> dict[str, Entry]:
     from equifed.data.partitions import PARTITIONS, Imbalance
 
@@ -259,13 +267,16 @@ SECTIONS = {
     "engines": Section(
         "engine",
         lambda: ENGINES,
-        given=("data", "model", "loss", "l2", "penalise", "dtype", "engine"),
+        given=("data", "model", "loss", "class_weights", "l2", "penalise", "dtype", "engine"),
         own=False,
     ),
     "models": Section(
         "model", _models, given=("input_shape", "outputs"), provides=("forward", "parameters")
     ),
     "losses": Section("loss", _losses, given=("outputs", "targets")),
+    "metrics": Section(
+        "metric", _metrics, given=("y", "predicted", "score", "probability", "losses")
+    ),
     "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), own=False),
 }
 

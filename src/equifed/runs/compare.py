@@ -223,7 +223,9 @@ def format_comparison(report: Report) -> str:
                "difference_lower_95", "difference_upper_95", "difference_about", "pairs",
                "seeds"]  # fmt: skip
     rows = []
-    for method, found in zip(report.methods, report.estimates, strict=True):
+    for m, (method, found) in enumerate(zip(report.methods, report.estimates, strict=True)):
+        for name, value in report.beside[m].items():
+            rows.append([method.name, name, value, *[""] * 7, 0, f"{value:.8g}"])
         for key, e in found.items():
             d = e.difference
             told = ["", "", "", "", 0]

@@ -50,6 +50,7 @@ class ModelSettings:
     """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
 
     ``init = "auto"`` draws named models afresh and lets own code (``module:Name``) start as it is.
+    ``class_weights`` are as for :func:`equifed.models.losses.weigh_classes`.
     """
 
     loss: str = "auto"
@@ -57,10 +58,16 @@ class ModelSettings:
     penalise: Literal["all", "weights"] = "all"
     init: Literal["auto", "fresh", "own"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    class_weights: str | dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.l2 >= 0:
             raise ValueError(f"l2 must be at least 0, got {self.l2}.")
+        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
+            raise ValueError(
+                f"class_weights must be 'balanced' or a table of weights, got "
+                f"{self.class_weights!r}."
+            )
 
     def resolve_init(self, name: str) -> Literal["fresh", "own"]:
         """Return how a model of this name starts."""
@@ -71,10 +78,15 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """How often to evaluate, and on which splits; splits that the data lack are skipped."""
+    """How often to evaluate, on which splits, and which metrics beside loss and accuracy (or MSE).
+
+    Splits that the data lack are skipped. A metric is a name (``equifed list metrics``) or
+    ``module:function`` of your own.
+    """
 
     every: int = 1
     splits: tuple[SplitName, ...] = ("train", "validation", "test")
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -177,6 +189,7 @@ class RunConfig:
             resolved[key] = _chosen(checker, key, table.get(key, {}))
         for key, record in RECORDS.items():
             resolved[key] = checker.table(settings(record), table.get(key, {}), key)
+        find_metrics(checker, resolved["evaluate"])
         checker.raise_problems()
         if base is not None:
             resolved["data"] = _absolute(resolved["data"], base)
@@ -220,6 +233,15 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
         found = checker.find(SECTIONS["losses"], loss, "model.loss")
         table["loss"] = loss if found is None else found[0]
     return table
+
+
+def find_metrics(checker: Checker, evaluate: Table) -> None:
+    """Look the metrics of ``[evaluate]`` up, and put the file of own ones into their address."""
+    for i, name in enumerate(evaluate.get("metrics", ())):
+        if isinstance(name, str):
+            found = checker.find(SECTIONS["metrics"], name, f"evaluate.metrics[{i}]")
+            evaluate["metrics"] = [*evaluate["metrics"]]
+            evaluate["metrics"][i] = name if found is None else found[0]
 
 
 def _constructed(resolved: Table) -> Table:

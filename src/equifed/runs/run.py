@@ -18,9 +18,11 @@ from equifed.contract.evaluation import Evaluator
 from equifed.data.federation import Federation
 from equifed.data.holdout import Holdout
 from equifed.data.preparation import Preparation
+from equifed.metrics.metric import Metric, as_metrics
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import CHOSEN, ModelSettings, RunConfig, build_algorithm
+from equifed.runs.entries import load_address
 from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.workers import is_first
 from equifed.training import tables
@@ -71,6 +73,7 @@ class Run:
                 seed=self.config.seed,
                 evaluate=self.evaluate,
                 every=self.config.evaluate.every,
+                metrics=load_metrics(self.config.evaluate.metrics),
                 stop=self.config.stop.rules(),
                 give_out=self.config.give_out,
                 callbacks=callbacks,
@@ -92,6 +95,11 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def load_metrics(names: Sequence[str]) -> tuple[Metric, ...]:
+    """Return the metrics of a resolved configuration."""
+    return as_metrics([load_address(name) if ":" in name else name for name in names])
+
+
 def load_data(data: Table) -> Federation:
     """Load the federation of a resolved ``[data]`` table."""
     federation: Federation = choose(SECTIONS["data"], data, "data")
@@ -111,6 +119,7 @@ def build(config: RunConfig) -> Run:
     algorithm = build_algorithm(config.algorithm, federation.train.sizes.tolist())
     table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
     config = replace(config, algorithm=table)
+    _check_metrics(config, federation)
     _check_stop(config, federation)
     _check_give_out(config, federation)
     return Run(config, federation, clients, algorithm, config.evaluate.splits)
@@ -130,14 +139,19 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
 def _engine(config: RunConfig, federation: Federation) -> Clients:
     import torch
 
-    from equifed.models.losses import outputs_for
+    from equifed.models.losses import outputs_for, weigh_classes
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     try:
         outputs = outputs_for(federation, shared.loss)
     except ValueError as error:
         raise ConfigError([f"model.loss: {error}"]) from error
-    loss = SECTIONS["losses"][shared.loss].load()
+    try:
+        loss = weigh_classes(
+            SECTIONS["losses"][shared.loss].load(), shared.class_weights, federation
+        )
+    except ValueError as error:
+        raise ConfigError([f"model.{error}"]) from error
     _check_device(config.engine.get("device", "cpu"))
     shape = federation.input_shape
     module = build_module(config, shape, outputs)
@@ -174,6 +188,17 @@ def _check_device(device: str) -> None:
         raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
 
 
+def _check_metrics(config: RunConfig, federation: Federation) -> None:
+    """Refuse metrics that these data, or this loss, do not have, before anything is trained."""
+    from equifed.engines.answers import check_metrics
+
+    loss = SECTIONS["losses"][config.model["loss"]].load()
+    try:
+        check_metrics(load_metrics(config.evaluate.metrics), federation.classes, loss)
+    except ValueError as error:
+        raise ConfigError([f"evaluate.metrics: {error}"]) from error
+
+
 def _check_stop(config: RunConfig, federation: Federation) -> None:
     stop = config.stop
     if stop.needs_metric and stop.split not in federation.splits():
@@ -187,6 +212,9 @@ def _check_stop(config: RunConfig, federation: Federation) -> None:
         raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
     if stop.needs_metric and stop.metric == "accuracy" and federation.classes is None:
         raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
+    always = ("loss", "accuracy" if federation.classes is not None else "mse")
+    if stop.needs_metric and stop.metric not in (*always, *config.evaluate.metrics):
+        raise ConfigError([f"stop.metric: {stop.metric} is not in evaluate.metrics"])
 
 
 def _check_give_out(config: RunConfig, federation: Federation) -> None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from equifed.contract.details import Details
     from equifed.contract.evaluation import Evaluation, Hits
+
+HELD = ("test", "validation", "train")
+"""Splits, those that say most about new samples first."""
 
 __all__ = ["History", "MetricRecord", "RoundRecord"]
 
@@ -47,6 +51,10 @@ class History:
         The model that was given out by parameter name.
     hits : dict of Hits
         By split, which samples the model of the last evaluation answers correctly.
+    details : Details, optional
+        What single samples say about the model that was given out: limits, groups, calibration.
+    alone : MetricRecord, optional
+        What every client would have with a model of its own, in the main metric on its split.
     trained : Predictor, optional
         What :meth:`predictor` gives, where the engine knew the module.
     folder : Path, optional
@@ -63,6 +71,8 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] | None = None
     hits: dict[str, Hits] = field(default_factory=dict)
+    details: Details | None = None
+    alone: MetricRecord | None = None
     trained: Any = field(default=None, repr=False, compare=False)
     folder: Path | None = field(default=None, repr=False, compare=False)
 
@@ -71,7 +81,7 @@ class History:
 
     def check(self) -> None:
         """Refuse values that no client can have, as an accuracy of 7.0."""
-        for record in self.metrics:
+        for record in (*self.metrics, *([] if self.alone is None else [self.alone])):
             record.check(self.names)
 
     def add_evaluation(self, round: int, evaluations: Sequence[Evaluation]) -> list[MetricRecord]:
@@ -131,34 +141,53 @@ class History:
             )
         return self.trained if thresholds is None else self.trained.with_thresholds(thresholds)
 
-    def last(self, metric: str = "accuracy", split: str = "test") -> MetricRecord | None:
-        """Return the newest record of a metric on a split."""
+    def last(self, metric: str | None = None, split: str | None = None) -> MetricRecord | None:
+        """Return the newest record of a metric on a split; by default what the run is about."""
+        wanted = self._choose(metric, split)
         for record in reversed(self.metrics):
-            if record.metric == metric and record.split == split:
+            if (record.metric, record.split) == wanted:
                 return record
         return None
 
-    def series(self, metric: str = "accuracy", split: str = "test") -> tuple[Index, Losses]:
+    def series(self, metric: str | None = None, split: str | None = None) -> tuple[Index, Losses]:
         """Return the evaluated rounds (k,) and the clients' values (k, N)."""
-        found = [r for r in self.metrics if r.metric == metric and r.split == split]
+        wanted = self._choose(metric, split)
+        found = [r for r in self.metrics if (r.metric, r.split) == wanted]
         rounds = np.array([r.round for r in found], dtype=np.int64)
         return rounds, np.array([r.values for r in found]).reshape(len(found), len(self.names))
 
-    def per_client(self, metric: str = "accuracy", split: str = "test") -> dict[str, float]:
-        """Return the newest value of a metric for every client that has one."""
+    def per_client(self, metric: str | None = None, split: str | None = None) -> dict[str, float]:
+        """Return the newest value of a metric for every client that has one.
+
+        By default it is the run's main metric: accuracy for classes, MSE or the loss for values to
+        regress on; on the test split if that was evaluated. A metric that was not evaluated is
+        refused, and those that were are named.
+        """
         record = self.last(metric, split)
+        known = {r.metric for r in self.metrics}
+        if record is None and metric is not None and known and metric not in known:
+            raise ValueError(
+                f"{metric} was not evaluated in this run; {', '.join(sorted(known))} were."
+            )
         if record is None:
             return {}
         values = zip(self.names, record.values, strict=True)
         return {name: float(value) for name, value in values if not np.isnan(value)}
 
+    def _choose(self, metric: str | None, split: str | None) -> tuple[str, str]:
+        """Return metric and split, with what the run is about in place of what is not given."""
+        if metric is not None and split is not None:
+            return metric, split
+        recorded = [(r.metric, r.split) for r in self.metrics]
+        known = [r for r in recorded if metric in (None, r[0]) and split in (None, r[1])]
+        names = [*METRICS, *dict.fromkeys(name for name, _ in known)]
+        order = [(m, s) for m in names for s in HELD if (m, s) in known]
+        return order[0] if order else (metric or "", split or "")
+
     def main_metric(self) -> tuple[str, str] | None:
-        """Return the metric and split to show: accuracy before loss, test before others."""
-        for metric in METRICS:
-            for split in ("test", "validation", "train"):
-                if self.last(metric, split) is not None:
-                    return metric, split
-        return None
+        """Return the metric and split to show: accuracy, MSE, loss; test before others."""
+        found = self._choose(None, None)
+        return found if found[0] in METRICS else None
 
     def summary(self) -> dict[str, Any]:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
@@ -230,11 +259,14 @@ class History:
         if not clients:
             return {"average": None, "worst": None, "worst_client": None, "round": record.round}
         worst = min(clients, key=lambda name: find_metric(metric).sign * clients[name])
+        lost = np.isnan(record.values) & (record.sizes > 0)
+        undefined = [self.names[i] for i in np.flatnonzero(lost)]
         return {
             "average": float(np.mean(list(clients.values()))),
             "worst": clients[worst],
             "worst_client": worst,
             "round": record.round,
+            **({"undefined_for": undefined} if undefined else {}),
         }
 
     def save(self, folder: str | Path) -> Path:
@@ -249,6 +281,8 @@ class History:
         for event in self.events:
             out.event(event)
         out.hits(self.hits)
+        out.details(self.details)
+        out.alone(self.alone)
         out.finish(self.summary(), self.parameters)
         return out.path
 
@@ -278,6 +312,8 @@ class History:
             tables.read_metrics(path / "metrics.csv", names),
             tables.read_weights(path / "weights.csv", names),
             tables.read_events(path / tables.EVENTS),
+            details=tables.read_details(path / tables.DETAILS),
+            alone=next(iter(tables.read_metrics(path / tables.ALONE, names)), None),
             folder=path,
         )
 
@@ -285,4 +321,7 @@ class History:
         """Return what a notebook shows: the clients, the worst served first."""
         chosen = self.main_metric()
         record = None if chosen is None else self.last(*chosen)
-        return render_clients(self.names, record, len(self.rounds))
+        told = self.details if chosen is not None and chosen[0] == "accuracy" else None
+        fits = told is not None and record is not None and told.split == record.split
+        shares = told.majorities() if told is not None and fits else None
+        return render_clients(self.names, record, len(self.rounds), shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
-from equifed.contract.evaluation import Evaluator, KnowsFeatures
+from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
 from equifed.contract.prediction import KnowsModule
 from equifed.contract.streams import Stream
+from equifed.metrics.metric import Metric, as_metrics
+from equifed.training.describing import describe_directions, describe_end
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -62,6 +65,7 @@ def train(
     x: Vector | Mapping[str, Any] | nn.Module | None = None,
     evaluate: Sequence[str] | Evaluator = (),
     every: int = 1,
+    metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (),
     stop: Sequence[StopRule] = (),
     give_out: GiveOut = "auto",
     callbacks: Sequence[Callback] = (),
@@ -89,6 +93,10 @@ def train(
         model that is given out is measured.
     every : int
         Rounds from one evaluation to the next.
+    metrics : sequence of str, Metric or callable
+        What to measure beside loss and accuracy (or MSE), by name (``equifed.metrics.METRICS``) or
+        as a function ``f(y, prediction)`` of one client's samples; see
+        :func:`equifed.metrics.as_metric`.
     stop : sequence of callables
         Reasons to stop early.
     give_out : {"auto", "last", "certified", "average", "validation"}
@@ -118,8 +126,13 @@ def train(
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
     if every < 1:
         raise ValueError(f"every must be at least 1, got {every}.")
+    asked = as_metrics(metrics)
+    if asked and (callable(evaluate) or not evaluate):
+        raise ValueError(
+            "metrics are measured on splits: name them in evaluate, as evaluate=['test']."
+        )
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
-    told = stop, giver, callbacks, missing, folder
+    told = asked, stop, giver, callbacks, missing, folder
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     return training.run(None if x is None else clients.flatten(x), resume)
 
@@ -132,6 +145,7 @@ class _Training:
     stream: Stream
     evaluate: Sequence[str] | Evaluator
     every: int
+    metrics: Sequence[Metric]
     stop: Sequence[StopRule]
     giver: Giver
     callbacks: Sequence[Callback]
@@ -172,12 +186,13 @@ class _Training:
                 self._save(r, state)
         return self._end(state, reason)
 
-    def _check_end(self, last: int) -> None:
-        """Refuse a model that is not finite, and record what else is wrong with the run."""
+    def _check_end(self, last: int, x: Vector) -> None:
+        """Refuse a model that is not finite, record what else is wrong and what samples say."""
         wrong = check_finite(self.history.parameters or {})
         if wrong is not None:
             self._event({"event": "stopped", "round": last, "reason": wrong})
             raise TrainingError(f"After round {last} {wrong}")
+        self._describe(x)
         told = self.clients if isinstance(self.clients, KnowsFeatures) else None
         scales = None if told is None else told.feature_scales()
         for sentence in find_warnings(self.history, scales):
@@ -201,7 +216,11 @@ class _Training:
         if not self.evaluate:
             return []
         given = self.evaluate
-        found = given(x) if callable(given) else self.clients.evaluate(x, given)
+        if callable(given):
+            found = given(x)
+        else:
+            asked = (self.metrics,) if self.metrics else ()
+            found = self.clients.evaluate(x, given, *asked)
         return self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
@@ -220,6 +239,16 @@ class _Training:
         if choice.given.kind == "last" and own and isinstance(self.algorithm, GivesWeights):
             return replace(choice, weights=self.algorithm.weights(state))
         return choice
+
+    def _describe(self, x: Vector) -> None:
+        """Ask what single samples say about the model that is given out."""
+        if callable(self.evaluate) or not isinstance(self.clients, Describes):
+            return
+        for note in describe_directions(self.metrics):
+            self._event({"event": "note", "round": 0, "reason": note})
+        self.history.details = describe_end(self.clients, self.history, self.metrics, x)
+        if self.folder is not None:
+            self.folder.details(self.history.details)
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
@@ -293,11 +322,12 @@ class _Training:
         self.history.parameters = self.clients.parameters(choice.x)
         if isinstance(self.clients, KnowsModule):
             self.history.trained = self.clients.predictor(choice.x)
-        self._check_end(last)
+        self._check_end(last, choice.x)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
-        self._event({"event": "given out", **told})
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._event({"event": "given out", **told, "time": now})
         if self.folder is not None:
             self.folder.finish(self.history.summary(), self.history.parameters)
         for callback in self.callbacks:

@@ -14,21 +14,29 @@ from equifed.training.tables import MetricRecord
 MOST_ROWS = 20
 
 
-def render_clients(names: Sequence[str], record: MetricRecord | None, rounds: int) -> str:
+def render_clients(
+    names: Sequence[str],
+    record: MetricRecord | None,
+    rounds: int,
+    majorities: Losses | None = None,
+) -> str:
     """Return a table (HTML) of how the clients are served, the worst first."""
     head = f"{_count(len(names), 'client')}, {_count(rounds, 'round')}"
     if record is None:
         return f"<p>{head}; not evaluated.</p>"
     order = np.argsort(find_metric(record.metric).sign * record.values, kind="stable")
     spans = _intervals(record)
+    shares = None if majorities is None else [format_metric(m, "accuracy") for m in majorities]
     lines = [
         _row("td", names[i], format_metric(record.values[i], record.metric), spans[i],
-             str(int(record.sizes[i])))
+             str(int(record.sizes[i])), *([] if shares is None else [shares[i]]))
         for i in order[:MOST_ROWS].tolist()
     ]  # fmt: skip
     shown = f"the worst served {MOST_ROWS} of them shown"
     head += f", {shown if len(names) > MOST_ROWS else 'worst served first'}"
-    columns = _row("th", "client", f"{record.split} {record.metric}", "95 % interval", "samples")
+    what = f"{record.split} {find_metric(record.metric).label}"
+    more = [] if shares is None else ["majority class"]
+    columns = _row("th", "client", what, "95 % interval", "samples", *more)
     return (
         f"<table><caption>{escape(head)}</caption><thead>{columns}</thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"

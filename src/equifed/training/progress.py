@@ -77,7 +77,7 @@ class ProgressBar(Callback):
 
     @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        best = {"accuracy": 2, "loss": 0}
+        best = {"accuracy": 4, "mse": 2, "loss": 0}
         split = {"test": 0, "validation": 1, "train": 0.5}  # test if nothing else is evaluated
         found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
         if found.metric not in best or np.isnan(found.values).all():
@@ -85,7 +85,7 @@ class ProgressBar(Callback):
         accuracy = find_metric(found.metric).higher_is_better
         worst = int(np.nanargmin(found.values) if accuracy else np.nanargmax(found.values))
         value = float(found.values[worst])
-        text = f"{value:.1%}" if accuracy else f"{found.metric} {value:.4g}"
+        text = f"{value:.1%}" if accuracy else f"{find_metric(found.metric).label} {value:.4g}"
         self._worst = f"worst {self._names[worst]} {text} ({found.split})"
 
     @override
@@ -142,8 +142,9 @@ def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progres
 def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     """Return a table: a row per client, a column per run, the average and the worst below.
 
-    The metric is accuracy where there is one, else loss; the split is test where there is one. Of
-    more than forty clients only the worst of the last run are shown.
+    The metric is the first run's main one; beside accuracies stands the share of every client's
+    majority class, and beside a single run its further metrics. Of more than forty clients only the
+    worst of the last run are shown.
     """
     from rich.table import Table
     from rich.text import Text
@@ -153,9 +154,10 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     assert chosen is not None
     metric, split = chosen
     higher = find_metric(metric).higher_is_better
-    table = Table(title=title or f"{split} {metric} per client")
+    table = Table(title=title or f"{split} {find_metric(metric).label} per client")
+    beside = _list_beside(first, metric, split, further=len(histories) == 1)
     table.add_column("client")
-    for name in histories:
+    for name in (*histories, *(label for label, _ in beside)):
         table.add_column(Text(show_text(name)), justify="right")
     columns = [history.per_client(metric, split) for history in histories.values()]
     worst = [(min if higher else max)(c, key=c.__getitem__, default="") for c in columns]
@@ -168,7 +170,8 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
             Text(format_metric(c.get(client), metric), style="bold" if client == w else "")
             for c, w in zip(columns, worst, strict=True)
         ]
-        table.add_row(Text(show_text(client)), *cells)
+        others = (texts.get(client, "-") for _, texts in beside)
+        table.add_row(Text(show_text(client)), *cells, *others)
     if len(rows) > SHOWN_CLIENTS:
         table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()
@@ -177,6 +180,24 @@ def tabulate_clients(histories: dict[str, History], title: str = "") -> Table:
     table.add_row("average", *(format_metric(value, metric) for value in averages))
     table.add_row("worst", *(format_metric(value, metric) for value in lowest))
     return table
+
+
+def _list_beside(
+    history: History, metric: str, split: str, further: bool
+) -> list[tuple[str, dict[str, str]]]:
+    """Return further columns: a label, and what stands there for every client that has it."""
+    out = []
+    details = history.details
+    if metric == "accuracy" and details is not None and details.split == split:
+        shares = zip(history.names, details.majorities(), strict=True)
+        out.append(("majority class", {k: format_metric(v, metric) for k, v in shares}))
+    names = dict.fromkeys(r.metric for r in history.metrics if r.split == split) if further else ()
+    for name in names:
+        if name not in (metric, "loss"):
+            values = history.per_client(name, split)
+            label = find_metric(name).label
+            out.append((label, {k: format_metric(v, name) for k, v in values.items()}))
+    return out
 
 
 def describe_events(history: History) -> list[str]:

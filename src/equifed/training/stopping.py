@@ -11,11 +11,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from equifed.contract.arrays import Losses
-from equifed.metrics.metric import find_metric
+from equifed.metrics.metric import as_metric, find_metric
 from equifed.training.history import History
 from equifed.training.loop import StopRule
 
-MetricName = Literal["accuracy", "loss"]
 SplitName = Literal["train", "validation", "test"]
 Of = Literal["worst", "average"]
 
@@ -68,7 +67,7 @@ class Reached:
     """Stop when the worst client, or the average over clients, is as good as wanted."""
 
     value: float
-    metric: MetricName
+    metric: str
     split: SplitName
     of: Of
 
@@ -86,7 +85,7 @@ class NoImprovement:
     """Stop when this many evaluations in a row brought nothing better."""
 
     evaluations: int
-    metric: MetricName
+    metric: str
     split: SplitName
     of: Of
 
@@ -125,7 +124,7 @@ class StopWhen:
     seconds: float | None = None
     target: float | None = None
     patience: int | None = None
-    metric: MetricName = "accuracy"
+    metric: str = "accuracy"
     split: SplitName = "validation"
     of: Of = "worst"
     at_gap: float | None = None
@@ -135,6 +134,7 @@ class StopWhen:
             raise ValueError(f"seconds must be positive, got {self.seconds}.")
         if self.at_gap is not None and not self.at_gap > 0:
             raise ValueError(f"at_gap must be positive, got {self.at_gap}.")
+        as_metric(self.metric)
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
@@ -158,12 +158,12 @@ class StopWhen:
         return tuple(rules)
 
 
-def _gain(metric: MetricName) -> float:
+def _gain(metric: str) -> float:
     """Return the sign that makes larger better."""
     return find_metric(metric).sign
 
 
-def _scores(history: History, metric: MetricName, split: SplitName, of: Of) -> Losses:
+def _scores(history: History, metric: str, split: SplitName, of: Of) -> Losses:
     """Return one number an evaluation, larger is better; clients without samples are left out."""
     _, values = history.series(metric, split)
     gains = _gain(metric) * values[:, ~np.isnan(values).all(axis=0)]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.details import Details
 from equifed.contract.evaluation import Hits
 from equifed.contract.names import to_cell
 from equifed.metrics.metric import find_metric
@@ -50,8 +51,10 @@ TABLES = {
 CLIENTS, EVENTS, SUMMARY, MODEL = (
     "clients.json", "events.jsonl", "summary.json", "model.safetensors"
 )  # fmt: skip
-CHECKSUMS = "checksums.json"
-FILES = (*TABLES, EVENTS, CLIENTS, MODEL, HITS, "config.toml", "run.json", "preparation.json")
+CHECKSUMS, DETAILS, ALONE = "checksums.json", "details.json", "alone.csv"
+FILES = (
+    *TABLES, EVENTS, CLIENTS, MODEL, HITS, DETAILS, "config.toml", "run.json", "preparation.json"
+)  # fmt: skip
 """What the checksums of a complete run are of, where it is there."""
 
 
@@ -91,7 +94,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, eq=False)
 class MetricRecord:
-    """One metric of all clients on one split after one round; NaN for a client without samples."""
+    """One metric of all clients on one split after one round; NaN where it is not defined."""
 
     round: int
     split: str
@@ -145,7 +148,7 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, HITS, SUMMARY, CHECKSUMS, MODEL):
+        for name in (*TABLES, EVENTS, HITS, DETAILS, ALONE, SUMMARY, CHECKSUMS, MODEL):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
         self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
@@ -179,6 +182,17 @@ class Tables:
         if self.writes and hits:
             write_file(self.path / HITS, pack_hits(hits))
 
+    def details(self, details: Details | None) -> None:
+        """Write what single samples say about the model that was given out."""
+        if self.writes and details is not None:
+            write_file(self.path / DETAILS, json.dumps(details.to_dict()).encode() + b"\n")
+
+    def alone(self, record: MetricRecord | None) -> None:
+        """Write what the clients would have with models of their own, as in ``metrics.csv``."""
+        if self.writes and record is not None:
+            (self.path / ALONE).unlink(missing_ok=True)
+            self._append(ALONE, [TABLES["metrics.csv"], *record.to_rows(self.names)])
+
     def finish(
         self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None
     ) -> None:
@@ -208,7 +222,8 @@ class Tables:
             content = text.encode()
             with (self.path / name).open("ab") as file:
                 file.write(content)
-            self._sums[name].update(content)
+            if name in self._sums:
+                self._sums[name].update(content)
 
 
 def is_complete(folder: Path) -> bool:
@@ -280,12 +295,16 @@ def check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
         check_file(folder / name, extra["sums"][name], length)
 
 
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading a table of wrong content may raise."""
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn whatever is wrong with a table into one error that names it."""
     try:
         yield
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+    except UNREADABLE as error:
         reason = str(error) or type(error).__name__
         raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
     except csv.Error as error:
@@ -324,6 +343,15 @@ def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
             records[key].values[position[client]] = float(value)
             records[key].sizes[position[client]] = int(n)
     return list(records.values())
+
+
+def read_details(path: Path) -> Details | None:
+    """Return what single samples say; None: it was not asked."""
+    if not path.exists():
+        return None
+    told = read_json(path)
+    with _reading(path):
+        return Details.from_dict(told)
 
 
 def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:

@@ -23,7 +23,8 @@ from typing_extensions import override
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, MissingClients, Moved
 from equifed.contract.curvature import Curvature
-from equifed.contract.evaluation import SPLITS, Evaluation, Hits
+from equifed.contract.details import Details
+from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -178,8 +179,21 @@ class DistributedClients(TorchClients):
         return DistributedVectors(self, self._held, DenseVectors(rows), len(self.names))
 
     @override
-    def evaluate(self, x: Tensor, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
-        return [self._join(part) for part in self._local.evaluate(x, splits)]
+    def evaluate(
+        self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
+        return [self._join(part) for part in self._local.evaluate(x, splits, metrics)]
+
+    def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        """Return what the samples of a split say about a model, client by client."""
+        own = self._local.describe(x, split, metrics)
+        told = None if own is None else own.to_dict()
+        parts = [json.loads(text) for text in self.workers.gather_texts(json.dumps(told))]
+        known = [Details.from_dict(part).clients for part in parts if part is not None]
+        if not known:
+            return None
+        clients = (next(filter(None, found), None) for found in zip(*known, strict=True))
+        return Details(split, tuple(clients))
 
     @override
     def curvature(self) -> Curvature | str:

@@ -38,7 +38,8 @@ def cut_shard(federation: Federation, held: np.ndarray[Any, np.dtype[np.bool_]])
             sizes = np.diff(split.offsets)
             rows = np.repeat(held, sizes)
             offsets = np.concatenate([[0], np.cumsum(np.where(held, sizes, 0))])
-            kept = Split(split.inputs[rows], split.targets[rows], offsets)
+            groups = None if split.groups is None else split.groups[rows]
+            kept = Split(split.inputs[rows], split.targets[rows], offsets, groups)
             # The checks of a federation were made on the whole; a shard's empty clients are meant.
             object.__setattr__(part, name, kept)
     return part

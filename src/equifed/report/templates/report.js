@@ -18,6 +18,17 @@
     return td;
   }
 
+  function withLimits(column, i) {
+    const td = cell(column.text[i]);
+    if (column.limits[i]) {
+      const span = document.createElement("span");
+      span.className = "change";
+      span.textContent = column.limits[i];
+      td.append(span);
+    }
+    return td;
+  }
+
   function meter(method, i, range) {
     const td = document.createElement("td");
     const [low, high] = [method.lower[i], method.upper[i]];
@@ -44,9 +55,11 @@
       const tr = document.createElement("tr");
       const text = method.text;  // numbers are written once, by the program that made the page
       tr.append(cell(name, "first"), cell(text.value[i]));
-      if (data.percent) tr.append(meter(method, i, range));
+      if (data.limits) tr.append(meter(method, i, range));
       if (data.methods.length > 1) tr.append(cell(text.change[i]));
-      tr.append(cell(text.loss[i]), cell(data.n[i].toLocaleString("en")), cell(text.weight[i]),
+      for (const key of data.more) tr.append(withLimits(method.more[key], i));
+      if (data.loss) tr.append(cell(text.loss[i]));
+      tr.append(cell(data.n[i].toLocaleString("en")), cell(text.weight[i]),
         cell(text.participation[i]), cell(String(method.quarantines[i])));
       return tr;
     });
@@ -57,7 +70,7 @@
     const method = data.methods[choice ? Number(choice.value) : 0];
     if (order.key === "client") return data.clients[i];
     if (order.key === "n") return data.n[i];
-    return method[order.key][i];
+    return (method.more[order.key] ? method.more[order.key].value : method[order.key])[i];
   }
 
   function arrange() {
@@ -94,6 +107,16 @@
     if (choice) choice.addEventListener("change", fill);
     fill();
   }
+
+  // -- tables that are wider than the page --------------------------------------------------------
+  function mark() {
+    for (const box of document.querySelectorAll(".scroll")) {
+      box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+    }
+  }
+  mark();
+  window.addEventListener("resize", mark);
+  for (const box of document.querySelectorAll("details")) box.addEventListener("toggle", mark);
 
   // -- names on hover ------------------------------------------------------------------------
   const tip = document.getElementById("tip");

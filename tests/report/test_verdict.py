@@ -1,0 +1,142 @@
+"""The first sentence of a report is right about federations whose truth is known."""
+
+import json
+
+import numpy as np
+import pytest
+from scripts.verdicts import KINDS, count_right, judge
+from tests.report.synthetic import comparison
+
+from equifed.contract.details import Calibration, ClientDetail, Details, GroupDetail
+from equifed.report import as_json, as_methods, build, render
+from equifed.report.curves import collect_series
+from equifed.report.page import render_participant
+from equifed.report.scales import Scale
+from equifed.report.tables import list_comparison
+from equifed.report.verdict import compare_alone, find_spent_losses, write_verdict
+from equifed.runs.compare import format_comparison
+from equifed.training.history import History, MetricRecord, RoundRecord
+
+ACCURACY = Scale("accuracy", "test")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_verdicts_are_right(kind):
+    assert count_right(kind, each=20, seed=1) >= 19
+
+
+def made(correct, sizes, *, alone=None, details=True, train_loss=0.4):
+    """Return a run with these correct answers."""
+    sizes = np.asarray(sizes)
+    names = tuple(f"clinic {chr(65 + i)}" for i in range(len(sizes)))
+    values = np.asarray(correct) / sizes
+    run = History(names, rounds=[RoundRecord(1, 0.5, 2, 100, 100, 0.1)])
+    run.metrics = [
+        MetricRecord(1, "test", "accuracy", values, sizes),
+        MetricRecord(1, "test", "auroc", np.where(sizes > 5, values, np.nan), sizes),
+        MetricRecord(1, "train", "loss", np.full(len(sizes), train_loss), sizes),
+    ]
+    if alone is not None:
+        run.alone = MetricRecord(0, "test", "accuracy", np.asarray(alone) / sizes, sizes)
+    if details:
+        told = [
+            ClientDetail(int(m), {"auroc": (0.1, 0.9)}, 0.6, 2, Calibration.measure(
+                np.linspace(0.5, 1, int(m)), np.arange(int(m)) % 2 == 0),
+                {"f": GroupDetail(2, {"accuracy": 0.5}, {"accuracy": (0.1, 0.9)})})
+            for m in sizes
+        ]  # fmt: skip
+        run.details = Details("test", tuple(told))
+    return run
+
+
+def sentence(run):
+    return write_verdict(as_methods(run)[0], ACCURACY).sentence
+
+
+def test_an_underserved_client_is_named_with_its_distance():
+    run = made([80, 82, 30], [100, 100, 100])
+    said = sentence(run)
+    assert said.startswith("The worst-served client, clinic C, is ")
+    assert said.endswith(" points below what chance explains.")
+
+
+def test_chance_is_said_to_be_chance():
+    assert sentence(made([8, 9, 6], [10, 10, 10])) == (
+        "The spread is what chance explains at these numbers of test samples."
+    )
+
+
+def test_a_perfect_model_has_no_spread():
+    assert "every test sample is answered correctly" in sentence(made([9, 4], [9, 4]))
+
+
+def test_one_client_is_served_equally_with_itself_and_nothing_is_said():
+    found = write_verdict(as_methods(made([8], [10]))[0], ACCURACY)
+    assert found.sentence == "" and not found.notes
+    assert "Is there anything to gain?" not in render(build(as_methods(made([8], [10]))))
+
+
+def test_few_samples_are_said_to_be_too_few():
+    assert "No client with 3 samples" in judge(np.array([3, 1, 2]), np.array([3, 3, 3])).notes[-1]
+
+
+def test_who_would_be_better_off_alone_is_counted():
+    run = made([80, 82, 30], [100, 100, 100], alone=[70, 83, 90])
+    assert sentence(run).endswith(
+        "; 2 of 3 clients would be better off alone, 1 of them beyond doubt."
+    )
+    assert write_verdict(as_methods(run)[0], ACCURACY).better_alone == ("clinic B", "clinic C")
+    worse = made([80, 82, 79], [100, 100, 100], alone=[70, 73, 60])
+    assert compare_alone(worse, ACCURACY)[0] == "no client would be better off alone"
+
+
+def test_losses_of_zero_are_said_to_leave_nothing_to_weigh():
+    assert "no grip" in find_spent_losses(made([8, 9], [10, 10], train_loss=1e-5))[0]
+    assert find_spent_losses(made([8, 9], [10, 10])) == ()
+
+
+def test_regression_without_details_says_that_nothing_is_known():
+    run = History(("a", "b"), rounds=[RoundRecord(1, 0.5, 2, 100, 100, 0.1)])
+    run.metrics = [MetricRecord(1, "test", "mse", np.array([1.0, 2.0]), np.array([9, 9]))]
+    found = write_verdict(as_methods(run)[0], Scale("mse", "test"))
+    assert found.sentence == "" and found.equal is None
+    assert "not known" in found.notes[0]
+    page = render(build(as_methods(run)))
+    assert "test MSE" in page and "test mse" not in page
+
+
+def test_the_page_has_what_its_numbers_need_beside_them():
+    run = made([80, 82, 30, 4], [100, 100, 100, 5], alone=[70, 83, 90, 4])
+    report = build(as_methods(run))
+    page = render(report)
+    for text in (
+        "Is there anything to gain?", "Majority class", "majority class 60.0 %",
+        "by chance alone", "Groups inside clients", "Calibration", "Glossary", "Chance floor",
+        "AUROC is not defined for clinic D", "Further metrics", "Alone",
+    ):  # fmt: skip
+        assert text in page, text
+    numbers = as_json(report)
+    assert json.loads(json.dumps(numbers, allow_nan=False))["verdict"]["underserved"]
+    assert numbers["methods"][0]["clients"][3]["auroc"] is None
+    assert numbers["methods"][0]["clients"][0]["majority"] == 0.6
+    rows = format_comparison(report).splitlines()
+    assert any(row.startswith("run,majority_class,0.6") for row in rows)
+    asides = [cell["aside"] for row in list_comparison(report) for cell in row["cells"]]
+    assert sum(bool(aside) for aside in asides) == 2
+
+
+def test_a_participant_is_told_its_majority_class_and_nobody_elses_name():
+    run = made([80, 82, 30], [100, 100, 100], alone=[70, 83, 90])
+    report = build(as_methods(run))
+    page = render_participant(report, 0, collect_series(report.methods[0], ACCURACY))
+    assert "Your most frequent class" in page and "Your model alone" in page
+    assert "clinic C" not in page
+
+
+def test_lines_of_methods_are_told_apart_without_colours():
+    page = render(build(comparison(clients=8, seeds=1)))
+    dashes = [
+        line.partition("--d:")[2].strip(" ;}") for line in page.splitlines() if "--d:" in line
+    ]
+    assert len(dashes) == 6 == len(set(dashes))
