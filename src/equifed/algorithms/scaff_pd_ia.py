@@ -63,6 +63,8 @@ class ScaffPDIA:
         Rounds with phi = 0 before phi is chosen.
     local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
+    cap
+        As for :class:`equifed.objectives.RelativeFairness`.
     """
 
     phi: float | Literal["auto"] = "auto"
@@ -76,6 +78,7 @@ class ScaffPDIA:
     participation: float = 1.0
     loss_batch_size: int | None = None
     patience: int = PATIENCE
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -114,14 +117,14 @@ class ScaffPDIA:
 
     def objective_at(self, state: ScaffPDIAState) -> RelativeFairness:
         """Return the objective with the phi in force."""
-        return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho)
+        return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho, self.cap)
 
     def wrapped(self) -> Safeguarded:
         """Return the algorithm as training runs it."""
         return Safeguarded(Certified(self))
 
     def _with(self, phi: float) -> ScaffPD:
-        objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
+        objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap)
         local = replace(self.local, radius=None)
         return ScaffPD(
             objective, local, self.steps, self.gradient_batch_size, self.participation,

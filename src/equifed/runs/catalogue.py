@@ -103,9 +103,13 @@ ALGORITHMS = {
         "equifed.algorithms.relaxed:Relaxed",
         "any of these; shorter server steps the more often clients are missing",
     ),
+    "guarded": Entry(
+        "equifed.algorithms.guarded:Guarded",
+        "any of these; no client leads the others by what it claims",
+    ),
 }
 
-WRAPPERS = ("certified", "safeguarded", "averaged", "relaxed")
+WRAPPERS = ("certified", "safeguarded", "averaged", "relaxed", "guarded")
 """Algorithms that add to another one, which they need."""
 
 OBJECTIVES = {
