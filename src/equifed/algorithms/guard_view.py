@@ -31,30 +31,33 @@ class Guard:
     .. math:: |l_i - m| > k \max(1.4826\, \mathrm{MAD}, \beta m_0), \qquad
               |d_i| > c \max(\mathrm{median}_j |d_j|, \beta\, \mathrm{median}_j |d_j^0|)
 
-    with m the median of all current claims, :math:`m_0` and :math:`d^0` those of the first round:
-    a claim enters clipped, an update is shortened to that length. A loss below the least that is
-    possible is raised to it.
+    with m the median of all current claims, :math:`m_0` and :math:`d^0` those of the first round: a
+    claim enters clipped at the limit, an update is shortened to the usual length (its weight is
+    multiplied by median / :math:`|d_i|`). A loss below the least that is possible is raised to it.
+    A client that says it has more than ``samples`` times as many samples as the median one counts
+    as that one.
 
     Parameters
     ----------
     mode : {"watch", "on", "off"}
         ``"watch"`` tells of claims and updates beyond these limits and changes nothing.
-    claims, updates, floor : float
-        k, c and :math:`\beta`.
+    claims, updates, floor, samples : float
+        k, c, :math:`\beta`; and how many medians of samples one may have.
     cap : float
         Largest share of the weight of one client (two equal shares if these are more); 1 is none.
     """
 
     mode: Mode = "on"
-    claims: float = 20.0
-    updates: float = 5.0
+    claims: float = 50.0
+    updates: float = 15.0
     floor: float = 0.1
+    samples: float = 1000.0
     cap: float = 0.2
 
     def __post_init__(self) -> None:
         if self.mode not in ("watch", "on", "off"):
             raise ValueError(f"guard mode is 'watch', 'on' or 'off', got {self.mode!r}.")
-        for name in ("claims", "updates", "floor", "cap"):
+        for name in ("claims", "updates", "floor", "samples", "cap"):
             value = getattr(self, name)
             if not 0 < value < np.inf:
                 raise ValueError(f"guard {name} must be a finite number > 0, got {value}.")
@@ -135,7 +138,8 @@ class GuardedVectors(VectorsView):
     def weighted_sum(self, weights: Weights) -> Vector:
         watch: Watch = self.clients.watch
         if watch.acts and watch.bounds_sums and (weights >= 0).all():
-            weights = limit_shares(weights, bound_share(watch.guard.cap, len(weights)))
+            n = len(self.clients.names)
+            weights = limit_shares(weights, bound_share(watch.guard.cap, n, len(weights)))
         factors = self.factors() if self.partner is None else self.partner.factors()
         if not watch.acts or (factors == 1).all():
             return self.behind.weighted_sum(weights)
@@ -153,8 +157,8 @@ class GuardedVectors(VectorsView):
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not watch.acts or self.corrected or self.claimed:
             return squares
-        most = watch.guard.updates * watch.usual_length(self._group, np.sqrt(squares))
-        return np.asarray(np.minimum(squares, most**2))
+        usual = watch.usual_length(self._group, np.sqrt(squares))
+        return np.where(squares > (watch.guard.updates * usual) ** 2, usual**2, squares)
 
     def factors(self) -> Weights:
         """Return by what the weight of each client is multiplied."""
@@ -173,8 +177,7 @@ class GuardedVectors(VectorsView):
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
         usual = watch.usual_length(self._group, lengths)
         with np.errstate(divide="ignore", invalid="ignore"):
-            factors = np.minimum(ones, watch.guard.updates * usual / lengths)
-        factors[~(lengths > watch.guard.updates * usual)] = 1.0
+            factors = np.where(lengths > watch.guard.updates * usual, usual / lengths, ones)
         for k in np.flatnonzero(factors < 1):
             what = f"{self._group} is {lengths[k] / usual if usual else np.inf:.3g} usual ones long"
             watch.touches[int(self.clients.index[k]), self._group] = what
@@ -201,18 +204,23 @@ class GuardedClients(ClientsView):
         if not self.watch.acts or self.watch.guard.cap >= 1:
             return sizes
         n = len(self.names)
-        everyone = self.behind.subset(np.arange(n)).sizes.astype(np.float64)
-        most = bound_share(self.watch.guard.cap, n)
-        if everyone.max() <= most * everyone.sum():
-            return sizes
-        allowed = limit_shares(everyone, most)
-        count = most * everyone.sum() / (allowed[everyone > 0] / everyone[everyone > 0]).max()
-        for i in np.flatnonzero(everyone > count):
-            said = f"client {self.names[i]} says that it has {everyone[i]:.4g} samples"
-            self.watch.notes[f"{said}; {count:.4g} of them count, for no more than {most:.3g}"] = (
-                None
-            )
-        return np.minimum(sizes, max(1, int(count)))
+        said = self.behind.subset(np.arange(n)).sizes.astype(np.float64)
+        usual = float(np.median(said))
+        absurd = said > self.watch.guard.samples * usual
+        for i in np.flatnonzero(absurd):
+            told = f"says that it has {said[i]:.4g} samples; it counts as the median client does"
+            self.watch.touches[int(i), "samples"] = told
+        counted = np.where(absurd, usual, said)
+        return self._bounded_sizes(counted)[self.index]
+
+    def _bounded_sizes(self, counted: Losses) -> Index:
+        """Return the samples of all clients, of which none has more than the cap of the whole."""
+        most = bound_share(self.watch.guard.cap, len(counted))
+        allowed = limit_shares(counted, most)
+        if allowed is not counted:
+            scale = float((allowed[counted > 0] / counted[counted > 0]).max())
+            counted = np.minimum(counted, most * float(counted.sum()) / scale)
+        return np.maximum(np.floor(counted), np.minimum(counted, 1.0)).astype(np.int64)
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:

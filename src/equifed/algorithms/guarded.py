@@ -128,7 +128,8 @@ class Guarded:
         weights, notes = self._bounded(info, clients), list(watch.notes)
         if self.guard.cap < 1:
             present = len(clients.names) if info.index is None else len(info.index)
-            most = bound_share(self.guard.cap, present if self._bounds_sums else len(weights))
+            few = present if self._bounds_sums else None
+            most = bound_share(self.guard.cap, len(weights), few)
             for i in np.flatnonzero(np.abs(weights) >= most * (1 - 1e-9)) if most < 1 else ():
                 name = clients.names[i]
                 notes.append(f"client {name} is at the cap of {most:.3g} of the weight")
@@ -140,7 +141,8 @@ class Guarded:
             return info.weights
         index = np.arange(len(clients.names)) if info.index is None else info.index
         weights = info.weights.copy()
-        weights[index] = limit_shares(weights[index], bound_share(self.guard.cap, len(index)))
+        most = bound_share(self.guard.cap, len(weights), len(index))
+        weights[index] = limit_shares(weights[index], most)
         return weights
 
 
@@ -172,6 +174,16 @@ def cap_weights(algorithm: AnyAlgorithm, cap: float) -> AnyAlgorithm:
         least = cap if changed.cap is None else min(cap, changed.cap)
         return replace(changed, cap=least)  # type: ignore[no-any-return]
     return algorithm
+
+
+def guard_algorithm(algorithm: AnyAlgorithm, guard: Guard) -> AnyAlgorithm:
+    """Return an algorithm with a guard, unless that is off or there is one already."""
+    inner: Any = algorithm
+    while inner is not None:
+        if isinstance(inner, Guarded):
+            return algorithm
+        inner = getattr(inner, "algorithm", None)
+    return algorithm if guard.mode == "off" else Guarded(algorithm, guard)
 
 
 def guard_core(algorithm: AnyAlgorithm, guard: Guard) -> AnyAlgorithm:

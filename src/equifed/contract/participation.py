@@ -122,13 +122,16 @@ def scale_to_present(weights: Weights, index: Index, members: Index | None = Non
     return np.asarray(weights[index] * (n / max(here, 1)), dtype=np.float64)
 
 
-def bound_share(cap: float, n: int) -> float:
+def bound_share(cap: float, n: int, here: int | None = None) -> float:
     """Return the largest share of n clients' weight that one may have: a cap, or two equal shares.
 
-    >>> bound_share(0.2, 100), bound_share(0.2, 4), bound_share(0.2, 1)
-    (0.2, 0.5, 1.0)
+    Where only few of them are ``here`` it is one and a half equal shares of theirs, if that is
+    more.
+
+    >>> bound_share(0.2, 100), bound_share(0.2, 4), bound_share(0.2, 1), bound_share(0.2, 100, 5)
+    (0.2, 0.5, 1.0, 0.3)
     """
-    return min(1.0, max(cap, 2.0 / n))
+    return min(1.0, max(cap, 2.0 / n, 1.5 / (here or n)))
 
 
 def limit_shares(weights: Weights, most: float) -> Weights:

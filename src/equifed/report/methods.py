@@ -86,12 +86,15 @@ class Method:
                 rounds += 1
         return count / rounds if rounds else np.full(len(self.clients), np.nan)
 
-    def quarantines(self) -> Index:
-        """Return in how many rounds, over all runs, each client was left out for its answer."""
+    def quarantines(self, kind: str = "quarantine") -> Index:
+        """Return in how many rounds, over all runs, each client was left out for its answer.
+
+        Other kinds of event ("guard", "watch") are counted alike.
+        """
         seen: dict[str, set[tuple[int, int]]] = {}
         for i, run in enumerate(self.runs):
             for event in run.history.events:
-                if event["event"] == "quarantine":
+                if event["event"] == kind:
                     seen.setdefault(event["client"], set()).add((i, event.get("round", 0)))
         return np.array([len(seen.get(name, ())) for name in self.clients], dtype=np.int64)
 
