@@ -25,15 +25,17 @@ from typing import Any
 import numpy as np
 import torch
 from scripts.trust.federations import ALGORITHMS, CLASSES, draw_federation
+from typing_extensions import override
 
 from equifed.algorithms.guard_view import Guard
 from equifed.algorithms.guarded import Guarded
+from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses
 from equifed.contract.clients import Clients
 from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar
-from equifed.training.history import History
-from equifed.training.loop import train
+from equifed.training.history import History, RoundRecord
+from equifed.training.loop import Callback, train
 from equifed.training.missing import TrainingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
@@ -86,21 +88,31 @@ class Outcome:
     weight: float
 
 
+class LiarsWeight(Callback):
+    """Hears what weight client 0 has, at most."""
+
+    largest = 0.0
+
+    @override
+    def round(self, record: RoundRecord, info: Info) -> None:
+        self.largest = max(self.largest, abs(float(info.weights[0])))
+
+
 def play(algorithm: Any, guard: Guard, seed: int, lie: Lie | None, rounds: int) -> Outcome:
     """Train with client 0 honest (no lie) or lying."""
     federation = draw_federation(seed, flip=0 if lie is not None and lie.flipped else None)
     clients: Clients = simulate(federation, "logistic", l2=1e-2, dtype=torch.float64)
     if lie is not None and lie.told:
         clients = with_liar(clients, 0, **lie.told)
-    weights: list[float] = []
+    seen = LiarsWeight()
+    given: dict[str, Any] = {"rounds": rounds, "seed": seed, "callbacks": [seen]}
     try:
         history = train(
-            Guarded(algorithm, guard), clients, rounds=rounds, seed=seed, evaluate=("test",)
+            Guarded(algorithm, guard), clients, evaluate=("test",), every=rounds, **given
         )
     except TrainingError:
         return Outcome(float("nan"), float("nan"))
-    weights = [float(np.abs(w)[0]) for w in history.weights.values()]
-    return Outcome(worst_honest(history), max(weights))
+    return Outcome(worst_honest(history), seen.largest)
 
 
 def worst_honest(history: History) -> float:

@@ -17,7 +17,9 @@ from equifed.contract.streams import Stream
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 
 FEW = 5
-"""Fewer vectors than this have no median to go by; that of the rounds before is taken."""
+"""Of fewer vectors, if they are not all, the median is that of the rounds before."""
+LEAST = 3
+"""Among fewer clients there is nobody to compare with."""
 
 Mode = Literal["watch", "on", "off"]
 
@@ -99,11 +101,11 @@ class Watch:
         """Whether it changes what it finds."""
         return self.guard.mode == "on"
 
-    def usual_length(self, kind: str, lengths: Losses) -> float:
-        """Return the length that others are measured by, and remember it."""
+    def usual_length(self, kind: str, lengths: Losses, n: int) -> float:
+        """Return the length that those of n clients are measured by, and remember it."""
         known = self.lengths.get(kind, 0.0)
         now = float(np.median(lengths))
-        usual = known if len(lengths) < FEW and known > 0 else now
+        usual = known if len(lengths) < min(FEW, n) and known > 0 else now
         if not np.isfinite(usual):
             return usual
         self.first_lengths.setdefault(kind, usual)
@@ -155,9 +157,9 @@ class GuardedVectors(VectorsView):
         squares = self.behind.squared_norms()
         watch: Watch = self.clients.watch
         # Corrected steps are how curvature is measured, where lengths differ by nature.
-        if not watch.acts or self.corrected or self.claimed:
+        if not watch.acts or self.corrected or self.claimed or self.clients.few:
             return squares
-        usual = watch.usual_length(self._group, np.sqrt(squares))
+        usual = watch.usual_length(self._group, np.sqrt(squares), len(self.clients.names))
         return np.where(squares > (watch.guard.updates * usual) ** 2, usual**2, squares)
 
     def factors(self) -> Weights:
@@ -171,11 +173,11 @@ class GuardedVectors(VectorsView):
         ones = np.ones(len(self.clients.index))
         if self.claimed and watch.acts:
             watch.notes["sums are hidden: the lengths of updates are not guarded"] = None
-        if self.claimed or not (watch.acts or self.at_hand):
+        if self.claimed or self.clients.few or not (watch.acts or self.at_hand):
             return ones
         squares = self.behind.squared_norms()
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
-        usual = watch.usual_length(self._group, lengths)
+        usual = watch.usual_length(self._group, lengths, len(self.clients.names))
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = np.where(lengths > watch.guard.updates * usual, usual / lengths, ones)
         for k in np.flatnonzero(factors < 1):
@@ -198,10 +200,15 @@ class GuardedClients(ClientsView):
         self.watch = watch
 
     @property
+    def few(self) -> bool:
+        """Whether the federation is too small to compare its clients."""
+        return len(self.names) < LEAST
+
+    @property
     @override
     def sizes(self) -> Index:
         sizes = self.behind.sizes
-        if not self.watch.acts or self.watch.guard.cap >= 1:
+        if not self.watch.acts or self.few:
             return sizes
         n = len(self.names)
         said = self.behind.subset(np.arange(n)).sizes.astype(np.float64)
@@ -215,7 +222,7 @@ class GuardedClients(ClientsView):
 
     def _bounded_sizes(self, counted: Losses) -> Index:
         """Return the samples of all clients, of which none has more than the cap of the whole."""
-        most = bound_share(self.watch.guard.cap, len(counted))
+        most = 1.0 if self.watch.guard.cap >= 1 else bound_share(self.watch.guard.cap, len(counted))
         allowed = limit_shares(counted, most)
         if allowed is not counted:
             scale = float((allowed[counted > 0] / counted[counted > 0]).max())
@@ -224,7 +231,7 @@ class GuardedClients(ClientsView):
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
-        if what != "loss":
+        if what != "loss" or self.few:
             return numbers
         n = len(self.names)
         low, high = self.watch.limits(numbers, self.index, n)

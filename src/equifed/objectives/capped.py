@@ -133,11 +133,8 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
         return CappedKL(objective, cap)
     if isinstance(objective, Tilted) and objective.unfit is None:
         return with_cap(objective._saddle, cap)
-    if isinstance(objective, HeterogeneousCVaR) and objective.sizes is None:
-        if not isinstance(objective.tails, tuple):
-            return CappedTail(CVaR(objective.tails), cap)
-        least = 1.0 / (len(objective.tails) * bound_share(cap, len(objective.tails)))
-        return replace(objective, tails=tuple(max(t, least) for t in objective.tails))
+    if isinstance(objective, HeterogeneousCVaR):
+        return _cut_tails(objective, cap)
     raise ValueError(
         f"{objective!r} has no exact form in which nobody has more than {cap:g} of the weight, "
         "which guards need; use cvar, worst-case, chi-square, kl or relative-fairness, or say "
@@ -148,3 +145,15 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
 def _cut(prior: tuple[float, ...], cap: float) -> tuple[float, ...]:
     n = len(prior)
     return tuple(limit_shares(normalise(prior, n, "Average prior"), bound_share(cap, n)).tolist())
+
+
+def _cut_tails(objective: HeterogeneousCVaR, cap: float) -> SaddleObjective:
+    """Return shares within the cap, and tails so wide that p_i / alpha_i is, too."""
+    tails, sizes = objective.tails, objective.sizes
+    if sizes is None and not isinstance(tails, tuple):
+        return CappedTail(CVaR(tails), cap)
+    n = len(sizes) if sizes is not None else len(np.atleast_1d(tails))
+    most = bound_share(cap, n)
+    shares = limit_shares(objective.start(n), most)
+    wide = np.minimum(np.maximum(np.asarray(tails), shares / most), 1.0)
+    return HeterogeneousCVaR(tuple(wide.tolist()), tuple(shares.tolist()))

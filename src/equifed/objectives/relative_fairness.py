@@ -57,8 +57,6 @@ class CutSet(SymmetricSet):
     def permutahedron(self, n: int) -> Permutahedron:
         whole, most = self.whole.permutahedron(n), bound_share(self.cap, n)
         corner = whole.corner + whole.offset  # equal shifts: the sides treat all clients alike
-        if np.ptp(whole.offset) > 0:
-            raise ValueError("a side with a prior has no exact cap; leave the prior out.")
         down = -cut_corner(-cut_corner(corner, most)[::-1], most)[::-1]
         return Permutahedron(down, np.zeros(n))
 
@@ -181,10 +179,11 @@ class RelativeFairness(SaddleObjective):
         both = self._set
         if self.cap is None:
             return ChiSquare(self.rho, base=both)
-        if isinstance(both, UnequalIntegratedSet):
+        priors = [getattr(side, "prior", None) for side in (self.upper, self.lower)]
+        if isinstance(both, UnequalIntegratedSet) or priors != [None, None]:
             raise ValueError(
-                "RelativeFairness has no exact cap where HeterogeneousCVaR is one of its sides; "
-                "use CVaR, or say cap = 1 in the guard."
+                f"{both!r} has no exact cap, because a side treats clients differently; use CVaR "
+                "or an Average without a prior, or say cap = 1 in the guard."
             )
         return ChiSquare(self.rho, base=CutSet(both, self.cap))
 
