@@ -20,7 +20,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
-from equifed.objectives import ChiSquare, CVaR, WorstCase
+from equifed.objectives import ChiSquare, WorstCase
 
 CLASSES, FEATURES, TURN = 3, 8, 0.3
 Kind = Literal["concepts", "labels", "scales", "noise", "tiny", "hard"]
@@ -43,7 +43,7 @@ ALGORITHMS: dict[str, Any] = {
     "tilted-erm": TiltedERM(WORK),
     "scaff-pd": ScaffPD(WorstCase()),
     "scaff-pd chi-square": ScaffPD(ChiSquare(0.1)),
-    "scaff-pd-ia": ScaffPDIA(0.3, CVaR(0.3), CVaR(0.3)),
+    "scaff-pd-ia": ScaffPDIA(0.3),
 }
 """The algorithms of the catalogue, SCAFF-PD with two objectives; as they suit these data."""
 

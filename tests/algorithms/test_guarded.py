@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts.trust.clean_runs import find_touched
 from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
 from scripts.trust.liars import find_misses, measure
 from tests.problems import regression
@@ -30,9 +32,11 @@ from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
 from equifed.engines.simulate import simulate
 from equifed.objectives import Transport, WorstCase
+from equifed.report.page import write_report
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.testing import with_liar
 from equifed.training.loop import train
+from equifed.training.progress import describe_events
 from equifed.training.touches import LEADS, ROUNDS
 
 NONE = Guard("on", claims=1e12, updates=1e12, floor=1e12, samples=1e12, cap=1.0)
@@ -165,6 +169,11 @@ def test_lies_cost_the_worst_served_honest_client_at_most_two_points(name: str) 
     assert find_misses(measure([name], lies, seeds=(0,), rounds=12)) == []
 
 
+@pytest.mark.long
+def test_no_honest_client_is_touched_however_the_clients_differ() -> None:
+    assert list(find_touched(Guard("on"), runs=12, rounds=10)) == []
+
+
 def test_one_long_update_does_not_freeze_q_fedavg() -> None:
     honest, algorithm = clients(), QFedAvg(WORK, 1.0)
     start = torch.cat([p.flatten() for p in honest.parameters(honest.initial(
@@ -228,6 +237,20 @@ def test_a_touched_round_has_no_certificate() -> None:
 def test_regression_with_two_clients_has_nobody_to_compare_with() -> None:
     here = simulate(regression((6, 9)), "linear", dtype=torch.float64)
     assert not touched(Guarded(FedAvg(LocalSGD(lr=0.05, steps=2))), with_liar(here, 0, update=50.0))
+
+
+def test_reports_and_the_terminal_say_what_the_guard_did(tmp_path: Path) -> None:
+    here = with_liar(clients(), 5, loss=1e6)
+    run = {"rounds": 6, "seed": 1, "evaluate": ("test",)}
+    on: Any = train(Guarded(AFL(WORK, 0.5)), here, **run)  # type: ignore[arg-type]
+    seen: Any = train(Guarded(AFL(WORK, 0.5), Guard("watch")), here, **run)  # type: ignore[arg-type]
+    page = write_report({"on": on, "watch": seen}, tmp_path / "page.html").read_text()
+    assert "on: claims or updates of 1 client were kept in bounds" in page
+    assert "reached the cap of a guard" in page
+    assert "watch: 1 client stood out beside the others" in page
+    told = describe_events(on)
+    assert any("client 5 was kept in bounds in 6 round(s), first in round 1" in t for t in told)
+    assert any("client 5 stood out in round 1: claims a loss" in t for t in describe_events(seen))
 
 
 # -- settings --------------------------------------------------------------------------------------

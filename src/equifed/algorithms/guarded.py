@@ -131,7 +131,7 @@ class Guarded:
             few = present if self._bounds_sums else None
             most = bound_share(self.guard.cap, len(weights), few)
             for i in np.flatnonzero(np.abs(weights) >= most * (1 - 1e-9)) if most < 1 else ():
-                name = clients.names[i]
+                name = clients.names[int(i)]
                 notes.append(f"client {name} is at the cap of {most:.3g} of the weight")
         return replace(info, weights=weights, notes=info.notes + tuple(notes))
 

@@ -156,9 +156,9 @@ def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
 
 
 REFUSALS = {
-    "quarantine": "answers of {} were refused",
-    "guard": "claims or updates of {} were kept in bounds by the guard",
-    "watch": "{} stood out beside the others (nothing was changed)",
+    "quarantine": "answers of {} were refused (rounds in brackets)",
+    "guard": "claims or updates of {} were kept in bounds by the guard (rounds in brackets)",
+    "watch": "{} stood out beside the others, and nothing was changed (runs in brackets)",
 }
 """What events about a client mean, by their kind."""
 
@@ -167,14 +167,15 @@ def describe_quarantines(methods: Sequence[Method]) -> list[str]:
     """Name the clients whose answers were refused or kept in bounds, or who stood out."""
     out = []
     for method in methods:
-        for kind, what in REFUSALS.items():
-            counts = method.quarantines(kind)
+        found = {what: method.quarantines(kind) for kind, what in REFUSALS.items()}
+        found["{} reached the cap of a guard on their weight (runs in brackets)"] = method.capped()
+        for what, counts in found.items():
             bad = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
             if bad:
                 names = ", ".join(f"{method.clients[i]} ({counts[i]})" for i in bad[:NAMED])
                 more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
                 told = what.format(plural(len(bad), "client"))
-                out.append(f"{method.name}: {told} (rounds in brackets): {names}{more}.")
+                out.append(f"{method.name}: {told}: {names}{more}.")
     return out
 
 

@@ -183,8 +183,9 @@ def describe_events(history: History) -> list[str]:
     lines = [
         *_describe_clients(history, "quarantine", "was left out of"),
         *_describe_clients(history, "guard", "was kept in bounds in"),
-        *_describe_clients(history, "watch", "stood out in"),
-    ]
+        *(f"client {e['client']} stood out in round {e['round']}: {e['reason']}"
+          for e in [e for e in history.events if e["event"] == "watch"][:SHOWN_EVENTS]),
+    ]  # fmt: skip
     lines += [f"warning: {e['reason']}" for e in history.events if e["event"] == "warning"]
     stopped = [e for e in history.events if e["event"] == "stopped"]
     lines += [f"stopped after round {e['round']}: {e['reason']}" for e in stopped[-1:]]
