@@ -49,9 +49,14 @@ ALGORITHMS: dict[str, Any] = {
 
 
 def draw_federation(
-    seed: int, clients: int = 20, kind: Kind = "concepts", test: int = 1000, flip: int | None = None
+    seed: int,
+    clients: int = 20,
+    kind: Kind = "concepts",
+    test: int = 1000,
+    flip: int | None = None,
+    turn: float = TURN,
 ) -> Federation:
-    """Draw clients whose labels follow a linear map with a turn of each client's own.
+    """Draw clients whose labels follow a linear map with a ``turn`` of each client's own.
 
     Beside that they differ in their shares of the classes (``"labels"``), in the scale of their
     features and their label noise (``"scales"``, ``"noise"``: a third of the labels of some is
@@ -64,7 +69,7 @@ def draw_federation(
     train: dict[str, tuple[Array, Array]] = {}
     held: dict[str, tuple[Array, Array]] = {}
     for i in range(clients):
-        own = truth + TURN * draw.normal(size=truth.shape)
+        own = truth + turn * draw.normal(size=truth.shape)
         size = int(draw.integers(60, 140))
         noise = 0.02
         scale = np.ones(FEATURES)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scripts.trust.federations import ALGORITHMS, CLASSES, draw_federation
+from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
 from typing_extensions import override
 
 from equifed.algorithms.guard_view import Guard
@@ -98,9 +98,12 @@ class LiarsWeight(Callback):
         self.largest = max(self.largest, abs(float(info.weights[0])))
 
 
-def play(algorithm: Any, guard: Guard, seed: int, lie: Lie | None, rounds: int) -> Outcome:
+def play(
+    algorithm: Any, guard: Guard, seed: int, lie: Lie | None, rounds: int, turn: float
+) -> Outcome:
     """Train with client 0 honest (no lie) or lying."""
-    federation = draw_federation(seed, flip=0 if lie is not None and lie.flipped else None)
+    flip = 0 if lie is not None and lie.flipped else None
+    federation = draw_federation(seed, flip=flip, turn=turn)
     clients: Clients = simulate(federation, "logistic", l2=1e-2, dtype=torch.float64)
     if lie is not None and lie.told:
         clients = with_liar(clients, 0, **lie.told)
@@ -123,15 +126,19 @@ def worst_honest(history: History) -> float:
 
 
 def measure(
-    names: Sequence[str], lies: Sequence[str], seeds: Sequence[int], rounds: int = ROUNDS
+    names: Sequence[str],
+    lies: Sequence[str],
+    seeds: Sequence[int],
+    rounds: int = ROUNDS,
+    turn: float = TURN,
 ) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return points lost and the liar's largest weight, by algorithm, lie and mode."""
     found = {}
     for name in names:
         for guard in (OFF, ON):
-            honest = [play(ALGORITHMS[name], guard, s, None, rounds).worst for s in seeds]
+            honest = [play(ALGORITHMS[name], guard, s, None, rounds, turn).worst for s in seeds]
             for lie in lies:
-                runs = [play(ALGORITHMS[name], guard, s, LIES[lie], rounds) for s in seeds]
+                runs = [play(ALGORITHMS[name], guard, s, LIES[lie], rounds, turn) for s in seeds]
                 lost = 100 * float(np.mean(honest) - np.mean([run.worst for run in runs]))
                 weight = float(np.max([run.weight for run in runs]))
                 found[name, lie, guard.mode] = lost, weight
@@ -183,10 +190,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one seed, four lies")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     parser.add_argument("--algorithm", action="append", choices=list(ALGORITHMS))
+    parser.add_argument("--lie", action="append", choices=list(LIES))
+    parser.add_argument("--turn", type=float, default=TURN, help="how much the clients differ")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lies, seeds = (QUICK, SEEDS[:1]) if given.quick else (tuple(LIES), SEEDS)
-    found = measure(given.algorithm or list(ALGORITHMS), lies, seeds)
+    names = given.algorithm or list(ALGORITHMS)
+    found = measure(names, given.lie or lies, seeds, turn=given.turn)
     table = write_table(found)
     print(table)
     if given.write:
