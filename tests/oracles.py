@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -25,6 +26,7 @@ from equifed.objectives import (
     Transport,
     WorstCase,
 )
+from equifed.objectives.capped import CappedKL, CappedTail
 
 Array = NDArray[np.float64]
 
@@ -78,6 +80,12 @@ def violation(objective: SaddleObjective, weights: Array) -> float:
     match objective:
         case ChiSquare():
             return violation(objective.base, weights)
+        case CappedTail() | CappedKL():
+            over = float(weights.max()) - max(objective.cap, 2 / n)
+            return max(violation(objective.base, weights), over)
+        case RelativeFairness(cap=float()):
+            over = float(np.abs(weights).max()) - max(objective.cap or 0.0, 2 / n)
+            return max(_violation_of_integrated_set(objective, weights), over)
         case RelativeFairness():
             return _violation_of_integrated_set(objective, weights)
         case Average():
@@ -146,6 +154,12 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             constraints, penalty = solver_parts(objective.base, w)
             away = n * w - n * shares(objective.centre, n)
             return constraints, penalty + objective.rho / (2 * n) * cp.sum_squares(away)
+        case CappedTail() | CappedKL():
+            constraints, penalty = solver_parts(objective.base, w)
+            return [*constraints, w <= max(objective.cap, 2 / n)], penalty
+        case RelativeFairness(cap=float()):
+            constraints, penalty = solver_parts(replace(objective, cap=None), w)
+            return [*constraints, cp.abs(w) <= max(objective.cap or 0.0, 2 / n)], penalty
         case RelativeFairness():
             a, b = cp.Variable(n), cp.Variable(n)
             constraints = solver_parts(objective.upper, a)[0] + solver_parts(objective.lower, b)[0]

@@ -13,6 +13,7 @@ _FOLDERS = ("data", "metrics", "objectives", "steps", "testing")
 _HOMES = {
     "Callback": "training.loop",
     "Federation": "data.federation",
+    "Guard": "algorithms.guard_view",
     "History": "training.history",
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.missing",

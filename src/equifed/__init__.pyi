@@ -13,6 +13,8 @@ from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
 from equifed.algorithms.drfa import DRFA as DRFA
 from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
+from equifed.algorithms.guard_view import Guard as Guard
+from equifed.algorithms.guarded import Guarded as Guarded
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
 from equifed.algorithms.remembering import Remembering as Remembering

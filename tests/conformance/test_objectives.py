@@ -31,6 +31,7 @@ from equifed.objectives import (
     Transport,
     WorstCase,
 )
+from equifed.objectives.capped import with_cap
 from equifed.runs import catalogue
 
 pytestmark = pytest.mark.long
@@ -102,6 +103,18 @@ CATALOGUE: dict[str, Builder] = {
     ),
     "relative, average over best": lambda order: RelativeFairness(
         0.25, Average(), CVaR(0.5), rho=0.3
+    ),
+    "worst case, capped": lambda order: with_cap(WorstCase(), 0.4),
+    "cvar 0.3, capped": lambda order: with_cap(CVaR(0.3), 0.35),
+    "chi-square, capped": lambda order: with_cap(ChiSquare(0.1), 0.4),
+    "kl by size, capped": lambda order: with_cap(KL(0.2, sizes(order)), 0.4),
+    "average by size, capped": lambda order: with_cap(Average(sizes(order)), 0.2),
+    "heterogeneous cvar, capped": lambda order: with_cap(
+        HeterogeneousCVaR(tails(order), sizes(order)), 0.35
+    ),
+    "relative, capped": lambda order: with_cap(RelativeFairness(0.3), 0.4),
+    "relative, palma, capped": lambda order: with_cap(
+        RelativeFairness(0.5, CVaR(0.1), CVaR(0.4), rho=0.1), 0.5
     ),
 }
 # The same, with weights whose sum is free.

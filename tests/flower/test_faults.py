@@ -25,6 +25,7 @@ from tests.flower.grid import (
     task,
 )
 
+from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.clients import MissingClients
@@ -585,3 +586,39 @@ def test_deadlines_refuse_nonsense() -> None:
         Deadlines(timeout=float("nan"))
     with pytest.raises(ValueError, match="quorum must be"):
         Deadlines(quorum=1.5)
+
+
+# -- guards ----------------------------------------------------------------------------------------
+
+
+def named(history: History, kind: str) -> set[str]:
+    return {event["client"] for event in history.events if event["event"] == kind}
+
+
+def test_a_guard_names_the_liar_and_bounds_its_weight(grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task())
+    grid.tamper = only(2, "train.gradient", with_numbers(loss=1e6))
+    history = train(Guarded(SCAFF_PD), clients, rounds=4, evaluate=("train",))
+    assert named(history, "guard") == {"client-2"}
+    assert max(w.max() for w in history.weights.values()) <= 0.5 + 1e-9  # two of four shares
+    assert not named(history, "quarantine")
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_vector_that_would_make_everybody_overflow_costs_its_sender_alone(
+    tmp_path: Path, dtype: str, guarded: bool
+) -> None:
+    grid = memory_grid(convex(), task(dtype=dtype), tmp_path / "memory")
+    clients = flower_clients(grid, task(dtype=dtype))
+    grid.tamper = only(2, "train.gradient", with_gradient(lambda g: (g + 1) * g.dtype.type(1e30)))
+    history = train(Guarded(SCAFF_PD) if guarded else SCAFF_PD, clients, rounds=4)
+    assert named(history, "quarantine") | named(history, "guard") == {"client-2"}
+    assert max(float(v.abs().max()) for v in (history.parameters or {}).values()) < 100
+
+
+def test_hidden_sums_say_that_lengths_are_not_guarded(grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task(), hidden=PairSums())
+    events = train(Guarded(SCAFF_PD), clients, rounds=2).events
+    notes = [event["reason"] for event in events if event["event"] == "note"]
+    assert "sums are hidden: the lengths of updates are not guarded" in notes

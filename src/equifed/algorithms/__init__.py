@@ -7,6 +7,7 @@ from equifed.algorithms.certified import Certified
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
+from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.remembering import Remembering
@@ -29,6 +30,7 @@ __all__ = [
     "Certified",
     "DeltaFL",
     "FedAvg",
+    "Guarded",
     "Info",
     "QFedAvg",
     "RFedFair",

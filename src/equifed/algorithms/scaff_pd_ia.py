@@ -62,6 +62,8 @@ class ScaffPDIA:
         Rounds with phi = 0 before phi is chosen.
     local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
+    cap
+        As for :class:`equifed.objectives.RelativeFairness`.
     """
 
     phi: float | Literal["auto"] = "auto"
@@ -75,6 +77,7 @@ class ScaffPDIA:
     participation: float = 1.0
     loss_batch_size: int | None = None
     patience: int = PATIENCE
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -115,14 +118,14 @@ class ScaffPDIA:
 
     def objective_at(self, state: ScaffPDIAState) -> RelativeFairness:
         """Return the objective with the phi in force."""
-        return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho)
+        return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho, self.cap)
 
     def wrapped(self) -> Safeguarded:
         """Return the algorithm as training runs it."""
         return safeguard(self)
 
     def _with(self, phi: float) -> ScaffPD:
-        objective = RelativeFairness(phi, self.upper, self.lower, self.rho)
+        objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap)
         local = replace(self.local, radius=None)
         return ScaffPD(
             objective, local, self.steps, self.gradient_batch_size, self.participation,

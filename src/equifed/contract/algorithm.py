@@ -11,6 +11,9 @@ from equifed.contract.streams import Stream
 
 S = TypeVar("S")
 
+Touch = tuple[int, str, str]
+"""A client, the kind of event ("guard": touched, "watch": seen only), and what was found."""
+
 
 @dataclass(frozen=True)
 class Info:
@@ -34,6 +37,8 @@ class Info:
     gradient : Vector, optional
         Sum of the clients' full gradients at the round's starting point, weighted by ``weights``,
         where the round had it.
+    touches : tuple of Touch
+        What a guard did to clients, or what it would have done.
     """
 
     weights: Weights
@@ -43,6 +48,7 @@ class Info:
     numbers: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     gradient: Vector | None = None
+    touches: tuple[Touch, ...] = ()
 
 
 class Algorithm(Protocol[S]):

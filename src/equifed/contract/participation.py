@@ -122,6 +122,50 @@ def scale_to_present(weights: Weights, index: Index, members: Index | None = Non
     return np.asarray(weights[index] * (n / max(here, 1)), dtype=np.float64)
 
 
+def bound_share(cap: float, n: int, here: int | None = None) -> float:
+    """Return the largest share of n clients' weight that one may have: a cap, or two equal shares.
+
+    Where only few of them are ``here`` it is one and a half equal shares of theirs, if that is
+    more.
+
+    >>> bound_share(0.2, 100), bound_share(0.2, 4), bound_share(0.2, 1), bound_share(0.2, 100, 5)
+    (0.2, 0.5, 1.0, 0.3)
+    """
+    return min(1.0, max(cap, 2.0 / n, 1.5 / (here or n)))
+
+
+def limit_shares(weights: Weights, most: float) -> Weights:
+    """Return weights >= 0 of the same sum of which none is above ``most`` of it.
+
+    Those below keep their proportions: w_i = min(most, s p_i), the nearest weights in relative
+    entropy.
+
+    >>> limit_shares(np.array([8.0, 1.0, 1.0]), 0.5)
+    array([5. , 2.5, 2.5])
+    """
+    total = float(weights.sum())
+    if not total > 0 or not (weights > most * total).any():
+        return weights
+    order = np.argsort(-weights, kind="stable")
+    ordered = weights[order]
+    below = np.cumsum(ordered[::-1])[::-1]  # of each and all after it: the small ones first
+    scale = 1.0
+    for k in range(1, len(weights)):  # the k largest are at the limit
+        if below[k] <= 0 or 1.0 - k * most <= 0:
+            return _equal_beyond(weights, order, k, most * total)
+        scale = (1.0 - k * most) * total / float(below[k])
+        if ordered[k] * scale <= most * total:
+            break
+    return np.asarray(np.minimum(weights * scale, most * total), dtype=np.float64)
+
+
+def _equal_beyond(weights: Weights, order: Index, k: int, most: float) -> Weights:
+    """Return the k largest at the limit, and what is left for the others in equal parts."""
+    out = np.full(len(weights), max(0.0, weights.sum() - k * most) / (len(weights) - k))
+    out[order[:k]] = most
+    return out
+
+
 def carry_over(everyone: Losses | None, index: Index, values: Losses, n: int) -> Losses:
     """Return the numbers of all n clients after those of ``index`` answered.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class DenseVectors(ClientVectors):
     """Client vectors as the rows of one matrix."""
 
     matrix: Tensor
+    at_hand: ClassVar[bool] = True  # norms cost neither an exchange nor work done again
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:

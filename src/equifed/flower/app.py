@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from typing_extensions import override
 
+from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.members import Members, StartError, gather
@@ -84,7 +85,7 @@ def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:
     An objective without a cap hands the model to whoever claims a large enough loss.
     """
     out = []
-    objective, n = getattr(algorithm, "objective", None), len(members.names)
+    objective, n = getattr(unwrap(algorithm), "objective", None), len(members.names)
     if n > 1 and objective is not None:
         claimed = np.ones(n)
         claimed[0] = 1e6

@@ -15,17 +15,28 @@ from typing import Any, Literal
 
 from torch import nn
 
+from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.federation import Federation
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.task import Task
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.config import DataSettings, Evaluate, ModelSettings, Plain, find_metrics
+from equifed.runs.config import (
+    DataSettings,
+    Evaluate,
+    ModelSettings,
+    Plain,
+    check_guard,
+    complete_guard,
+    find_metrics,
+)
 from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, settings
 from equifed.training.given_out import GiveOut
 from equifed.training.stopping import StopWhen
 
-TABLES = ("data", "model", "algorithm", "evaluate", "stop")
+TABLES = ("data", "model", "algorithm", "evaluate", "stop", "guard")
+RECORDS = {"evaluate": Evaluate, "stop": StopWhen, "guard": Guard}
 DEADLINES = ("timeout", "grace", "quorum", "wait")
 """Numbers of :class:`Deadlines` that an app may set."""
 
@@ -34,6 +45,7 @@ DEADLINES = ("timeout", "grace", "quorum", "wait")
 class AppConfig:
     """What is trained: the same tables as in the configuration of a simulated run.
 
+    A guard is on unless ``guard = "off"`` or ``"watch"`` is written down.
     ``[data]`` names an embedded data set for trying out, or gives only ``classes``, the number of
     classes of the whole federation, for data that ``load_data`` reads.
 
@@ -59,6 +71,7 @@ class AppConfig:
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     give_out: GiveOut = "auto"
+    guard: Guard = Guard("on")  # noqa: RUF009 - a frozen value
 
     @classmethod
     def read(cls, path: str | Path) -> AppConfig:
@@ -80,7 +93,8 @@ class AppConfig:
         out["model"] = checker.choice(SECTIONS["models"], table.get("model", {}), "model", shared)
         given = table.get("algorithm", {})
         out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
-        for key, record in (("evaluate", Evaluate), ("stop", StopWhen)):
+        table = {**table, "guard": complete_guard(table.get("guard", {}), "on")}
+        for key, record in RECORDS.items():
             out[key] = checker.table(settings(record), table.get(key, {}), key)
         find_metrics(checker, out["evaluate"])
         data = dict(table.get("data", {}))
@@ -91,9 +105,9 @@ class AppConfig:
         checker.raise_problems()
         construct(Plain, out, "")
         out["data"] = data
-        for key, record in (("evaluate", Evaluate), ("stop", StopWhen)):
+        for key, record in RECORDS.items():
             out[key] = construct(record, out[key], key)
-        choose(SECTIONS["algorithms"], out["algorithm"], "algorithm")
+        check_guard(choose(SECTIONS["algorithms"], out["algorithm"], "algorithm"), out["guard"])
         wanted = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in out.items() if key in wanted})
 
@@ -134,9 +148,9 @@ class AppConfig:
         return federation.subset([partition])
 
     def build_algorithm(self, sizes: list[int]) -> AnyAlgorithm:
-        """Return the algorithm; ``sizes`` are the clients' training samples."""
+        """Return the guarded algorithm; ``sizes`` are the clients' training samples."""
         algorithm: AnyAlgorithm = choose(SECTIONS["algorithms"], self.algorithm, "algorithm", sizes)
-        return algorithm
+        return guard_algorithm(algorithm, self.guard)
 
 
 @dataclass(frozen=True)

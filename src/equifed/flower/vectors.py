@@ -67,6 +67,16 @@ class FlowerVectors(ClientVectors):
         answers = self.ask(self._write_requests("norms"), _check_norm)
         return self.messenger.read_numbers(answers.complete(self.messenger.members.names), "norm")
 
+    @property
+    def at_hand(self) -> bool:
+        """Whether norms cost neither an exchange nor work done again."""
+        return self.rows is not None
+
+    @property
+    def claimed(self) -> bool:
+        """Whether norms are the clients' own word, because nobody sees their vectors."""
+        return self.messenger.hidden is not None
+
     def recall(self) -> Tensor:
         """Return the vectors themselves, asking for them if need be; privacy "none" only."""
         if self.rows is None:

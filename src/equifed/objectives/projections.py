@@ -75,6 +75,51 @@ def capped_corner(n: int, tail: float) -> Weights:
     return np.asarray(corner)
 
 
+def cut_corner(corner: Weights, most: float) -> Weights:
+    """Return the corner of a permutahedron of which all that is above ``most`` is cut away.
+
+    The k largest entries of a point of the set sum to V_k at most, that of the corner. Cut, they
+    sum to min(V_k, k most), which is concave in k as V is: the cut set is a permutahedron again.
+
+    >>> cut_corner(np.array([2.0, 0.0, -1.0]), 0.75)
+    array([ 0.75,  0.75, -0.5 ])
+    """
+    sums = np.cumsum(corner)
+    k = int(np.count_nonzero(sums > most * np.arange(1, corner.size + 1)))
+    if k == 0:
+        return corner
+    out = corner.copy()
+    out[:k] = most
+    if k < corner.size:
+        out[k] = sums[k] - k * most
+    return np.asarray(out)
+
+
+def transfer(corner: Weights, target: Weights, followers: tuple[Weights, ...]) -> list[list[float]]:
+    """Lead ``corner`` to ``target`` by transfers, and return ``followers`` after the same ones.
+
+    Both decrease, and target is majorised by corner. Each transfer averages entries i < j in
+    part: it moves mass from the nearest entry with too much to the first with too little.
+    """
+    surplus = (corner - target).tolist()
+    aim, moved = target.tolist(), [side.tolist() for side in followers]
+    rich: list[int] = []  # entries before j that still hold too much, the nearest last
+    for j in range(len(surplus)):
+        while rich and surplus[j] < 0:
+            i = rich[-1]
+            move = min(surplus[i], -surplus[j])
+            share = move / (surplus[i] + aim[i] - surplus[j] - aim[j])
+            for side in moved:
+                change = share * (side[i] - side[j])
+                side[i], side[j] = side[i] - change, side[j] + change
+            surplus[i], surplus[j] = surplus[i] - move, surplus[j] + move
+            if surplus[i] <= 0:
+                rich.pop()
+        if surplus[j] > 0:
+            rich.append(j)
+    return moved
+
+
 def spread_evenly(losses: Losses, corner: Weights) -> Weights:
     """Return the permutation of ``corner`` that follows ``losses``, averaged over equal losses.
 

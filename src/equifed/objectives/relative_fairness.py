@@ -8,11 +8,12 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.participation import bound_share
 from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
-from equifed.objectives.projections import Permutahedron, join_ties
+from equifed.objectives.projections import Permutahedron, cut_corner, join_ties, transfer
 from equifed.objectives.unequal_caps import IntegratedCaps, split_by_caps
 from equifed.objectives.worst_case import WorstCase
 
@@ -35,6 +36,29 @@ class IntegratedSet(SymmetricSet):
         scale = 1.0 / (1.0 - self.phi)
         corner = scale * (a.corner - self.phi * b.corner[::-1])  # -B has the reversed corner
         return Permutahedron(corner, offset=scale * (a.offset - self.phi * b.offset))
+
+    @override
+    def start(self, n: int) -> Weights:
+        return self.prox(np.full(n, 1.0 / n), 0.0)
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        return self.permutahedron(n).l1_norm()
+
+
+@dataclass(frozen=True)
+class CutSet(SymmetricSet):
+    """A set that treats all clients alike, cut where a weight is larger than the cap, in size."""
+
+    whole: IntegratedSet
+    cap: float
+
+    @override
+    def permutahedron(self, n: int) -> Permutahedron:
+        whole, most = self.whole.permutahedron(n), bound_share(self.cap, n)
+        corner = whole.corner + whole.offset  # equal shifts: the sides treat all clients alike
+        down = -cut_corner(-cut_corner(corner, most)[::-1], most)[::-1]
+        return Permutahedron(down, np.zeros(n))
 
     @override
     def start(self, n: int) -> Weights:
@@ -110,6 +134,8 @@ class RelativeFairness(SaddleObjective):
         its main text is right).
     rho
         Strength of an additional chi-square penalty to the uniform weights; 0 in the paper.
+    cap
+        Largest size of one weight, or two equal shares if these are more; None is the paper's set.
 
     Examples
     --------
@@ -133,6 +159,7 @@ class RelativeFairness(SaddleObjective):
     upper: Side = field(default_factory=WorstCase)
     lower: Side = field(default_factory=WorstCase)
     rho: float = 0.0
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.phi < 1:
@@ -143,11 +170,22 @@ class RelativeFairness(SaddleObjective):
                     f"RelativeFairness {name} must be Average, CVaR, WorstCase or "
                     f"HeterogeneousCVaR, got {side!r}; other sets have no exact dual step."
                 )
+        if self.cap is not None and not self.cap > 0:
+            raise ValueError(f"RelativeFairness cap must be positive, got {self.cap}.")
         _ = self._penalised  # refuses a wrong rho now
 
     @property
     def _penalised(self) -> ChiSquare:
-        return ChiSquare(self.rho, base=self._set)
+        both = self._set
+        if self.cap is None:
+            return ChiSquare(self.rho, base=both)
+        priors = [getattr(side, "prior", None) for side in (self.upper, self.lower)]
+        if isinstance(both, UnequalIntegratedSet) or priors != [None, None]:
+            raise ValueError(
+                f"{both!r} has no exact cap, because a side treats clients differently; use CVaR "
+                "or an Average without a prior, or say cap = 1 in the guard."
+            )
+        return ChiSquare(self.rho, base=CutSet(both, self.cap))
 
     @property
     def _set(self) -> IntegratedSet | UnequalIntegratedSet:
@@ -236,34 +274,7 @@ class RelativeFairness(SaddleObjective):
         upper, lower = (side.permutahedron(weights.size) for side in (both.upper, both.lower))
         order = np.argsort(-(weights - whole.offset), kind="stable")
         target = (weights - whole.offset)[order]
-        sides = _transfer(whole.corner, target, (upper.corner, lower.corner[::-1]))
+        sides = transfer(whole.corner, target, (upper.corner, lower.corner[::-1]))
         a, b = np.empty_like(weights), np.empty_like(weights)
         a[order], b[order] = sides
         return a + upper.offset, b + lower.offset
-
-
-def _transfer(
-    corner: Weights, target: Weights, followers: tuple[Weights, ...]
-) -> list[list[float]]:
-    """Lead ``corner`` to ``target`` by transfers, and return ``followers`` after the same ones.
-
-    Both decrease, and target is majorised by corner. Each transfer averages entries i < j in
-    part: it moves mass from the nearest entry with too much to the first with too little.
-    """
-    surplus = (corner - target).tolist()
-    aim, moved = target.tolist(), [side.tolist() for side in followers]
-    rich: list[int] = []  # entries before j that still hold too much, the nearest last
-    for j in range(len(surplus)):
-        while rich and surplus[j] < 0:
-            i = rich[-1]
-            move = min(surplus[i], -surplus[j])
-            share = move / (surplus[i] + aim[i] - surplus[j] - aim[j])
-            for side in moved:
-                change = share * (side[i] - side[j])
-                side[i], side[j] = side[i] - change, side[j] + change
-            surplus[i], surplus[j] = surplus[i] - move, surplus[j] + move
-            if surplus[i] <= 0:
-                rich.pop()
-        if surplus[j] > 0:
-            rich.append(j)
-    return moved

@@ -87,14 +87,27 @@ class Method:
                 rounds += 1
         return count / rounds if rounds else np.full(len(self.clients), np.nan)
 
-    def quarantines(self) -> Index:
-        """Return in how many rounds, over all runs, each client was left out for its answer."""
+    def quarantines(self, kind: str = "quarantine") -> Index:
+        """Return in how many rounds, over all runs, each client was left out for its answer.
+
+        Other kinds of event ("guard", "watch") are counted alike.
+        """
         seen: dict[str, set[tuple[int, int]]] = {}
         for i, run in enumerate(self.runs):
             for event in run.history.events:
-                if event["event"] == "quarantine":
+                if event["event"] == kind:
                     seen.setdefault(event["client"], set()).add((i, event.get("round", 0)))
         return np.array([len(seen.get(name, ())) for name in self.clients], dtype=np.int64)
+
+    def capped(self) -> Index:
+        """Return in how many runs each client reached the cap of a guard on its weight."""
+        told = [
+            {e["reason"].partition(" is at the cap of ")[0] for e in run.history.events
+             if e["event"] == "note"}
+            for run in self.runs
+        ]  # fmt: skip
+        counts = [sum(f"client {name}" in notes for notes in told) for name in self.clients]
+        return np.array(counts, dtype=np.int64)
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events with the seed of their run."""

@@ -171,19 +171,27 @@ def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
     return [f"{name}: {note}" for name, note in said if note is not None]
 
 
+REFUSALS = {
+    "quarantine": "answers of {} were refused (rounds in brackets)",
+    "guard": "claims or updates of {} were kept in bounds by the guard (rounds in brackets)",
+    "watch": "{} stood out beside the others, and nothing was changed (runs in brackets)",
+}
+"""What events about a client mean, by their kind."""
+
+
 def describe_quarantines(methods: Sequence[Method]) -> list[str]:
-    """Name the clients whose answers were refused."""
+    """Name the clients whose answers were refused or kept in bounds, or who stood out."""
     out = []
     for method in methods:
-        counts = method.quarantines()
-        bad = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
-        if bad:
-            names = ", ".join(f"{method.clients[i]} ({counts[i]})" for i in bad[:NAMED])
-            more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-            out.append(
-                f"{method.name}: answers of {plural(len(bad), 'client')} were refused "
-                f"(rounds in brackets): {names}{more}."
-            )
+        found = {what: method.quarantines(kind) for kind, what in REFUSALS.items()}
+        found["{} reached the cap of a guard on their weight (runs in brackets)"] = method.capped()
+        for what, counts in found.items():
+            bad = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i] > 0]
+            if bad:
+                names = ", ".join(f"{method.clients[i]} ({counts[i]})" for i in bad[:NAMED])
+                more = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
+                told = what.format(plural(len(bad), "client"))
+                out.append(f"{method.name}: {told}: {names}{more}.")
     return out
 
 

@@ -104,9 +104,13 @@ ALGORITHMS = {
         "any of these; absent clients count with what they sent last",
         "Gu et al. 2021",
     ),
+    "guarded": Entry(
+        "equifed.algorithms.guarded:Guarded",
+        "any of these; no client leads the others by what it claims",
+    ),
 }
 
-WRAPPERS = ("certified", "safeguarded", "averaged", "remembering")
+WRAPPERS = ("certified", "safeguarded", "averaged", "remembering", "guarded")
 """Algorithms that add to another one, which they need."""
 
 OBJECTIVES = {

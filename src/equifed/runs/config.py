@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.holdout import Holdout
 from equifed.runs.automatic_lr import open_step
@@ -119,7 +121,12 @@ CHOSEN: dict[str, tuple[str, type | None]] = {
 }
 """Tables with a name: their section of the catalogue, and the settings that all of it share."""
 
-RECORDS: dict[str, type] = {"evaluate": Evaluate, "stop": StopWhen, "missing": MissingPolicy}
+RECORDS: dict[str, type] = {
+    "evaluate": Evaluate,
+    "stop": StopWhen,
+    "missing": MissingPolicy,
+    "guard": Guard,
+}
 """Tables without a name."""
 
 
@@ -130,7 +137,8 @@ class RunConfig:
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
     setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
     up in an order that depends on it, so the number a run began with stays with it. ``give_out`` is
-    as for :func:`equifed.train`, ``loaded_code`` lists the code of one's own that it names, as
+    as for :func:`equifed.train`, ``guard`` (``guard = "on"``, or a table with its limits) as for
+    :class:`equifed.Guarded`, ``loaded_code`` lists the code of one's own that it names, as
     (address, file). Make one with :meth:`read` or :meth:`from_dict`, which check it.
 
     Examples
@@ -158,6 +166,7 @@ class RunConfig:
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
+    guard: Guard = Guard("watch")  # noqa: RUF009 - a frozen value
     loaded_code: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -185,6 +194,7 @@ class RunConfig:
             if key not in known:
                 checker.problem(key, unknown("setting or table", key, known))
         resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
+        table = {**table, "guard": complete_guard(table.get("guard", {}), "watch")}
         for key in CHOSEN:
             resolved[key] = _chosen(checker, key, table.get(key, {}))
         for key, record in RECORDS.items():
@@ -257,9 +267,28 @@ def _constructed(resolved: Table) -> Table:
             if shared is not None:
                 construct(shared, resolved[key], key)
             if key == "algorithm":
-                build_algorithm(resolved[key])
+                check_guard(build_algorithm(resolved[key]), records.get("guard"))
     checker.raise_problems()
     return records
+
+
+def complete_guard(given: Any, mode: str) -> Any:
+    """Return the table of a guard; a word alone is its mode, and ``mode`` that of none.
+
+    >>> complete_guard("on", "watch"), complete_guard({"cap": 0.3}, "watch")
+    ({'mode': 'on'}, {'mode': 'watch', 'cap': 0.3})
+    """
+    if isinstance(given, str):
+        return {"mode": given}
+    return {"mode": mode, **given} if isinstance(given, Mapping) else given
+
+
+def check_guard(algorithm: AnyAlgorithm, guard: Guard | None) -> None:
+    """Refuse an algorithm whose weights cannot be bounded as the guard wants it."""
+    try:
+        guard_algorithm(algorithm, guard or Guard("off"))
+    except ValueError as error:
+        raise ConfigError([f"guard: {error}"]) from error
 
 
 def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgorithm:

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
@@ -67,7 +68,7 @@ class Run:
         """Train, and return what happened."""
         with _threads(self.config.threads):
             return train(
-                self.algorithm,
+                guard_algorithm(self.algorithm, self.config.guard),
                 self.clients,
                 rounds=self.config.rounds,
                 seed=self.config.seed,

@@ -7,9 +7,18 @@
 Everything runs on small data that are made here, in a second or so. What the suite cannot know is
 whether the method is the one that was meant: for that compare it with a naive version of its
 pseudo-code, and with a known method that it reduces to.
+
+:func:`with_liar` makes one client of a simulation lie, to try out guards.
 """
 
 from equifed.testing.algorithms import ALGORITHM_CHECKS, check_algorithm
+from equifed.testing.liars import with_liar
 from equifed.testing.objectives import OBJECTIVE_CHECKS, check_objective
 
-__all__ = ["ALGORITHM_CHECKS", "OBJECTIVE_CHECKS", "check_algorithm", "check_objective"]
+__all__ = [
+    "ALGORITHM_CHECKS",
+    "OBJECTIVE_CHECKS",
+    "check_algorithm",
+    "check_objective",
+    "with_liar",
+]

@@ -130,6 +130,8 @@ class Kept:
     validated: Validated | None = None
     lost: Index | None = None  # who gave no usable answer in the last round; None: nobody
     stopped: str | None = None  # why, if a rule has ended the run
+    leader: int = -1  # who has more than half of the weight; -1: nobody
+    leads: int = 0  # for so many rounds
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,8 @@ class History:
     weights : dict of arrays
         Client weights by round, kept at the rounds that were evaluated.
     events : list of dict
-        Quarantines, missing clients, resumes, warnings, why the run stopped, what it gave out.
+        Quarantines, missing clients, what guards did and saw, resumes, warnings, why the run
+        stopped, what it gave out.
     parameters : dict of tensors, optional
         The model that was given out by parameter name.
     hits : dict of Hits
@@ -202,6 +203,7 @@ class History:
             "bytes_up": sum(r.bytes_up for r in self.rounds),
             "bytes_down": sum(r.bytes_down for r in self.rounds),
             "quarantines": sum(e["event"] == "quarantine" for e in self.events),
+            "guarded": sum(e["event"] == "guard" for e in self.events),
             "certificate": self.certificate(),
             "warnings": [e["reason"] for e in self.events if e["event"] == "warning"],
             "metrics": {},

@@ -20,6 +20,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
+from equifed.training.touches import tell_touches
 from equifed.training.warnings import check_finite, find_warnings
 
 if TYPE_CHECKING:
@@ -280,6 +281,7 @@ class _Training:
         for callback in self.callbacks:
             callback.round(record, info)
         self._notes(r, info)
+        self.kept = tell_touches(self.kept, self.history, r, info, self._event)
         self.kept = self.giver.after_round(self.kept, r, state.x, new.x, info, lost)
         return new, info
 

@@ -12,6 +12,7 @@ from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Index
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
+from equifed.training.overflow import CheckedClients
 
 
 class TrainingError(RuntimeError):
@@ -65,7 +66,8 @@ def play_round(
         everybody = len(left) == len(clients.index)
         present = clients if everybody else clients.subset(left)
         try:
-            new, info = algorithm.round(state, present, stream.at("round", r))
+            seen = CheckedClients(present)
+            new, info = algorithm.round(state, seen, stream.at("round", r))
             info = info if info.index is not None else replace(info, index=present.index)
             return new, info, np.setdiff1d(clients.index, left)
         except MissingClients as lost:

@@ -201,19 +201,13 @@ def _list_beside(
 
 
 def describe_events(history: History) -> list[str]:
-    """Return what happened besides rounds: quarantines, warnings, why it stopped, the model."""
-    quarantined: dict[str, list[dict[str, Any]]] = {}
-    for event in history.events:
-        if event["event"] == "quarantine":
-            quarantined.setdefault(event["client"], []).append(event)
+    """Return what happened besides rounds: quarantines, guards, warnings, why it stopped."""
     lines = [
-        f"client {client} was left out of {len({e['round'] for e in events})} round(s), first in "
-        f"round {events[0]['round']}: {events[0]['reason']}"
-        for client, events in quarantined.items()
-    ]
-    if len(lines) > SHOWN_EVENTS:
-        more = len(lines) - SHOWN_EVENTS
-        lines = [*lines[:SHOWN_EVENTS], f"and {more} more clients; see events.jsonl"]
+        *_describe_clients(history, "quarantine", "was left out of"),
+        *_describe_clients(history, "guard", "was kept in bounds in"),
+        *(f"client {e['client']} stood out in round {e['round']}: {e['reason']}"
+          for e in [e for e in history.events if e["event"] == "watch"][:SHOWN_EVENTS]),
+    ]  # fmt: skip
     lines += [f"warning: {e['reason']}" for e in history.events if e["event"] == "warning"]
     stopped = [e for e in history.events if e["event"] == "stopped"]
     lines += [f"stopped after round {e['round']}: {e['reason']}" for e in stopped[-1:]]
@@ -222,4 +216,21 @@ def describe_events(history: History) -> list[str]:
         lines.append(str(given))
     elif proved is not None and given is not None:
         lines.append(proved)
+    return lines
+
+
+def _describe_clients(history: History, kind: str, fate: str) -> list[str]:
+    """Return a line for each client that events of a kind are about, and why it first was."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in history.events:
+        if event["event"] == kind:
+            found.setdefault(event["client"], []).append(event)
+    lines = [
+        f"client {client} {fate} {len({e['round'] for e in events})} round(s), first in "
+        f"round {events[0]['round']}: {events[0]['reason']}"
+        for client, events in found.items()
+    ]
+    if len(lines) > SHOWN_EVENTS:
+        more = len(lines) - SHOWN_EVENTS
+        lines = [*lines[:SHOWN_EVENTS], f"and {more} more clients; see events.jsonl"]
     return lines

@@ -1,0 +1,216 @@
+"""What one lying client of twenty costs the honest ones, with guards and without.
+
+    python -m scripts.trust.liars                 # the table of docs/trust.md, some minutes
+    python -m scripts.trust.liars --quick         # one data seed, the lies that hurt most
+    python -m scripts.trust.liars --write         # and put the table into docs/trust.md
+
+Every algorithm trains on drawn data (20 clients that differ, three data seeds, 1,000 test samples
+each) with client 0 honest and with client 0 lying. Printed is what the honest client that is served
+worst loses by the lie, in points of test accuracy, mean over the seeds: against the same run, with
+guards or without, in which that client is honest. With guards on a lie about a loss, an update that
+is too long or an absurd number of samples must cost at most two points, and no weight may be above
+the cap. Exit code 1 where it is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
+from typing_extensions import override
+
+from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guarded import Guarded
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses
+from equifed.contract.clients import Clients
+from equifed.engines.simulate import simulate
+from equifed.testing.liars import with_liar
+from equifed.training.history import History, RoundRecord
+from equifed.training.loop import Callback, train
+from equifed.training.missing import TrainingError
+
+PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
+ROUNDS, SEEDS, POINTS = 30, (0, 1, 2), 2.0
+OFF, ON = Guard("off"), Guard("on")
+
+
+def claim_just_below(losses: Losses, place: int) -> float:
+    """Return the largest claim that the guard does not clip, nearly."""
+    others = np.delete(losses, place)
+    centre = float(np.median(others))
+    spread = max(1.4826 * float(np.median(np.abs(others - centre))), ON.floor * np.log(CLASSES))
+    return centre + 0.95 * ON.claims * spread
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What client 0 does; ``bound`` tells whether guards must keep it to two points."""
+
+    told: dict[str, Any]
+    bound: bool = True
+    flipped: bool = False
+
+
+LIES = {
+    "loss 3": Lie({"loss": 3.0}),
+    "loss 10": Lie({"loss": 10.0}),
+    "loss 100": Lie({"loss": 100.0}),
+    "loss 1e6": Lie({"loss": 1e6}),
+    "loss 1e308": Lie({"loss": 1e308}),
+    "loss -1e6": Lie({"loss": -1e6}),
+    "loss just below the limit": Lie({"loss": claim_just_below}),
+    "the same from round 10": Lie({"loss": claim_just_below, "start": 10}),
+    "update x 100": Lie({"update": 100.0}),
+    "update x 1e30": Lie({"update": 1e30}),
+    "update x 1e150": Lie({"update": 1e150}),
+    "10^12 samples": Lie({"size": 10**12}),
+    "update just below the limit": Lie({"update": 0.95 * ON.updates}, bound=False),
+    "update x -1": Lie({"update": -1.0}, bound=False),
+    "labels flipped": Lie({}, bound=False, flipped=True),
+}
+QUICK = ("loss 100", "loss 1e308", "update x 100", "10^12 samples")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The worst honest accuracy of a run, and the liar's largest weight; NaN: the run ended."""
+
+    worst: float
+    weight: float
+
+
+class LiarsWeight(Callback):
+    """Hears what weight client 0 has, at most."""
+
+    largest = 0.0
+
+    @override
+    def round(self, record: RoundRecord, info: Info) -> None:
+        self.largest = max(self.largest, abs(float(info.weights[0])))
+
+
+def play(
+    algorithm: Any, guard: Guard, seed: int, lie: Lie | None, rounds: int, turn: float
+) -> Outcome:
+    """Train with client 0 honest (no lie) or lying."""
+    flip = 0 if lie is not None and lie.flipped else None
+    federation = draw_federation(seed, flip=flip, turn=turn)
+    clients: Clients = simulate(federation, "logistic", l2=1e-2, dtype=torch.float64)
+    if lie is not None and lie.told:
+        clients = with_liar(clients, 0, **lie.told)
+    seen = LiarsWeight()
+    given: dict[str, Any] = {"rounds": rounds, "seed": seed, "callbacks": [seen]}
+    try:
+        history = train(
+            Guarded(algorithm, guard), clients, evaluate=("test",), every=rounds, **given
+        )
+    except TrainingError:
+        return Outcome(float("nan"), float("nan"))
+    return Outcome(worst_honest(history), seen.largest)
+
+
+def worst_honest(history: History) -> float:
+    """Return the smallest test accuracy of clients 1 to 19."""
+    record = history.last("accuracy", "test")
+    assert record is not None
+    return float(record.values[1:].min())
+
+
+def measure(
+    names: Sequence[str],
+    lies: Sequence[str],
+    seeds: Sequence[int],
+    rounds: int = ROUNDS,
+    turn: float = TURN,
+) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Return points lost and the liar's largest weight, by algorithm, lie and mode."""
+    found = {}
+    for name in names:
+        for guard in (OFF, ON):
+            honest = [play(ALGORITHMS[name], guard, s, None, rounds, turn).worst for s in seeds]
+            for lie in lies:
+                runs = [play(ALGORITHMS[name], guard, s, LIES[lie], rounds, turn) for s in seeds]
+                lost = 100 * float(np.mean(honest) - np.mean([run.worst for run in runs]))
+                weight = float(np.max([run.weight for run in runs]))
+                found[name, lie, guard.mode] = lost, weight
+                print(f"{name:20s} {lie:28s} {guard.mode:4s} {lost:7.1f} {weight:6.2f}", flush=True)
+    return found
+
+
+def write_table(found: dict[tuple[str, str, str], tuple[float, float]]) -> str:
+    """Return a Markdown table: lies by algorithms, each "off / on"."""
+    names, lies = (list(dict.fromkeys(key[k] for key in found)) for k in (0, 1))
+
+    def cell(name: str, lie: str) -> str:
+        return " / ".join(write_points(found[name, lie, mode][0]) for mode in ("off", "on"))
+
+    rows = [[lie, *(cell(name, lie) for name in names)] for lie in lies]
+    weights = [
+        " / ".join(
+            f"{np.nanmax([found[name, lie, mode][1] for lie in lies]):.2f}"
+            for mode in ("off", "on")
+        )
+        for name in names
+    ]
+    rows.append(["largest weight of the liar", *weights])
+    lines = [["lie", *names], ["---"] * (len(names) + 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_points(lost: float) -> str:
+    """Return points lost as text; a run that ended has none."""
+    return "ended" if np.isnan(lost) else f"{max(lost, 0.0) if abs(lost) < 0.05 else lost:.1f}"
+
+
+def find_misses(found: dict[tuple[str, str, str], tuple[float, float]]) -> list[str]:
+    """Return where the figure is missed."""
+    misses = []
+    for (name, lie, mode), (lost, weight) in found.items():
+        if mode != "on":
+            continue
+        if LIES[lie].bound and not lost <= POINTS:
+            misses.append(f"{name}, {lie}: {lost:.1f} points lost")
+        if not weight <= ON.cap + 1e-9:
+            misses.append(f"{name}, {lie}: weight {weight:.2f}")
+    return misses
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write if asked to, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--quick", action="store_true", help="one seed, four lies")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
+    parser.add_argument("--algorithm", action="append", choices=list(ALGORITHMS))
+    parser.add_argument("--lie", action="append", choices=list(LIES))
+    parser.add_argument("--turn", type=float, default=TURN, help="how much the clients differ")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    lies, seeds = (QUICK, SEEDS[:1]) if given.quick else (tuple(LIES), SEEDS)
+    names = given.algorithm or list(ALGORITHMS)
+    found = measure(names, given.lie or lies, seeds, turn=given.turn)
+    table = write_table(found)
+    print(table)
+    if given.write:
+        text = re.sub(
+            r"<!-- liars -->\n.*?<!-- end -->",
+            lambda _: f"<!-- liars -->\n{table}\n<!-- end -->",
+            PAGE.read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )
+        PAGE.write_text(text, encoding="utf-8")
+    misses = find_misses(found)
+    print("\n".join(misses) or "every lie about losses, lengths and samples is kept to two points")
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

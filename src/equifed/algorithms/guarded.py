@@ -1,0 +1,195 @@
+"""Guarded: any algorithm, where no client gets more than its share by what it claims."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from equifed.algorithms.guard_view import Guard, GuardedClients, Watch
+from equifed.algorithms.wrapper import unwrap
+from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.participation import bound_share, limit_shares
+from equifed.contract.streams import Stream
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.capped import with_cap
+
+KINDS = ("update", "gradient")
+
+
+@dataclass(frozen=True)
+class State:
+    """The algorithm's state, the last claims, and what was usual: now and in the first round."""
+
+    inner: Any
+    claims: Losses | None = None  # None before the first claims
+    first_claim: float = 0.0
+    lengths: Losses | None = None  # of updates and gradients; 0 where there was none yet
+    first_lengths: Losses | None = None
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    r"""Keeps a client that lies, or is broken, from leading the others.
+
+    * A **claim** (a loss) far above or below all current claims enters clipped.
+    * An **update** or gradient much longer than the others counts less, as if it were shorter.
+    * No client has more than a **cap** of the weight. Where the algorithm has an objective this is
+      part of it, exactly (:func:`equifed.objectives.capped.with_cap`); where its weights are shares
+      of samples or functions of the losses, they are cut at the cap and the others keep their
+      proportions.
+
+    :class:`equifed.algorithms.guard_view.Guard` has the limits. Every claim or update that was
+    touched is told by the round (``Info.touches``), and becomes an event. A sum in which one was
+    touched is no gradient of the objective, so such a round has no certificate. Signs and labels
+    that were flipped have honest lengths: against them only the cap helps. Under hidden sums
+    lengths are the clients' own word, so updates are not guarded.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Any; in :func:`equifed.train` the guard is inside all other wrappers.
+    guard : Guard
+        The limits; on, if nothing else is said.
+    """
+
+    algorithm: AnyAlgorithm
+    guard: Guard = Guard()  # noqa: RUF009 - a frozen value
+
+    def __post_init__(self) -> None:
+        if self.guard.mode == "on" and self.guard.cap < 1:
+            object.__setattr__(self, "algorithm", cap_weights(self.algorithm, self.guard.cap))
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(self.algorithm.init(clients, x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round of the algorithm with guarded clients."""
+        if self.guard.mode == "off":
+            inner, info = self.algorithm.round(state.inner, clients, stream)
+            return replace(state, inner=inner), info
+        watch = self._watch(state)
+        inner, info = self.algorithm.round(state.inner, GuardedClients(clients, watch), stream)
+        after = State(
+            inner,
+            watch.claims,
+            watch.first_claim,
+            np.array([watch.lengths.get(kind, 0.0) for kind in KINDS]),
+            np.array([watch.first_lengths.get(kind, 0.0) for kind in KINDS]),
+        )
+        return after, self._told(info, watch, clients)
+
+    def model(self, state: State) -> Vector:
+        """Return the algorithm's model."""
+        return self.algorithm.model(state.inner)
+
+    def wrapped(self) -> AnyAlgorithm:
+        """Return the algorithm as training runs it, with the guard inside all other wrappers."""
+        inner = self.algorithm
+        return guard_core(inner.wrapped() if isinstance(inner, Wrappable) else inner, self.guard)
+
+    def _watch(self, state: State) -> Watch:
+        def known(values: Losses | None) -> dict[str, float]:
+            pairs = zip(KINDS, () if values is None else values.tolist(), strict=False)
+            return {kind: value for kind, value in pairs if value > 0}
+
+        return Watch(
+            self.guard,
+            self._bounds_sums,
+            state.claims,
+            state.first_claim,
+            known(state.lengths),
+            known(state.first_lengths),
+        )
+
+    @property
+    def _bounds_sums(self) -> bool:
+        return self.guard.cap < 1 and not has_objective(self.algorithm)
+
+    def _told(self, info: Info, watch: Watch, clients: Clients) -> Info:
+        """Return what there is to tell, with what was touched and who is at the cap."""
+        verb = "guard" if watch.acts else "watch"
+        touches = tuple((i, verb, reason) for (i, _), reason in sorted(watch.touches.items()))
+        info = replace(info, touches=info.touches + touches)
+        if not watch.acts:
+            return info
+        if touches:
+            info = replace(info, gradient=None)
+        weights, notes = self._bounded(info, clients), list(watch.notes)
+        if self.guard.cap < 1:
+            present = len(clients.names) if info.index is None else len(info.index)
+            few = present if self._bounds_sums else None
+            most = bound_share(self.guard.cap, len(weights), few)
+            for i in np.flatnonzero(np.abs(weights) >= most * (1 - 1e-9)) if most < 1 else ():
+                name = clients.names[int(i)]
+                notes.append(f"client {name} is at the cap of {most:.3g} of the weight")
+        return replace(info, weights=weights, notes=info.notes + tuple(notes))
+
+    def _bounded(self, info: Info, clients: Clients) -> Weights:
+        """Return the weights as they were in the sums."""
+        if not self._bounds_sums or (info.weights < 0).any():
+            return info.weights
+        index = np.arange(len(clients.names)) if info.index is None else info.index
+        weights = info.weights.copy()
+        most = bound_share(self.guard.cap, len(weights), len(index))
+        weights[index] = limit_shares(weights[index], most)
+        return weights
+
+
+def has_objective(algorithm: AnyAlgorithm) -> bool:
+    """Tell whether an algorithm's weights are those of a saddle objective."""
+    core = unwrap(algorithm)
+    return hasattr(core, "objective_at") or isinstance(
+        getattr(core, "objective", None), SaddleObjective
+    )
+
+
+def cap_weights(algorithm: AnyAlgorithm, cap: float) -> AnyAlgorithm:
+    """Return an algorithm whose objective gives nobody more than the cap, if it has an objective.
+
+    One that makes its objectives itself (SCAFF-PD-IA) has a setting ``cap``.
+    """
+    changed: Any = algorithm
+    inner = getattr(algorithm, "algorithm", None)
+    if inner is not None:
+        return replace(changed, algorithm=cap_weights(inner, cap))  # type: ignore[no-any-return]
+    if isinstance(getattr(algorithm, "objective", None), SaddleObjective):
+        return replace(changed, objective=with_cap(changed.objective, cap))  # type: ignore[no-any-return]
+    if hasattr(algorithm, "objective_at"):
+        if "cap" not in {f.name for f in dataclasses.fields(changed)}:
+            raise ValueError(
+                f"{type(algorithm).__name__} makes its objectives itself and has no setting 'cap' "
+                "for the largest weight; add one, or say cap = 1 in the guard."
+            )
+        least = cap if changed.cap is None else min(cap, changed.cap)
+        return replace(changed, cap=least)  # type: ignore[no-any-return]
+    return algorithm
+
+
+def guard_algorithm(algorithm: AnyAlgorithm, guard: Guard) -> AnyAlgorithm:
+    """Return an algorithm with a guard, unless that is off or there is one already."""
+    inner: Any = algorithm
+    while inner is not None:
+        if isinstance(inner, Guarded):
+            return algorithm
+        inner = getattr(inner, "algorithm", None)
+    return algorithm if guard.mode == "off" else Guarded(algorithm, guard)
+
+
+def guard_core(algorithm: AnyAlgorithm, guard: Guard) -> AnyAlgorithm:
+    """Return an algorithm with the guard around what is inside all wrappers."""
+    inner: Any = getattr(algorithm, "algorithm", None)
+    if inner is None:
+        return Guarded(algorithm, guard)
+    holder: Any = algorithm
+    return replace(holder, algorithm=guard_core(inner, guard))  # type: ignore[no-any-return]

@@ -1,0 +1,159 @@
+"""Objectives in which no single client has more than a cap of the weight.
+
+The cap of n clients is ``max(cap, 2 / n)``: nobody is denied twice an equal share. It is part of
+the objective, with exact dual steps: the set of weights is cut by |w_i| <= cap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from typing_extensions import override
+
+from equifed.contract.arrays import Losses, Weights
+from equifed.contract.participation import bound_share, limit_shares
+from equifed.objectives.average import Average
+from equifed.objectives.base import (
+    CappedSet,
+    Objective,
+    SaddleObjective,
+    SymmetricSet,
+    check_step,
+    check_vector,
+    normalise,
+)
+from equifed.objectives.chi_square import ChiSquare
+from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
+from equifed.objectives.entropic import entropic_prox, tilt
+from equifed.objectives.kl import KL
+from equifed.objectives.projections import Permutahedron, cut_corner
+from equifed.objectives.relative_fairness import RelativeFairness
+from equifed.objectives.tilted import Tilted
+from equifed.objectives.worst_case import WorstCase
+
+
+@dataclass(frozen=True)
+class CappedTail(SymmetricSet, CappedSet):
+    """The worst case or CVaR where no client has more than a cap of the weight: a wider CVaR.
+
+    Examples
+    --------
+    >>> CappedTail(WorstCase(), cap=0.4).weights(np.array([1.0, 2.0, 3.0, 9.0, 5.0]))
+    array([0. , 0. , 0.2, 0.4, 0.4])
+    """
+
+    base: WorstCase | CVaR
+    cap: float
+
+    @override
+    def permutahedron(self, n: int) -> Permutahedron:
+        whole = self.base.permutahedron(n)
+        return replace(whole, corner=cut_corner(whole.corner, bound_share(self.cap, n)))
+
+    @override
+    def caps(self, n: int) -> Weights:
+        return np.minimum(self.base.caps(n), bound_share(self.cap, n))
+
+
+@dataclass(frozen=True)
+class CappedKL(SaddleObjective):
+    r"""``KL`` where no client has more than a cap of the weight.
+
+    .. math:: \Phi(\ell) = \max_{w} \langle w, \ell\rangle - \tau \sum_i w_i \log\frac{w_i}{p_i},
+        \qquad 0 \le w_i \le \mathrm{cap},\ \textstyle\sum_i w_i = 1
+    """
+
+    base: KL
+    cap: float
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        with np.errstate(over="ignore"):
+            below = np.maximum((losses - losses.max()) / self.base.strength, -1e300)
+        return tilt(self._prior(losses.size), below, 1.0, self._caps(losses.size))
+
+    @override
+    def penalty(self, weights: Weights) -> float:
+        return self.base.penalty(weights)
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        point = check_vector(point, "point")
+        n, temperature = point.size, check_step(step) * self.base.strength
+        return entropic_prox(point, temperature, self._prior(n), self._caps(n))
+
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return True
+
+    @override
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        pull = 1.0 / (1.0 + check_step(step) * self.base.strength)
+        reference = weights**pull * self._prior(weights.size) ** (1.0 - pull)
+        losses = check_vector(losses, "losses")
+        return tilt(reference, losses, step * pull, self._caps(weights.size))
+
+    @override
+    def start(self, n: int) -> Weights:
+        return limit_shares(self._prior(n), bound_share(self.cap, n))
+
+    @override
+    def strong_convexity(self, n: int) -> float:
+        return self.base.strong_convexity(n)
+
+    def _prior(self, n: int) -> Weights:
+        return normalise(self.base.prior, n, "KL prior")
+
+    def _caps(self, n: int) -> Weights:
+        return np.full(n, bound_share(self.cap, n))
+
+
+def with_cap(objective: Objective, cap: float) -> SaddleObjective:
+    """Return the objective in which nobody has more than ``max(cap, 2 / n)`` of the weight.
+
+    It is exact, or the objective is refused.
+
+    >>> with_cap(ChiSquare(0.1), 0.2)
+    ChiSquare(rho=0.1, base=CappedTail(base=WorstCase(), cap=0.2), centre=None)
+    """
+    if isinstance(objective, CappedTail | CappedKL):
+        return replace(objective, cap=min(cap, objective.cap))
+    if isinstance(objective, WorstCase | CVaR):
+        return CappedTail(objective, cap)
+    if isinstance(objective, Average):
+        return objective if objective.prior is None else Average(_cut(objective.prior, cap))
+    if isinstance(objective, ChiSquare):
+        return replace(objective, base=with_cap(objective.base, cap))
+    if isinstance(objective, RelativeFairness):
+        return replace(objective, cap=cap if objective.cap is None else min(cap, objective.cap))
+    if isinstance(objective, KL):
+        return CappedKL(objective, cap)
+    if isinstance(objective, Tilted) and objective.unfit is None:
+        return with_cap(objective._saddle, cap)
+    if isinstance(objective, HeterogeneousCVaR):
+        return _cut_tails(objective, cap)
+    raise ValueError(
+        f"{objective!r} has no exact form in which nobody has more than {cap:g} of the weight, "
+        "which guards need; use cvar, worst-case, chi-square, kl or relative-fairness, or say "
+        "cap = 1 in the guard, which lets one client have all of it."
+    )
+
+
+def _cut(prior: tuple[float, ...], cap: float) -> tuple[float, ...]:
+    n = len(prior)
+    return tuple(limit_shares(normalise(prior, n, "Average prior"), bound_share(cap, n)).tolist())
+
+
+def _cut_tails(objective: HeterogeneousCVaR, cap: float) -> SaddleObjective:
+    """Return shares within the cap, and tails so wide that p_i / alpha_i is, too."""
+    tails, sizes = objective.tails, objective.sizes
+    if sizes is None and not isinstance(tails, tuple):
+        return CappedTail(CVaR(tails), cap)
+    n = len(sizes) if sizes is not None else len(np.atleast_1d(tails))
+    most = bound_share(cap, n)
+    shares = limit_shares(objective.start(n), most)
+    wide = np.minimum(np.maximum(np.asarray(tails), shares / most), 1.0)
+    return HeterogeneousCVaR(tuple(wide.tolist()), tuple(shares.tolist()))

@@ -1,0 +1,306 @@
+"""Guards: what they leave alone, what they bound, and whom they name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripts.trust.clean_runs import find_touched
+from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
+from scripts.trust.liars import find_misses, measure
+from tests.problems import regression
+
+from equifed.algorithms.afl import AFL
+from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.guard_view import Guard, GuardedClients, Watch
+from equifed.algorithms.guarded import Guarded, guard_algorithm
+from equifed.algorithms.qfedavg import QFedAvg
+from equifed.algorithms.rfedfair import RFedFair
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.scaff_pd_ia import ScaffPDIA
+from equifed.algorithms.wrapper import unwrap
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import limit_shares
+from equifed.contract.streams import Stream
+from equifed.engines.in_process import DenseVectors
+from equifed.engines.simulate import simulate
+from equifed.objectives import Transport, WorstCase
+from equifed.report.page import write_report
+from equifed.runs.config import ConfigError, RunConfig
+from equifed.testing import with_liar
+from equifed.training.loop import train
+from equifed.training.progress import describe_events
+from equifed.training.touches import LEADS, ROUNDS
+
+NONE = Guard("on", claims=1e12, updates=1e12, floor=1e12, samples=1e12, cap=1.0)
+"""A guard that is on and touches nothing."""
+
+
+def clients(seed: int = 0, **options: Any) -> Any:
+    federation = draw_federation(seed, test=5)
+    return simulate(federation, "logistic", l2=1e-2, dtype=torch.float64, **options)
+
+
+def model(algorithm: Any, on: Any, rounds: int = 4) -> torch.Tensor:
+    history = train(algorithm, on, rounds=rounds, seed=1)
+    return torch.cat([value.flatten() for value in (history.parameters or {}).values()])
+
+
+def touched(algorithm: Any, on: Any, rounds: int = 4, kind: str = "guard") -> set[str]:
+    events = train(algorithm, on, rounds=rounds, seed=1).events
+    return {event["client"] for event in events if event["event"] == kind}
+
+
+def watch(guard: Guard | None = None) -> Watch:
+    return Watch(guard or Guard(), False, None, 0.0, {}, {})
+
+
+# -- nothing changes where nobody lies -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_watching_and_guards_without_limits_are_the_algorithm_to_the_bit(name: str) -> None:
+    here, algorithm = clients(), ALGORITHMS[name]
+    plain = model(algorithm, here, 3)
+    for guard in (Guard("off"), Guard("watch"), NONE):
+        assert torch.equal(model(Guarded(algorithm, guard), here, 3), plain), guard
+
+
+def test_a_guard_is_inside_all_other_wrappers_and_only_once() -> None:
+    inside = Guarded(ScaffPD(WorstCase())).wrapped()
+    assert type(inside.algorithm.algorithm) is Guarded  # type: ignore[attr-defined]
+    assert guard_algorithm(inside, Guard()) is inside
+    assert guard_algorithm(FedAvg(), Guard("off")) == FedAvg()
+
+
+# -- bounds, against plain NumPy -------------------------------------------------------------------
+
+positive = st.one_of(st.just(0.0), st.floats(1e-9, 1e6))
+
+
+@settings(deadline=None, max_examples=60)
+@given(weights=st.lists(positive, min_size=2, max_size=12).map(np.array), slack=st.floats(1, 3))
+def test_limited_shares_keep_the_sum_the_order_and_the_proportions(
+    weights: np.ndarray, slack: float
+) -> None:
+    most = min(1.0, slack / len(weights))
+    out = limit_shares(weights, most)
+    total = weights.sum()
+    np.testing.assert_allclose(out.sum(), total, rtol=1e-12)
+    assert (out <= most * total * (1 + 1e-12)).all()
+    below = out < most * total * (1 - 1e-9)
+    if (weights[below] > 0).any() and below.sum() > 1:
+        ratio = out[below & (weights > 0)] / weights[below & (weights > 0)]
+        np.testing.assert_allclose(ratio, ratio[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("lie", [4.0, 100.0, 1e6, -1e6])
+def test_claims_are_clipped_at_the_limits_that_the_formula_has(lie: float) -> None:
+    guard, honest = Guard(claims=5.0, floor=0.01), clients()
+    x = honest.initial(Stream(0)) + 0.3
+    true = honest.losses(x, Stream(0))
+    claims = np.r_[lie, true[1:]]
+    centre = np.median(claims)
+    reach = 5.0 * max(1.4826 * np.median(np.abs(claims - centre)), 0.01 * centre)
+    low = max(centre - reach, 0.0)  # the least that a cross-entropy with a penalty can be
+    seen = GuardedClients(with_liar(honest, 0, loss=lie), watch(guard)).losses(x, Stream(0))
+    np.testing.assert_array_equal(seen, np.clip(claims, low, centre + reach))
+
+
+def test_a_long_vector_counts_as_one_of_the_usual_length() -> None:
+    honest = clients()
+    x = honest.initial(Stream(0))
+    view = GuardedClients(with_liar(honest, 3, update=1e6), watch())
+    weights = np.linspace(0.5, 1.5, 20)
+    rows = honest.local_steps(x, WORK, Stream(0)).displacement.dense().numpy()
+    lengths = np.linalg.norm(rows, axis=1) * np.where(np.arange(20) == 3, 1e6, 1.0)
+    rows = rows * (np.where(np.arange(20) == 3, np.median(lengths), lengths) / np.where(
+        np.arange(20) == 3, lengths / 1e6, lengths))[:, None]  # fmt: skip
+    moved = view.local_steps(x, WORK, Stream(0)).displacement
+    np.testing.assert_allclose(moved.weighted_sum(weights), weights @ rows, rtol=1e-9, atol=1e-12)
+    squares = moved.squared_norms()
+    np.testing.assert_allclose(squares, (rows**2).sum(axis=1), rtol=1e-9)
+
+
+def test_models_of_a_client_whose_step_is_too_long_are_those_of_the_server() -> None:
+    honest, work = clients(), replace(WORK, snapshot=2, average=True)
+    x = honest.initial(Stream(0)) + 1.0
+    view = GuardedClients(with_liar(honest, 0, update=1e9), watch())
+    moved, true = view.local_steps(x, work, Stream(0)), honest.local_steps(x, work, Stream(0))
+    weights = np.full(20, 0.05)
+    for kind in ("snapshot", "average"):
+        rows = getattr(true, kind).dense().clone()
+        rows[0] = x
+        found = getattr(moved, kind).weighted_sum(weights)
+        torch.testing.assert_close(found, 0.05 * rows.sum(0), rtol=1e-9, atol=1e-12)
+
+
+def test_thresholds_stay_where_the_local_steps_can_lead() -> None:
+    here = with_liar(clients(), 0, loss=1e9)
+    history = train(Guarded(RFedFair(WORK)), here, rounds=2, seed=1)
+    assert {e["client"] for e in history.events if e["event"] == "guard"} == {"client 0"}
+    assert abs(history.rounds[-1].numbers["threshold"]) < 1.0
+    assert not touched(Guarded(RFedFair(WORK)), clients())
+
+
+# -- lies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["afl", "q-fedavg", "tilted-erm", "scaff-pd", "scaff-pd-ia"])
+def test_the_liar_is_named_and_stays_below_the_cap(name: str) -> None:
+    here = with_liar(clients(), 5, loss=1e6)
+    history = train(Guarded(ALGORITHMS[name]), here, rounds=6, seed=1, evaluate=("train",))
+    assert {e["client"] for e in history.events if e["event"] == "guard"} == {"client 5"}
+    assert max(np.abs(w).max() for w in history.weights.values()) <= 0.2 + 1e-9
+    assert history.summary()["guarded"] == 6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "drfa", "scaff-pd"])
+def test_lies_cost_the_worst_served_honest_client_at_most_two_points(name: str) -> None:
+    lies = ("loss 100", "loss 1e308", "update x 100", "update x 1e30", "10^12 samples")
+    assert find_misses(measure([name], lies, seeds=(0,), rounds=12)) == []
+
+
+@pytest.mark.long
+def test_no_honest_client_is_touched_however_the_clients_differ() -> None:
+    assert list(find_touched(Guard("on"), runs=12, rounds=10)) == []
+
+
+def test_one_long_update_does_not_freeze_q_fedavg() -> None:
+    honest, algorithm = clients(), QFedAvg(WORK, 1.0)
+    start = torch.cat([p.flatten() for p in honest.parameters(honest.initial(
+        Stream(1).at("initial"))).values()])  # fmt: skip
+    way = (model(Guarded(algorithm), honest) - start).norm()
+    for factor in (100.0, 1e30, 1e150):
+        lied = (model(Guarded(algorithm), with_liar(honest, 0, update=factor)) - start).norm()
+        assert 0.8 * way < lied < 1.2 * way
+
+
+def test_few_clients_are_measured_by_the_rounds_before() -> None:
+    honest = clients()
+    algorithm = Guarded(DRFA(WORK, 0.02, clients_per_round=2))
+    liars = with_liar(honest, 0, update=1e4, start=6)
+    far = model(algorithm, liars, 25).norm()
+    assert far < 3 * model(algorithm, honest, 25).norm()
+    assert not touched(algorithm, honest, 25)
+
+
+def test_an_absurd_number_of_samples_counts_as_the_median() -> None:
+    here = with_liar(clients(), 2, size=10**15)
+    seen = GuardedClients(here, watch())
+    sizes = here.sizes.astype(float)
+    sizes[2] = np.median(sizes)
+    np.testing.assert_array_equal(seen.sizes, np.floor(sizes))
+    np.testing.assert_array_equal(seen.subset([2, 4]).sizes, np.floor(sizes[[2, 4]]))
+
+
+def test_a_large_honest_client_counts_no_more_than_the_cap() -> None:
+    here = with_liar(clients(), 2, size=20_000)
+    shares = GuardedClients(here, watch()).sizes / GuardedClients(here, watch()).sizes.sum()
+    assert shares[2] == pytest.approx(0.2, abs=1e-3)
+    np.testing.assert_allclose(np.delete(shares, 2) / np.delete(here.sizes, 2), shares[0] /
+                               here.sizes[0], rtol=1e-9)  # fmt: skip
+
+
+def test_under_hidden_sums_lengths_are_not_guarded_and_that_is_said() -> None:
+    class Hidden(DenseVectors):
+        claimed = True
+
+    found = watch()
+    view = GuardedClients(clients(), found)
+    handle = view.see_vectors(Hidden(torch.tensor([[1.0]] * 19 + [[1e9]])), "gradient", None, None)
+    assert float(handle.weighted_sum(np.ones(20))) == pytest.approx(1e9 + 19)
+    assert list(found.notes) == ["sums are hidden: the lengths of updates are not guarded"]
+
+
+def test_whoever_leads_for_long_is_told_of_in_any_run() -> None:
+    here = with_liar(clients(), 7, loss=1e6)
+    events = train(AFL(WORK, 0.05), here, rounds=ROUNDS + 4, seed=1).events
+    leads = [e for e in events if e["event"] == "watch"]
+    assert [(e["client"], e["reason"]) for e in leads] == [("client 7", LEADS)]
+
+
+def test_a_touched_round_has_no_certificate() -> None:
+    here = with_liar(clients(), 0, update=1e5, start=3)
+    rounds = train(Guarded(ScaffPD(WorstCase())), here, rounds=5, seed=1).rounds
+    assert ["gap" in record.numbers for record in rounds] == [True, True, False, False, False]
+
+
+def test_regression_with_two_clients_has_nobody_to_compare_with() -> None:
+    here = simulate(regression((6, 9)), "linear", dtype=torch.float64)
+    assert not touched(Guarded(FedAvg(LocalSGD(lr=0.05, steps=2))), with_liar(here, 0, update=50.0))
+
+
+def test_reports_and_the_terminal_say_what_the_guard_did(tmp_path: Path) -> None:
+    here = with_liar(clients(), 5, loss=1e6)
+    run = {"rounds": 6, "seed": 1, "evaluate": ("test",)}
+    on: Any = train(Guarded(AFL(WORK, 0.5)), here, **run)  # type: ignore[arg-type]
+    seen: Any = train(Guarded(AFL(WORK, 0.5), Guard("watch")), here, **run)  # type: ignore[arg-type]
+    page = write_report({"on": on, "watch": seen}, tmp_path / "page.html").read_text()
+    assert "on: claims or updates of 1 client were kept in bounds" in page
+    assert "reached the cap of a guard" in page
+    assert "watch: 1 client stood out beside the others" in page
+    told = describe_events(on)
+    assert any("client 5 was kept in bounds in 6 round(s), first in round 1" in t for t in told)
+    assert any("client 5 stood out in round 1: claims a loss" in t for t in describe_events(seen))
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_the_cap_is_part_of_the_objective() -> None:
+    capped: Any = unwrap(Guarded(ScaffPD(WorstCase())))
+    assert capped.objective.weights(np.arange(20.0)).max() == pytest.approx(0.2)
+    ia: Any = unwrap(Guarded(ScaffPDIA(0.5)))
+    assert np.abs(ia.objective_at(ia.init(clients(), torch.zeros(3))).weights(
+        np.arange(20.0))).max() <= 0.2 + 1e-12  # fmt: skip
+    assert unwrap(Guarded(AFL(), Guard(cap=1.0))) == AFL()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "maybe"}, "'watch', 'on' or 'off', got 'maybe'"),
+        ({"claims": -1.0}, "guard claims must be a finite number > 0, got -1.0"),
+        ({"updates": 0.5}, "at least 1 median, got 0.5"),
+        ({"cap": 1.5}, "at most 1, got 1.5"),
+    ],
+)
+def test_wrong_limits_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Guard(**arguments)
+
+
+def test_an_objective_without_an_exact_cap_is_refused_with_the_cure() -> None:
+    objective = Transport(0.5, ((0.0, 1.0), (1.0, 0.0)))
+    with pytest.raises(ValueError, match=r"Transport.*has no exact form.*or say cap = 1"):
+        Guarded(AFL(objective=objective))
+    Guarded(AFL(objective=objective), Guard(cap=1.0))
+    Guarded(AFL(objective=objective), Guard("watch"))
+
+
+TABLE = {"rounds": 2, "data": "penguins", "model": "logistic", "algorithm": "afl"}
+
+
+@pytest.mark.parametrize("given", ["on", {"mode": "on", "cap": 0.3}, {"claims": 9.0}, {}])
+def test_a_configuration_has_a_guard_that_is_read_back(given: Any) -> None:
+    config = RunConfig.from_dict({**TABLE, "guard": given})
+    wanted = Guard(given) if isinstance(given, str) else Guard(**{"mode": "watch", **given})
+    assert config.guard == wanted
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_configuration_says_what_is_wrong_with_a_guard() -> None:
+    with pytest.raises(ConfigError, match="guard"):
+        RunConfig.from_dict({**TABLE, "guard": "sometimes"})
+    lp = {"name": "afl", "objective": {"name": "lp-distance", "power": 3.0, "strength": 0.5}}
+    with pytest.raises(ConfigError, match=r"guard: LpDistance.*cap = 1"):
+        RunConfig.from_dict({**TABLE, "algorithm": lp, "guard": "on"})
