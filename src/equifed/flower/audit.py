@@ -1,0 +1,77 @@
+"""The site's own record of what came and what left: one line of JSON for each request."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+
+from equifed.flower.flwr_private import Ledger
+from equifed.flower.wire import Reply
+
+LONGEST = 4096
+"""Characters of numbers that a line quotes; longer ones (shares of secrets) by their digest."""
+
+
+class Audit:
+    """Appends to a file that its owner alone may read.
+
+    ``bytes_in`` and ``bytes_out`` are the bodies of every HTTP request and response that the node
+    exchanged with the SuperLink for that line: a recording proxy counts the same. Polls and signs
+    of life between requests are on lines of their own (``"event": "idle"``).
+
+    Parameters
+    ----------
+    path : Path
+        The file; it is made if it is not there.
+    site : str
+        Who writes.
+    """
+
+    def __init__(self, path: Path, site: str) -> None:
+        self.path, self.site = path, site
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, event: str, ledger: Ledger | None = None, **told: Any) -> None:
+        """Write one line, at once and whole."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": now, "site": self.site, "event": event, **told}
+        if ledger is not None:
+            line.update(bytes_in=ledger.received, bytes_out=ledger.sent)
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def describe_reply(message: Message) -> dict[str, Any]:
+    """Say what a reply holds, read from the message that leaves."""
+    if message.has_error():
+        return {"error": f"Flower error {message.error.code}: {message.error.reason}"}
+    try:
+        reply = Reply.from_records(message.content)
+    except ValueError:  # the site's own app answered in its own way
+        return {"records": sorted(map(str, message.content))}
+    shapes = {
+        name: {"dtype": array.dtype.name, "shape": list(array.shape)}
+        for name, array in reply.arrays.items()
+    }
+    told: dict[str, Any] = {"arrays": shapes, "numbers": _shorten(reply.numbers)}
+    if reply.error:
+        told["refused" if reply.error == "refused" else "error"] = f"{reply.error}: {reply.text}"
+    return told
+
+
+def _shorten(numbers: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(numbers)
+    if len(text) <= LONGEST:
+        return numbers
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"characters": len(text), "sha256": digest, "names": sorted(numbers)[:20]}
