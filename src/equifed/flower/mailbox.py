@@ -33,7 +33,7 @@ from equifed.flower.wire import (
 EXPIRY_SECONDS = 60.0
 """How long after its deadline a request may still be delivered; then Flower drops it."""
 
-SHORTEST_POLL = 0.02
+SHORTEST_POLL = 0.05
 """Seconds between two looks at the start of an exchange; then a tenth of the time waited."""
 
 HEADER_SHARE = 8192

@@ -11,13 +11,20 @@ from flwr.serverapp import Grid
 
 from equifed.contract.arrays import Index
 from equifed.flower.deadlines import Deadlines
-from equifed.flower.mailbox import Failure, Mailbox
+from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
 from equifed.flower.task import OneClient, Schema, Task
-from equifed.flower.wire import Reply, Request, WireError
+from equifed.flower.wire import PARTS, Reply, Request, WireError
 from equifed.runs.versions import package_versions
 
 HELLO_SECONDS = 60.0
 """How long a node that came later may take to say hello."""
+
+
+LARGEST_SIZE = 1 << 48
+"""Samples of a split that a client can say it has."""
+
+ROOM = 1 << 21
+"""Bytes of a reply besides its vectors."""
 
 
 class StartError(RuntimeError):
@@ -55,6 +62,8 @@ class Hello:
             raise WireError("the hello is incomplete") from None
         if sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
             raise WireError("the hello names no samples, or no client")
+        if not all(0 <= size <= LARGEST_SIZE for size in sizes.values()):
+            raise WireError("the hello names a number of samples that nobody has")
         return hello
 
     def is_current(self) -> bool:
@@ -157,6 +166,7 @@ def gather(
     _check_models(listed, task.fingerprint(engine))
     mailbox, members = Mailbox(grid, deadlines, len(listed)), Members(run, task, listed, engine)
     mailbox.nodes = dict(enumerate(nodes))
+    mailbox.largest = (len(PARTS) + 1) * 8 * engine.model.size + ROOM + HEADER_SHARE * len(listed)
     mailbox.find = lambda connected: members.find(mailbox, connected)
     return mailbox, members
 

@@ -24,7 +24,7 @@ from equifed.flower.node_work import RAISED, WorkFailed, Workshop
 from equifed.flower.site import Site, SiteError, name_site
 from equifed.flower.wire import OPERATIONS, REFUSED, Reply, Request, WireError
 
-SHORTEST, LONGEST = 0.05, 2.0
+SHORTEST, LONGEST = 0.1, 2.0
 """Seconds between two polls: a tenth of the time that the node has been idle, within these."""
 
 RETRY = (1.0, 15.0)

@@ -167,10 +167,15 @@ def expect_vector(arrays: Sent, name: str, size: int, dtype: str) -> NDArray[Any
     return array
 
 
-def expect_finite(name: str, value: object) -> float:
-    """Return a number of a reply, or raise :class:`WireError` unless it is a finite one.
+def expect_number(
+    name: str, value: object, dtype: str = "float64", least: float = -math.inf
+) -> float:
+    """Return a number of a reply, or raise :class:`WireError` if a client cannot have got it.
 
-    >>> expect_finite("loss", 2)
+    ``dtype`` is the precision that it was computed in, which bounds it; ``least`` is what it cannot
+    be below.
+
+    >>> expect_number("loss", 2)
     2.0
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -181,6 +186,10 @@ def expect_finite(name: str, value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise WireError(f"{name} is {number}")
+    if abs(number) > float(np.finfo(dtype).max):
+        raise WireError(f"{name} is {number}, which no {dtype} can hold")
+    if number < least:
+        raise WireError(f"{name} is {number}, and cannot be below {least:g}")
     return number
 
 
