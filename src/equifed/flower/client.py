@@ -72,7 +72,7 @@ def make_client_app(
         return loaded[key]
 
     def answer(message: Message, context: Context) -> Message:
-        reply = answer_message(message, lambda: load(context))
+        reply = answer_message(message, lambda: load(context), name_client(context))
         return Message(reply.to_records(), reply_to=message)
 
     for message_type in OPERATIONS.values():
@@ -91,15 +91,19 @@ def _floor(context: Context) -> int:
     return LEVELS.index(str(context.node_config.get("privacy", LEVELS[0])))
 
 
-def answer_message(message: Message, load: Callable[[], Client]) -> Reply:
-    """Return the reply to a message; never raise, never quote an exception."""
+def answer_message(message: Message, load: Callable[[], Client], name: str) -> Reply:
+    """Return the reply to a message; never raise, never quote an exception.
+
+    ``name`` is the client's, which an error says, too: it may be the first that is heard of it.
+    """
+    who = {"name": name}
     try:
         request = Request.from_records(message.content)
     except WireError as error:
-        return Reply("", "", "", error="request", text=str(error))
+        return Reply("", "", "", who, error="request", text=str(error))
 
     def refuse(kind: str, text: str) -> Reply:
-        return Reply(request.op, request.run, request.tag, error=kind, text=text)
+        return Reply(request.op, request.run, request.tag, who, error=kind, text=text)
 
     try:
         client = load()

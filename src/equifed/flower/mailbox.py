@@ -60,10 +60,14 @@ KINDS: dict[str, Kind] = {"stale": "stale", "non-finite": "bad"}
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client is missing: "silent", "error", "stale" (lost its memory) or "bad" (unusable)."""
+    """Why a client is missing: "silent", "error", "stale" (lost its memory) or "bad" (unusable).
+
+    ``name`` is what the client calls itself, where it said so.
+    """
 
     kind: Kind
     reason: str
+    name: str = ""
 
 
 @dataclass
@@ -246,13 +250,14 @@ class _Exchange:
         self.mailbox.traffic.up[i] += count_bytes(message.content)
         limit = max(REPLY_LIMIT, HEADER_SHARE * clients)
         reply = Reply.from_records(message.content, limit)
+        name = str(reply.numbers.get("name", ""))[:200]
         if reply.error and not reply.op:  # it could not even read the request, and says why
-            self._fail(i, "error", f"{reply.error}: {reply.text}")
+            self._fail(i, "error", f"{reply.error}: {reply.text}", name)
         elif (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
             self._ask_again(i)
         elif reply.error:
             kind = KINDS.get(reply.error, "error")
-            self._fail(i, kind, f"{reply.error}: {reply.text}")
+            self._fail(i, kind, f"{reply.error}: {reply.text}", name)
         else:
             self.check(i, reply)
             self.answers.replies[i] = reply
@@ -265,5 +270,5 @@ class _Exchange:
             self.repeated.add(i)
             self._push({i: self.requests[i]})
 
-    def _fail(self, i: int, kind: Kind, reason: str) -> None:
-        self.answers.failures[i] = Failure(kind, reason)
+    def _fail(self, i: int, kind: Kind, reason: str, name: str = "") -> None:
+        self.answers.failures[i] = Failure(kind, reason, name)

@@ -172,7 +172,10 @@ class Node:
             return told, self.work.answer(run, node, parcel, seconds)
         except WorkFailed as error:
             log.error("equifed: %s", error)
-            failed = Reply(request.op, request.run, request.tag, error="failed", text=str(error))
+            who = {"name": self.name}
+            failed = Reply(
+                request.op, request.run, request.tag, who, error="failed", text=str(error)
+            )
             return told, Parcel.of(Message(failed.to_records(), reply_to=message))
 
 
