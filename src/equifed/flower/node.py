@@ -195,8 +195,7 @@ def open_key(path: Path) -> Any:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     try:
-        file = path.open("rb")
-        key = load_ssh_private_key(file.read(), None)
+        key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
         raise SiteError(
             f"{path} holds no key that can be used ({type(error).__name__}); make one with: "
@@ -205,9 +204,11 @@ def open_key(path: Path) -> Any:
     with contextlib.suppress(ImportError):  # there is no such lock on this system
         import fcntl
 
+        file = path.open("rb")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            file.close()
             raise SiteError(f"Another node on this machine uses the key {path}.") from error
         _HELD.append(file)
     return key

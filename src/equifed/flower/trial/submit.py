@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,10 +81,20 @@ def run_app(
     status = read_status(number, connection, env)
     if status == "finished:completed":
         return Ending(True, "")
-    if not reason:
-        tail = "\n".join(line for line in others if line.strip())
-        reason = f"Flower says {status!r}. The end of its log:\n{tail}"
-    return Ending(False, reason)
+    return Ending(False, reason or _explain_silence(status, others))
+
+
+def _explain_silence(status: str, lines: Iterable[str]) -> str:
+    """Say what is known of a run that ended without a reason of its own."""
+    tail = "\n".join(_plain(line) for line in lines if line.strip())
+    if status == "finished:stopped":
+        return "it was stopped by somebody (flwr stop)."
+    if status == "finished:failed" and "Traceback" not in tail:
+        return (
+            "the server's process of the run ended without a word: it was killed, or ran out of "
+            "memory. Go on with: equifed flower resume"
+        )
+    return f"Flower says {status!r}. The end of its log:\n{tail}"
 
 
 def submit(folder: Path, connection: str, settings: Sequence[str], env: Mapping[str, str]) -> str:
@@ -114,10 +124,15 @@ def explain(text: str) -> str:
     >>> explain("x" * 9 + " Connection refused").endswith("is the address of the connection right?")
     True
     """
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
+    plain = _plain(text).strip()
     told = " ".join(plain.split())[-600:]
     fitting = [advice for pattern, advice in ADVICE.items() if re.search(pattern, plain)]
     return " ".join([told or "Flower said nothing.", *fitting[:1]])
+
+
+def _plain(text: str) -> str:
+    """Return a text without the codes of its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _flwr(arguments: Sequence[str], env: Mapping[str, str]) -> str:
