@@ -129,9 +129,7 @@ def test_a_secure_run_whose_server_app_was_killed_goes_on_as_a_secure_run(
     with make_deployment(app, tmp_path, 2, database=False) as deployment:
 
         def run() -> None:
-            ending, _ = follow(
-                deployment, app, clients=2, rounds=6, privacy="secure", out=str(out)
-            )
+            ending, _ = follow(deployment, app, clients=2, rounds=6, privacy="secure", out=str(out))
             endings.append(ending)
 
         thread = threading.Thread(target=run)

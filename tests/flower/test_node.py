@@ -21,7 +21,7 @@ from equifed.flower.wire import REFUSED, Reply, Request
 
 pytestmark = pytest.mark.long
 
-APP = '''
+APP = """
 import os, signal, time
 from pathlib import Path
 import numpy as np
@@ -46,7 +46,7 @@ def build(shape, outputs):
     return architectures.build("logistic", shape, outputs)
 
 app = make_client_app(load_data, Task(build, "cross_entropy", dtype="float64"), classes=2)
-'''
+"""
 
 
 class FakeFleet:

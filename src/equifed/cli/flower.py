@@ -32,9 +32,7 @@ FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
 
 AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
-Nodes = Annotated[
-    int | None, typer.Option(min=1, help="Nodes; by default one for each client.")
-]
+Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes; by default one for each client.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
 RunConfig = Annotated[
     list[str] | None,
@@ -222,15 +220,19 @@ def doctor(
     server_certificate: Annotated[
         Path | None, typer.Option(help="Certificate of the SuperLink.")
     ] = None,
-    node_key: Annotated[Path | None, typer.Option(help="Private key of a SuperNode.")] = None,
+    node_key: Annotated[Path | None, typer.Option(help="Private key of a node.")] = None,
+    node_config: Annotated[
+        str | None, typer.Option(help="Settings of a site, as for node: checks its data.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")
     ] = False,
 ) -> None:
-    """Check versions, the app, certificates, keys and whether the SuperLink can be reached."""
+    """Check versions, the app, certificates, keys, a site's data, and that a SuperLink answers."""
     from equifed.flower.trial.doctor import examine
 
-    found = list(examine(folder, superlink, root_certificates, server_certificate, node_key))
+    given = (folder, superlink, root_certificates, server_certificate, node_key, node_config)
+    found = list(examine(*given))
     good = all(finding.good for finding in found)
     if as_json:
         listed = [{"good": finding.good, "text": finding.text} for finding in found]

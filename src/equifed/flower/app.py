@@ -38,6 +38,7 @@ HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "secure": SecureSums,
 }
 
+
 def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> ServerApp:
     """Return a ``ServerApp`` that trains what a configuration describes."""
     app = ServerApp()

@@ -389,9 +389,7 @@ class Fleet:
             backoff_cap=1.0,
         )
         confirm = _use("ConfirmMessageReceivedRequest")
-        received = confirm(
-            node=self._node, run_id=run, message_object_id=head.metadata.message_id
-        )
+        received = confirm(node=self._node, run_id=run, message_object_id=head.metadata.message_id)
         self._call(self._client.ConfirmMessageReceived, received)
         parcel = Parcel(head.metadata.message_id, tree.SerializeToString(), contents)
         return run, head.metadata.ttl, parcel

@@ -89,9 +89,7 @@ class Kept:
             if name in settings.changes
         }
         rounds = settings.rounds or int(self.told["rounds"])
-        now = replace(
-            settings, **same, rounds=rounds, deadlines=replace(self.deadlines, **waits)
-        )
+        now = replace(settings, **same, rounds=rounds, deadlines=replace(self.deadlines, **waits))
         for line in _compare(config.to_dict(), kept.to_dict()) + _compare(
             _list_settings(settings), _list_settings(now)
         ):

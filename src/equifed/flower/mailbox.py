@@ -219,9 +219,7 @@ class _Exchange:
         if not self.waiting:
             return
         mailbox, ids = self.mailbox, list(self.waiting)
-        for received in pull_replies(
-            mailbox.grid, ids, mailbox.largest, mailbox.deadlines.timeout
-        ):
+        for received in pull_replies(mailbox.grid, ids, mailbox.largest, mailbox.deadlines.timeout):
             i = self.waiting.pop(received.answers, None)
             if i is None:
                 mailbox.dropped += 1

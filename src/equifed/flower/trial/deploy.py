@@ -201,7 +201,9 @@ class Deployment:
     def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
-                command if command[0] == sys.executable else [find_script(command[0]), *command[1:]],
+                command
+                if command[0] == sys.executable
+                else [find_script(command[0]), *command[1:]],
                 **self._surroundings,
                 stdout=file,
                 start_new_session=True,
