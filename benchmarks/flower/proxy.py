@@ -1,7 +1,7 @@
 """A recording proxy between a node and its SuperLink: it counts what passes, byte by byte.
 
-It ends TLS on the node's side with the certificate of the SuperLink and begins it anew on the other,
-so it can only stand where somebody has that key: on the machine of a trial.
+It ends TLS on the node's side with the certificate of the SuperLink and begins it anew on the
+other, so it can only stand where somebody has that key: on the machine of a trial.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def damage_header(rng: Rng, content: RecordDict) -> RecordDict:
 def damage_arrays(rng: Rng, content: RecordDict) -> RecordDict:
     """Change the arrays: their bytes, what is said of them, or add some."""
     record = content.config_records["equifed"]
-    data = bytearray(record["data"] if "data" in record else b"\0" * 64)  # type: ignore[arg-type]
+    data = bytearray(record.get("data", b"\0" * 64))  # type: ignore[arg-type]
     huge = [["gradient", "float64", [1 << 40]], ["gradient", "float64", [1 << 62, 1 << 62]]]
     what = int(rng.integers(9))
     if what == 0:
@@ -314,6 +314,7 @@ def _make_tamper(grid: MemoryGrid, rng: Rng, out: Counter[str]) -> Any:
 
 
 def main() -> int:
+    """Damage, judge, run, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

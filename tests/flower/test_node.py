@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from tests.flower import grid as _  # sets the identity that messages are made with
 
 from equifed.flower import flwr_private, node
-from equifed.flower.flwr_private import Counter, FleetError, Ledger, Parcel, explain_transport
+from equifed.flower.audit import Counter, Ledger
+from equifed.flower.fleet import FleetError, explain_transport
+from equifed.flower.flwr_private import Parcel
 from equifed.flower.site import Site, SiteError
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.wire import REFUSED, Reply, Request
 
 pytestmark = pytest.mark.long
+flwr_private.set_identity(1, 1)
 
 APP = """
 import os, signal, time
@@ -195,7 +197,7 @@ def test_one_key_serves_one_node(tmp_path: Path) -> None:
 
 
 def test_every_private_name_of_flwr_is_as_we_use_it() -> None:
-    changed = flwr_private.find_changes()
+    changed = flwr_private.find_changes(flwr_private.USED | flwr_private.USED_BY_SERVER)
     assert not changed, f"this flwr changed what src/equifed/flower/flwr_private.py uses: {changed}"
     wrong = {"flwr.supercore.heartbeat:HeartbeatSender": ("heart",), "flwr.gone:x": ()}
     assert flwr_private.find_changes(wrong) == [

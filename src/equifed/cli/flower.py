@@ -131,33 +131,15 @@ def node(
     insecure: Insecure = False,
 ) -> None:
     """Take part as a site: one process that stays and runs the site's own app alone."""
-    import logging
+    from equifed.flower.node import serve_site
+    from equifed.flower.site import SiteError
 
-    from equifed.flower.flwr_private import Counter, Fleet, find_changes, parse_node_config
-    from equifed.flower.node import Node, open_key
-    from equifed.flower.site import Site, SiteError
-
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    changes = find_changes()
-    if changes:
-        stop(
-            f"This flwr is not one that equifed flower node knows ({'; '.join(changes)}); install "
-            "another version, or take part with flower-supernode."
-        )
     if insecure and (root_certificates or node_key):
         stop("--insecure goes with neither --root-certificates nor --node-key.")
     if not insecure and not (root_certificates and node_key):
         stop("A node needs --root-certificates and --node-key (or --insecure, for trying out).")
     try:
-        settings = parse_node_config(node_config)
-        key = None if node_key is None else open_key(node_key)
-        trusted = None if root_certificates is None else root_certificates.read_bytes()
-        connect = lambda counter: Fleet(superlink, trusted, key, counter)  # noqa: E731
-        connect(Counter())._client.close()  # a certificate that cannot be read is told at once
-        Node(Site(folder, settings), connect, audit).run()
+        serve_site(folder, node_config, superlink, root_certificates, node_key, audit)
     except (SiteError, ValueError, OSError) as error:
         stop(str(error))
 

@@ -6,16 +6,70 @@ import datetime
 import hashlib
 import json
 import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Message
 
-from equifed.flower.flwr_private import Ledger
 from equifed.flower.wire import Reply
+
+_WORK = ("PushMessages", "ConfirmMessageReceived")
+"""Calls that are made for a request, besides those that carry its objects."""
 
 LONGEST = 4096
 """Characters of numbers that a line quotes; longer ones (shares of secrets) by their digest."""
+
+
+@dataclass
+class Ledger:
+    """Bytes of the bodies of all HTTP requests and responses, for one purpose."""
+
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class Counter:
+    """Counts what passes, request by request: for the answers, and for keeping the connection."""
+
+    work: Ledger = field(default_factory=Ledger)
+    keeping: Ledger = field(default_factory=Ledger)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        """Count one request and its response; the name is Flower's."""
+        method = context.rpc_method.rpartition("/")[2]
+        ledger = self.work if "Object" in method or method in _WORK else self.keeping
+        body = len(context.request.content)
+        with self._lock:
+            ledger.sent += body
+        response = call_next(context)
+        with self._lock:
+            ledger.received += response.num_bytes_downloaded
+        return response
+
+    def move_last_poll(self, sent: int, received: int) -> None:
+        """Put the poll that brought a request to the account of that request."""
+        with self._lock:
+            self.keeping.sent -= sent
+            self.keeping.received -= received
+            self.work.sent += sent
+            self.work.received += received
+
+    def close_work(self) -> Ledger:
+        """Return what the last request cost, and begin anew."""
+        with self._lock:
+            closed, self.work = self.work, Ledger()
+        return closed
+
+    def close_keeping(self) -> Ledger:
+        """Return what keeping the connection cost since the last call."""
+        with self._lock:
+            closed, self.keeping = self.keeping, Ledger()
+        return closed
 
 
 class Audit:

@@ -18,8 +18,9 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from equifed.flower.audit import Audit, describe_reply
-from equifed.flower.flwr_private import Counter, Fleet, FleetError, Parcel, RunOver, set_identity
+from equifed.flower.audit import Audit, Counter, describe_reply
+from equifed.flower.fleet import Fleet, FleetError, RunOver
+from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.node_work import RAISED, WorkFailed, Workshop
 from equifed.flower.site import Site, SiteError, name_site
 from equifed.flower.wire import OPERATIONS, REFUSED, Reply, Request, WireError
@@ -177,6 +178,42 @@ class Node:
                 request.op, request.run, request.tag, who, error="failed", text=str(error)
             )
             return told, Parcel.of(Message(failed.to_records(), reply_to=message))
+
+
+def serve_site(
+    app: str,
+    node_config: str,
+    superlink: str,
+    root_certificates: Path | None,
+    node_key: Path | None,
+    audit: Path | None,
+) -> None:
+    """Run the node of a site until it is told to stop.
+
+    Raises
+    ------
+    SiteError
+        If something that the site was given cannot be used.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
+    changes = find_changes()
+    if changes:
+        raise SiteError(
+            f"This flwr is not one that a node of ours knows ({'; '.join(changes)}); install "
+            "another version, or take part with flower-supernode."
+        )
+    key = None if node_key is None else open_key(node_key)
+    trusted = None if root_certificates is None else root_certificates.read_bytes()
+
+    def connect(counter: Counter) -> Fleet:
+        return Fleet(superlink, trusted, key, counter)
+
+    try:
+        connect(Counter()).close()  # a certificate that cannot be read is told at once
+    except (ValueError, OSError) as error:
+        raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
+    Node(Site(app, parse_node_config(node_config)), connect, audit).run()
 
 
 def judge_request(message: Message) -> Request:

@@ -144,13 +144,16 @@ def take(pipe: Connection) -> tuple[dict[str, Any], Parcel | None]:
 def _work(pipe: Connection, site: Site) -> None:
     """Answer requests until the node is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which then ends this
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
     try:
         app, settings = site.load()
+    except SiteError as error:
+        put(pipe, {"ready": False, "text": str(error)})
+        return
     except Exception as error:
         log.exception("equifed: the site's app could not be imported")
-        ours = isinstance(error, SiteError)
-        text = str(error) if ours else f"{site.app} cannot be imported ({type(error).__name__})"
+        text = f"{site.app} cannot be imported ({type(error).__name__}; see the log)"
         put(pipe, {"ready": False, "text": text})
         return
     put(pipe, {"ready": True})
