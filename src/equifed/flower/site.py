@@ -42,7 +42,8 @@ class Site:
 
     def load(self) -> tuple[ClientApp, dict[str, Any]]:
         """Import the app; return it with the run settings that the site's own copy states."""
-        address, settings = self.app, {}
+        address = self.app
+        settings: dict[str, Any] = {}
         if Path(self.app).is_dir():
             address, settings = _read_app(Path(self.app))
             sys.path.insert(0, str(Path(self.app).absolute()))
