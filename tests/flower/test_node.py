@@ -243,3 +243,11 @@ def test_a_node_says_once_why_it_is_not_connected(
         "equifed: no way; trying again",
         "equifed: another; trying again",
     ]
+
+
+def test_a_node_that_cannot_write_its_log_ends(tmp_path: Path) -> None:
+    found = node.Node(Site("a:b", {"memory": str(tmp_path)}), lambda counter: None)  # type: ignore
+    found.audit.close()
+    found.audit._file = -1  # as on a disk that is gone
+    with pytest.raises(OSError, match=r"The audit log .* cannot be written"):
+        found._answer(FakeFleet([], Counter()), 1, 1.0, Parcel("x", b"", {}))  # type: ignore

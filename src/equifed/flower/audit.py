@@ -72,6 +72,10 @@ class Counter:
         return closed
 
 
+class AuditError(OSError):
+    """The audit log cannot be written, so the node ends."""
+
+
 class Audit:
     """Appends to a file that its owner alone may read.
 
@@ -98,7 +102,13 @@ class Audit:
         line: dict[str, Any] = {"time": now, "site": self.site, "event": event, **told}
         if ledger is not None:
             line.update(bytes_in=ledger.received, bytes_out=ledger.sent)
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+        try:
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise AuditError(
+                f"The audit log {self.path} cannot be written ({error.strerror}); a node that "
+                "cannot say what leaves it sends nothing."
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from equifed.flower.audit import Audit, Counter, describe_reply
+from equifed.flower.audit import Audit, AuditError, Counter, describe_reply
 from equifed.flower.fleet import Fleet, FleetError, RunOver
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.node_work import RAISED, WorkFailed, Workshop
@@ -92,8 +92,13 @@ class Node:
                 log.info("equifed: %s is connected to %s", self.name, fleet.address)
                 self._told, pause = "", RETRY[0]
                 self._serve(fleet)
+            except AuditError:
+                raise
             except FleetError as error:
                 self._tell(str(error))
+            except Exception as error:  # a node that stays outlives what nobody thought of
+                log.exception("equifed: the connection failed")
+                self._tell(f"the connection failed ({type(error).__name__})")
             finally:
                 if fleet is not None:
                     fleet.close()

@@ -93,6 +93,8 @@ class Deployment:
             if not self.insecure:
                 self.register(i)
             self.start_supernode(i) if self.app is None else self.start_node(i)
+        if self.app is not None:
+            self.wait_for_nodes()
 
     def start_superlink(self) -> None:
         """Start the SuperLink, again if it was killed; its state is in ``state.db``."""
@@ -144,6 +146,16 @@ class Deployment:
         process = self._spawn(f"node{i}", [sys.executable, *what, *trust, *where, *own])
         self.supernodes[i] = process
         return process
+
+    def wait_for_nodes(self, seconds: float = 180) -> None:
+        """Return when the nodes are connected; :class:`DeployError` if one ended or does not."""
+        until = time.monotonic() + seconds
+        for i, process in self.supernodes.items():
+            name = f"node{i}"
+            while "is connected to" not in self.log(name):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise DeployError(f"The {name} did not start:\n{self.log(name)[-2000:]}")
+                time.sleep(0.1)
 
     def run(
         self, app: Path, config: Mapping[str, Any], timeout: float | None = None
