@@ -15,6 +15,9 @@ from equifed.flower.trial.deploy import find_script
 PREFIX, ENDED = "equifed: ", "ENDED: "
 """How the lines of a run that are for people begin; the one with the reason of an end."""
 
+UNKNOWN = "unknown"
+"""Status of a run that nobody can be asked about."""
+
 ADVICE = {
     r"certificate has expired": "The SuperLink's certificate has expired; its owner must renew it.",
     r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|SSL": (
@@ -87,6 +90,11 @@ def run_app(
 def _explain_silence(status: str, lines: Iterable[str]) -> str:
     """Say what is known of a run that ended without a reason of its own."""
     tail = "\n".join(_plain(line) for line in lines if line.strip())
+    if status == UNKNOWN:
+        return (
+            "the SuperLink cannot be reached any more. Start it again with the same --database; "
+            "then go on with: equifed flower resume"
+        )
     if status == "finished:stopped":
         return "it was stopped by somebody (flwr stop)."
     if status == "finished:failed" and "Traceback" not in tail:
@@ -115,7 +123,7 @@ def read_status(number: str, connection: str, env: Mapping[str, str]) -> str:
     """Return what Flower says of a run, for example ``finished:completed``."""
     done = _flwr(["list", connection, "--run-id", number, "--format", "json"], env)
     found = re.search(r'"status":\s*"([^"]+)"', done)
-    return found.group(1) if found else "unknown"
+    return found.group(1) if found else UNKNOWN
 
 
 def explain(text: str) -> str:
