@@ -393,6 +393,7 @@ esac
         ),
         ('echo \'{"run-id": "7"}\'', "INFO: start", "finished:failed", 1, "it was killed, or ran"),
         ('echo \'{"run-id": "7"}\'', "", "finished:stopped", 1, "stopped by somebody"),
+        ('echo \'{"run-id": "7"}\'', "", "", 1, "cannot be reached any more"),
         ("echo 'ConnectError: refused'; exit 1", "", "", 2, "The SuperLink cannot be reached"),
         (
             "echo 'certificate verify failed: certificate has expired'; exit 1",
