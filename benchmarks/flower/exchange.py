@@ -25,6 +25,8 @@ from typing import Any
 
 from benchmarks.flower.deployment import Trial
 
+from equifed.flower.trial.deploy import Deployment, list_session
+
 TARGETS = {False: 1.0, True: 2.0}
 """Seconds per exchange to stay under, without and with a database."""
 
@@ -56,7 +58,9 @@ def measure(root: Path, nodes: int, exchanges: int, stock: bool, database: bool)
     began = time.monotonic()
     with trial.deployment as deployment:
         up = time.monotonic() - began
+        before = read_cpu_seconds(deployment)
         done = deployment.run(root / "trial-app", trial.settings())
+        worked = {k: v - before[k] for k, v in read_cpu_seconds(deployment).items()}
     seconds = [float(row["seconds"]) for row in trial.rows()[1:]]
     if len(seconds) != exchanges:
         raise RuntimeError(done.stdout[-3000:])
@@ -67,10 +71,26 @@ def measure(root: Path, nodes: int, exchanges: int, stock: bool, database: bool)
         "exchanges": exchanges,
         "median_s": round(statistics.median(seconds), 3),
         "slowest_s": round(max(seconds), 3),
+        "cpu_s_per_exchange": {k: round(v / exchanges, 3) for k, v in worked.items()},
         "start_s": round(up, 1),
         "total_s": round(time.monotonic() - began, 1),
         "error": trial.error(),
     }
+
+
+def read_cpu_seconds(deployment: Deployment) -> dict[str, float]:
+    """Return the processor time of the SuperLink and of all nodes so far (Linux).
+
+    It says less than the clock, but depends less on what else the machine does.
+    """
+
+    def read(pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    assert deployment.superlink is not None
+    nodes = [pid for node in deployment.supernodes.values() for pid in list_session(node.pid)]
+    return {"superlink": read(deployment.superlink.pid), "nodes": sum(map(read, nodes))}
 
 
 def measure_large(root: Path, stock: bool, width: int = 5000, rounds: int = 3) -> dict[str, Any]:
