@@ -4,7 +4,7 @@ Run: python -m benchmarks.flower.deployment SCENARIO
 
 Scenarios: rounds, kill-node-fail, kill-node-wait, kill-node-continue, kill-superlink, large,
 simulation.
-Each starts its own SuperLink and SuperNodes with TLS and node keys, prints one JSON line and stops
+Each starts its own SuperLink and nodes with TLS and node keys, prints one JSON line and stops
 everything. The numbers depend on the machine and on what else runs on it.
 """
 
@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -37,14 +36,29 @@ from equifed.training.loop import train
 class Trial:
     """An app, a deployment and a run folder."""
 
-    def __init__(self, root: Path, nodes: int, rounds: int, data: str, edit: Any = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        nodes: int,
+        rounds: int,
+        data: str,
+        edit: Any = None,
+        stock: bool = False,
+        database: bool = True,
+    ) -> None:
         self.root, self.nodes, self.rounds, self.out = root, nodes, rounds, root / "run"
         package = write_app(root / "trial-app", data=data)
         self.toml = package / "equifed.toml"
         text = self.toml.read_text().replace("every = 5", "splits = []")
         self.toml.write_text(edit(text) if edit else text)
         configs = [{"partition-id": i} for i in range(nodes)]
-        self.deployment = Deployment(root / "up", configs, env={"OMP_NUM_THREADS": "1"})
+        self.deployment = Deployment(
+            root / "up",
+            configs,
+            app=None if stock else root / "trial-app",
+            database=database,
+            env={"OMP_NUM_THREADS": "1"},
+        )
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return the run configuration."""
@@ -100,15 +114,13 @@ class Trial:
         return max(float((found[k] - v).abs().max()) for k, v in expected.items())
 
     def restart(self, i: int) -> float:
-        """Start a killed SuperNode again until it is taken back; return the seconds it took."""
-        began = time.monotonic()
-        while True:
-            process = self.deployment.start_supernode(i)
-            try:
-                process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                return time.monotonic() - began
-            time.sleep(5)
+        """Start a killed node again and wait until it is taken back; return the seconds it took."""
+        began, log = time.monotonic(), f"node{i}"
+        before = self.deployment.log(log).count("is connected to")
+        self.deployment.start_node(i)
+        while self.deployment.log(log).count("is connected to") == before:
+            time.sleep(0.5)
+        return time.monotonic() - began
 
 
 def rounds(root: Path, nodes: int, count: int) -> dict[str, Any]:

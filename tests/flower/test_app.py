@@ -20,7 +20,7 @@ from equifed.cli import flower as flower_cli
 from equifed.flower.app import find_risks
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.members import StartError
-from equifed.flower.trial import certificates, doctor
+from equifed.flower.trial import certificates, doctor, submit
 from equifed.flower.trial.new import NewAppError, write_app
 from equifed.objectives import CVaR, WorstCase
 from equifed.runs.settings import ConfigError
@@ -287,3 +287,138 @@ def test_the_doctor_looks_at_the_app_and_the_port(app: Path) -> None:
     (app / "penguin_app" / "equifed.toml").write_text("rounds = 'many'")
     assert any("rounds" in f.text and not f.good for f in doctor.examine(app))
     assert not doctor._check_superlink("nowhere", None).good
+
+
+def test_the_doctor_lets_a_site_say_hello_with_its_own_data(app: Path, tmp_path: Path) -> None:
+    def found(config: str) -> dict[str, bool]:
+        return {f.text: f.good for f in doctor.examine(app, node_config=config)}
+
+    memory = tmp_path / "memory"
+    good = found(f'partition-id=1 memory="{memory}"')
+    assert good["Gentoo can take part with its data (83 train, 36 test samples)"]
+    assert good[f"the memory folder {memory} can be written"] and not list(memory.iterdir())
+    wrong = found(f'partition-id=7 name="north" memory="{memory}"')
+    assert not wrong[
+        "north cannot take part: ConfigError while loading the data; see the client's log"
+    ]
+    memory.chmod(0o777)
+    assert any("others can look into it" in text for text in found(f'memory="{memory}"'))
+    assert not found('data="/nowhere.npz"')["the data /nowhere.npz are not there"]
+    assert not found('privacy="total"')["privacy is one of none, sums, secure, got 'total'"]
+    assert any("cannot be read" in text for text in found('name="north" name="south"'))
+
+
+# -- a run keeps its settings -----------------------------------------------------------------
+
+
+def test_a_run_goes_on_with_the_settings_it_started_with(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    run_app(app, tmp_path, monkeypatch, out=str(whole), rounds=2)
+    run_app(app, tmp_path, monkeypatch, out=str(out), rounds=1, timeout=77.0)
+    (out / "summary.json").unlink()
+    toml = app / "penguin_app" / "equifed.toml"
+    toml.write_text(toml.read_text().replace("lr = 0.05", "lr = 5.0"))  # edited since
+    capsys.readouterr()
+    run_app(app, tmp_path, monkeypatch, out=str(out), resume="rounds wait", rounds=2, wait=9.0)
+    told, said = json.loads((out / "flower.json").read_text()), capsys.readouterr().out
+    assert (told["deadlines"]["timeout"], told["deadlines"]["wait"]) == (77.0, 9.0)
+    assert told["config"]["algorithm"]["local"]["lr"] == 0.05 and "lr': 5.0" in said
+    first, second = History.load(whole), History.load(out)
+    assert first.parameters is not None and second.parameters is not None
+    for name, value in first.parameters.items():
+        torch.testing.assert_close(second.parameters[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "message"),
+    [
+        ({}, {"resume": "privacy", "privacy": "none"}, "has privacy = 'secure' to its end"),
+        (
+            {"clients": ["Adelie", "Gentoo"]},
+            {},
+            r"other clients: missing none, new \['Chinstrap'\]",
+        ),
+        ({"schema": {"input_shape": [9]}}, {}, r"input_shape is \[9\]; the clients have"),
+        ({"schema": {"digest": "abc"}}, {}, "digest is abc"),
+        ({"model": "another"}, {}, "had another model than the clients build now"),
+        ({"config": 3}, {}, "holds no run of a federation"),
+    ],
+)
+def test_a_run_does_not_go_on_as_another_one(
+    change: dict[str, Any],
+    given: dict[str, Any],
+    message: str,
+    app: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    run_app(app, tmp_path, monkeypatch, out=str(out), rounds=1, privacy="secure")
+    (out / "summary.json").unlink()
+    told = json.loads((out / "flower.json").read_text())
+    if "clients" in change:
+        change = {"clients": [c for c in told["clients"] if c["name"] in change["clients"]]}
+    for key, value in change.items():
+        told[key] = {**told[key], **value} if isinstance(value, dict) else value
+    (out / "flower.json").write_text(json.dumps(told))
+    with pytest.raises(StartError, match=message):
+        run_app(app, tmp_path, monkeypatch, out=str(out), **{"resume": True, **given})
+    assert "equifed: ENDED: " in capsys.readouterr().out
+
+
+# -- following a run --------------------------------------------------------------------------
+
+FAKE = """#!/bin/sh
+case "$1" in
+run) {run} ;;
+log) cat "$0.log" ;;
+list) echo '{{"runs": [{{"run-id": "7", "status": "'$(cat "$0.status")'"}}]}}' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "log", "status", "code", "told"),
+    [
+        ('echo \'{"run-id": "7"}\'', "equifed: round 1: fine", "finished:completed", 0, "fine"),
+        (
+            'echo \'{"run-id": "7"}\'',
+            "equifed: ENDED: north is missing",
+            "finished:failed",
+            1,
+            "The run ended: north is missing",
+        ),
+        ('echo \'{"run-id": "7"}\'', "INFO: start", "finished:failed", 1, "it was killed, or ran"),
+        ('echo \'{"run-id": "7"}\'', "", "finished:stopped", 1, "stopped by somebody"),
+        ('echo \'{"run-id": "7"}\'', "", "", 1, "cannot be reached any more"),
+        ("echo 'ConnectError: refused'; exit 1", "", "", 2, "The SuperLink cannot be reached"),
+        (
+            "echo 'certificate verify failed: certificate has expired'; exit 1",
+            "",
+            "",
+            2,
+            "certificate has expired; its owner must renew it",
+        ),
+    ],
+)
+def test_flower_run_says_how_a_run_ended(
+    run: str,
+    log: str,
+    status: str,
+    code: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = tmp_path / "flwr"
+    script.write_text(FAKE.format(run=run))
+    script.chmod(0o700)
+    (tmp_path / "flwr.log").write_text(log + "\n")
+    (tmp_path / "flwr.status").write_text(status)
+    monkeypatch.setattr(submit, "find_script", lambda name: str(script))
+    found = CliRunner().invoke(flower_cli.app, ["run", str(tmp_path), "fl"])
+    assert found.exit_code == code and told in " ".join(found.output.split())
+    assert "equifed: " not in found.output

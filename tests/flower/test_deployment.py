@@ -1,19 +1,33 @@
-"""A real deployment: SuperLink and two SuperNodes with TLS and node keys equal the simulator."""
+"""Real deployments with TLS and node keys: both kinds of node, what leaves, a run that goes on."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.flower.proxy import record
 from safetensors.torch import load_file
 from tests.flower.grid import loop_clients
 
 from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.certificates import make_node_key
-from equifed.flower.trial.deploy import Deployment, is_reachable, list_session
+from equifed.flower.trial.deploy import (
+    CONNECTION,
+    Deployment,
+    format_settings,
+    is_reachable,
+    list_session,
+)
 from equifed.flower.trial.new import write_app
+from equifed.flower.trial.submit import Ending, run_app
 from equifed.runs.run import load_data
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -29,32 +43,125 @@ def simulated(config: AppConfig, rounds: int, clients: int) -> History:
     return train(algorithm, engine, rounds=rounds, seed=config.seed)
 
 
-@pytest.mark.timeout(600)
-def test_a_deployment_with_tls_and_node_keys_equals_the_simulator(tmp_path: Path) -> None:
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
     package = write_app(tmp_path / "penguin-app", data="penguins")
     text = (package / "equifed.toml").read_text()
     (package / "equifed.toml").write_text(text.replace("every = 5", "splits = []"))
-    out, nodes = tmp_path / "run", [{"partition-id": i} for i in range(2)]
-    with Deployment(tmp_path / "up", nodes, env={"OMP_NUM_THREADS": "1"}) as deployment:
-        stranger, _ = make_node_key(tmp_path / "stranger", "node")
-        deployment.nodes.append({"partition-id": 2})
-        refused = deployment.start_supernode(2, key=stranger)
-        done = deployment.run(
-            tmp_path / "penguin-app",
-            {"clients": 2, "rounds": 1, "out": str(out), "timeout": 300.0, "wait": 300.0},
-            timeout=500,
-        )
-        logs = done.stdout + deployment.log("superlink")[-3000:]
-        assert (out / "summary.json").exists(), logs
-        until = time.monotonic() + 30
-        while refused.poll() is None and time.monotonic() < until:
-            time.sleep(0.2)
-        assert refused.poll() not in (None, 0), "an unregistered node must be refused"
-        sessions, port = [p.pid for p in deployment.processes], deployment.port
-    expected = simulated(AppConfig.read(package / "equifed.toml"), rounds=1, clients=2)
+    return tmp_path / "penguin-app"
+
+
+def make_deployment(app: Path, root: Path, count: int = 0, **options: Any) -> Deployment:
+    nodes = [{"partition-id": i} for i in range(count)]
+    return Deployment(root / "up", nodes, app=app, env={"OMP_NUM_THREADS": "1"}, **options)
+
+
+def follow(deployment: Deployment, app: Path, **settings: Any) -> tuple[Ending, list[str]]:
+    given, said = {"timeout": 300.0, "wait": 300.0, **settings}, list[str]()
+    words = [format_settings(given)]
+    return run_app(app, CONNECTION, words, deployment.env, said.append), said
+
+
+def check_model(app: Path, out: Path, rounds: int) -> None:
+    config = AppConfig.read(app / "penguin_app" / "equifed.toml")
+    expected = simulated(config, rounds, 2)
     assert expected.parameters is not None
     found = load_file(out / "model.safetensors")
     for name, value in expected.parameters.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
     assert History.load(out).names == ("Adelie", "Gentoo")
+
+
+def wait_until(happened: Any, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert happened()
+
+
+@pytest.mark.timeout(600)
+def test_both_kinds_of_node_equal_the_simulator_and_all_that_leaves_is_on_record(
+    app: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with make_deployment(app, tmp_path) as deployment:
+        keys = deployment.folder / "keys"
+        deployment.nodes = [{"partition-id": i} for i in range(3)]
+        stranger, _ = make_node_key(tmp_path / "stranger", "node")
+        refused = deployment.start_supernode(2, key=stranger)
+        for i in range(2):
+            deployment.register(i)
+        with record(deployment.port, keys) as recorder:
+            ours = deployment.start_node(0, port=recorder.port)
+            deployment.start_supernode(1)
+            ending, said = follow(deployment, app, clients=2, rounds=1, out=str(out))
+            logs = ending.reason + deployment.log("node0") + deployment.log("superlink")[-3000:]
+            assert ending == Ending(True, ""), logs
+            ours.terminate()
+            assert ours.wait(timeout=30) == 0, deployment.log("node0")
+        assert sum(line.startswith("round 1: objective") for line in said) == 1
+        wait_until(lambda: refused.poll() is not None, 30)
+        assert refused.poll() != 0, "an unregistered node must be refused"
+        sessions, port = [p.pid for p in deployment.processes], deployment.port
+    check_model(app, out, rounds=1)
+    lines = [
+        json.loads(line)
+        for line in (deployment.folder / "logs" / "audit0.jsonl").read_text().splitlines()
+    ]
+    assert sum(line.get("bytes_out", 0) for line in lines) == recorder.sent
+    assert sum(line.get("bytes_in", 0) for line in lines) == recorder.received
+    asked = [line["request"] for line in lines if line["event"] == "request"]
+    assert asked == ["hello", "gradient", "local"]
+    assert lines[-1]["event"] == "stopped"
+    size = sum(value.numel() for value in load_file(out / "model.safetensors").values())
+    left = {name: a for line in lines for name, a in line.get("arrays", {}).items()}
+    assert left == {
+        name: {"dtype": "float64", "shape": [size]} for name in ("gradient", "displacement")
+    }
     assert not any(map(list_session, sessions)) and not is_reachable("127.0.0.1", port)
+
+
+@pytest.mark.timeout(600)
+def test_a_secure_run_whose_server_app_was_killed_goes_on_as_a_secure_run(
+    app: Path, tmp_path: Path
+) -> None:
+    out, endings = tmp_path / "run", list[Ending]()
+    with make_deployment(app, tmp_path, 2, database=False) as deployment:
+
+        def run() -> None:
+            ending, _ = follow(deployment, app, clients=2, rounds=6, privacy="secure", out=str(out))
+            endings.append(ending)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        rows = out / "rounds.csv"
+        wait_until(lambda: rows.exists() and len(rows.read_text().splitlines()) >= 3, 200)
+        (server,) = find_server_app(deployment)
+        os.kill(server, signal.SIGKILL)
+        # Flower notices after a minute; the run goes on at once, though the app says "none".
+        ending, said = follow(deployment, app, resume=True, out=str(out), clients=2)
+        assert ending == Ending(True, ""), ending.reason
+    thread.join(timeout=60)
+    assert endings and not endings[0].completed
+    told = json.loads((out / "flower.json").read_text())
+    assert (told["privacy"], told["rounds"]) == ("secure", 6)
+    assert any("privacy is secure, not none as the app says now" in line for line in said)
+    history = History.load(out)
+    assert [r.round for r in history.rounds] == [1, 2, 3, 4, 5, 6]
+    assert min(r.exchanges for r in history.rounds) >= 5  # secure sums to the end; in clear it is 2
+    check_model(app, out, rounds=6)
+    for i in range(2):
+        audit = (deployment.folder / "logs" / f"audit{i}.jsonl").read_text()
+        left = {name for line in audit.splitlines() for name in json.loads(line).get("arrays", {})}
+        assert left == {"masked"}
+
+
+def find_server_app(deployment: Deployment) -> list[int]:
+    """Return the processes of the deployment that run the server app."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended since, or not ours
+            words, home = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+            if b"flwr-serverapp" in words and str(deployment.folder).encode() in home:
+                found.append(int(path.name))
+    return found

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from equifed.cli.terminal import BAD_INPUT, FAILED
+from equifed.cli.terminal import BAD_INPUT, FAILED, INTERRUPTED
 
 app = typer.Typer(
     help="Run the same algorithms on a real federation, with Flower.",
@@ -33,9 +32,7 @@ FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
 
 AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
-Nodes = Annotated[
-    int | None, typer.Option(min=1, help="SuperNodes; by default one for each client.")
-]
+Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes; by default one for each client.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
 RunConfig = Annotated[
     list[str] | None,
@@ -43,6 +40,7 @@ RunConfig = Annotated[
         "--run-config", "-c", metavar="KEY=VALUE", help="Setting of the app; may be repeated."
     ),
 ]
+Stock = Annotated[bool, typer.Option("--stock", help="Flower's own SuperNodes, which are slow.")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
@@ -80,10 +78,10 @@ def up(
     keep: Keep = None,
     run_config: RunConfig = None,
     insecure: Insecure = False,
+    stock: Stock = False,
 ) -> None:
-    """Start a SuperLink and SuperNodes here, run the app on them, and stop everything."""
+    """Start a SuperLink and nodes here, run the app on them, and stop everything."""
     from equifed.flower.app_config import read_app_settings
-    from equifed.training.tables import is_complete
 
     try:
         count = nodes or int(read_app_settings(folder)["clients"])
@@ -91,10 +89,59 @@ def up(
         stop(f"{folder} is no app of equifed: {error}")
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
-    code = run_here(folder, count, settings, keep, insecure)
-    if out is not None and code == 0 and not is_complete(out):
-        code = FAILED  # Flower's own command succeeds whatever became of the run
-    raise typer.Exit(code)
+    raise typer.Exit(run_here(folder, count, settings, keep, insecure, stock))
+
+
+@app.command()
+def run(
+    folder: AppFolder,
+    connection: Annotated[
+        str, typer.Argument(help="Deployment to run on: a connection in $FLWR_HOME/config.toml.")
+    ],
+    run_config: RunConfig = None,
+) -> None:
+    """Submit an app to a deployment and follow it: one line per round, and how it ended."""
+    raise typer.Exit(follow(folder, connection, run_config or [], dict(os.environ)))
+
+
+@app.command()
+def node(
+    folder: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP",
+            help="The site's own copy of the app: its folder, or module:name of a ClientApp. "
+            "Nothing else is run, whatever a run brings along.",
+        ),
+    ],
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")],
+    root_certificates: Annotated[Path | None, typer.Option(help="CA certificate.")] = None,
+    node_key: Annotated[Path | None, typer.Option(help="Private key of this node.")] = None,
+    node_config: Annotated[
+        str,
+        typer.Option(
+            help="""Settings of this site, as for flower-supernode: 'name="north" """
+            """data="/srv/data.npz" privacy="secure" memory="/var/lib/equifed"'."""
+        ),
+    ] = "",
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="Audit log; by default audit.jsonl in the memory folder."),
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Take part as a site: one process that stays and runs the site's own app alone."""
+    from equifed.flower.node import serve_site
+    from equifed.flower.site import SiteError
+
+    if insecure and (root_certificates or node_key):
+        stop("--insecure goes with neither --root-certificates nor --node-key.")
+    if not insecure and not (root_certificates and node_key):
+        stop("A node needs --root-certificates and --node-key (or --insecure, for trying out).")
+    try:
+        serve_site(folder, node_config, superlink, root_certificates, node_key, audit)
+    except (SiteError, ValueError, OSError) as error:
+        stop(str(error))
 
 
 @app.command()
@@ -112,6 +159,7 @@ def resume(
     keep: Keep = None,
     run_config: RunConfig = None,
     insecure: Insecure = False,
+    stock: Stock = False,
 ) -> None:
     """Go on with a run that was interrupted, as a new Flower run; who takes part cannot change."""
     from equifed.training.tables import is_complete
@@ -122,10 +170,14 @@ def resume(
         stop(
             f"--run-config {', '.join(fixed)}: a run that goes on keeps its clients, privacy, out."
         )
-    settings = ["resume=true", f'out="{out.absolute()}"', *(run_config or [])]
+    changes = f'resume="{" ".join(given)}"' if given else "resume=true"
+    settings = [changes, f'out="{out.absolute()}"', *(run_config or [])]
     if connection is not None:
-        if nodes is not None or keep is not None or insecure:
-            stop("--nodes, --keep and --insecure are for a federation here, not for --connection.")
+        if nodes is not None or keep is not None or insecure or stock:
+            stop(
+                "--nodes, --keep, --insecure and --stock are for a federation here, not for "
+                "--connection."
+            )
         if not out.is_absolute():
             stop(f"The run folder must be absolute, as the server sees it; got {out}.")
         raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
@@ -138,7 +190,7 @@ def resume(
     if is_complete(out):
         typer.echo(f"{out} is complete; there is nothing to go on with.", err=True)
         return
-    code = run_here(folder, count, settings, keep, insecure)
+    code = run_here(folder, count, settings, keep, insecure, stock)
     raise typer.Exit(code if code or is_complete(out) else FAILED)
 
 
@@ -150,15 +202,19 @@ def doctor(
     server_certificate: Annotated[
         Path | None, typer.Option(help="Certificate of the SuperLink.")
     ] = None,
-    node_key: Annotated[Path | None, typer.Option(help="Private key of a SuperNode.")] = None,
+    node_key: Annotated[Path | None, typer.Option(help="Private key of a node.")] = None,
+    node_config: Annotated[
+        str | None, typer.Option(help="Settings of a site, as for node: checks its data.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")
     ] = False,
 ) -> None:
-    """Check versions, the app, certificates, keys and whether the SuperLink can be reached."""
+    """Check versions, the app, certificates, keys, a site's data, and that a SuperLink answers."""
     from equifed.flower.trial.doctor import examine
 
-    found = list(examine(folder, superlink, root_certificates, server_certificate, node_key))
+    given = (folder, superlink, root_certificates, server_certificate, node_key, node_config)
+    found = list(examine(*given))
     good = all(finding.good for finding in found)
     if as_json:
         listed = [{"good": finding.good, "text": finding.text} for finding in found]
@@ -170,9 +226,9 @@ def doctor(
 
 
 def run_here(
-    folder: Path, count: int, settings: list[str], keep: Path | None, insecure: bool
+    folder: Path, count: int, settings: list[str], keep: Path | None, insecure: bool, stock: bool
 ) -> int:
-    """Start a SuperLink and SuperNodes, run an app on them, and stop everything."""
+    """Start a SuperLink and nodes, run an app on them, and stop everything."""
     from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
 
     if insecure:
@@ -183,20 +239,30 @@ def run_here(
         place = keep or Path(temporary)
         configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
         try:
-            with Deployment(place, configs, insecure=insecure) as deployment:
-                typer.echo(f"SuperLink and {count} SuperNodes are up ({place}).", err=True)
+            own = None if stock else folder
+            with Deployment(place, configs, app=own, insecure=insecure) as deployment:
+                typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
                 return follow(folder, CONNECTION, settings, deployment.env)
         except DeployError as error:
             stop(str(error), FAILED)
 
 
 def follow(folder: Path, connection: str, settings: list[str], env: dict[str, str]) -> int:
-    """Submit an app with Flower's own command and show its log until it ends."""
-    from equifed.flower.trial.deploy import find_script
+    """Submit an app, show how it goes, and return the exit code: 0 for a run that completed."""
+    from equifed.flower.trial.deploy import DeployError
+    from equifed.flower.trial.submit import SubmitError, run_app
 
-    options = [word for setting in settings for word in ("--run-config", setting)]
-    command = [find_script("flwr"), "run", str(folder.absolute()), connection, "--stream", *options]
-    return subprocess.run(command, env=env, stdin=subprocess.DEVNULL, check=False).returncode
+    try:
+        ending = run_app(folder, connection, settings, env, typer.echo)
+    except (SubmitError, DeployError) as error:
+        stop(str(error))
+    except KeyboardInterrupt:
+        typer.echo("The run goes on; end it with: flwr stop", err=True)
+        return INTERRUPTED
+    if not ending.completed:
+        typer.secho(f"The run ended: {ending.reason}", err=True, fg=typer.colors.RED)
+        return FAILED
+    return 0
 
 
 def warn_insecure() -> None:

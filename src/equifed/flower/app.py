@@ -17,6 +17,7 @@ from typing_extensions import override
 from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.kept import FLOWER, Kept, describe_run
 from equifed.flower.members import Members, StartError, gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.secure.sums import PairSums, SecureSums
@@ -27,14 +28,16 @@ from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, train
+from equifed.training.missing import TrainingError
+
+GOOD_EVENTS = ("given out", "resume", "stop")
+"""Events that are no warning."""
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,
     "sums": PairSums,
     "secure": SecureSums,
 }
-FLOWER = "flower.json"
-"""What a run folder of a federation holds besides: the run's identity, and who took part."""
 
 
 def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> ServerApp:
@@ -45,17 +48,26 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
     def main(grid: Grid, context: Context) -> None:
         settings = FederationSettings.from_run_config(context.run_config)
         chosen = config if isinstance(config, AppConfig) else config(context)
-        run_federation(grid, chosen, settings)
+        try:
+            run_federation(grid, chosen, settings)
+        except Exception as error:
+            say(f"ENDED: {explain_end(error)}")
+            raise
 
     return app
 
 
 def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) -> History:
     """Gather the clients, train, and return what happened."""
-    settings, run, order = _read_run(settings)
+    kept = Kept.read(Path(settings.out)) if settings.resume else None
+    if kept is not None:
+        config, settings = kept.apply(config, settings)
     settings = replace(settings, rounds=settings.rounds or config.rounds)
     task, deadlines = config.build_task(), settings.deadlines
+    run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
     mailbox, members = gather(grid, task, deadlines, run, settings.clients, order)
+    if kept is not None:
+        kept.check(members)
     clients = FlowerClients(mailbox, members, HIDDEN[settings.privacy]())
     algorithm = config.build_algorithm(members.sizes.tolist())
     for warning in find_risks(algorithm, members):
@@ -72,7 +84,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         give_out=config.give_out,
         callbacks=[RoundLog()],
         missing=deadlines.to_policy(),
-        folder=_open_folder(settings, members),
+        folder=_open_folder(settings, config, members),
         resume=settings.resume,
     )
     say(json.dumps(history.summary()))
@@ -111,6 +123,13 @@ def say(text: str) -> None:
     print(f"equifed: {text}", flush=True)
 
 
+def explain_end(error: Exception) -> str:
+    """Return the reason of an end on one line: our own words, or what went wrong unexpectedly."""
+    text = " ".join(str(error).split())
+    ours = isinstance(error, StartError | TrainingError | ValueError | RuntimeError)
+    return text if ours and text else f"{type(error).__name__}: {text}"
+
+
 class RoundLog(Callback):
     """Says in the log how the run goes."""
 
@@ -126,41 +145,20 @@ class RoundLog(Callback):
 
     @override
     def event(self, event: dict[str, Any]) -> None:
-        say(f"WARNING: {json.dumps(event)}")
+        kind, told = str(event["event"]), "" if event["event"] in GOOD_EVENTS else "WARNING: "
+        who = f" of {event['client']}" if event.get("client") else ""
+        why = f": {event['reason']}" if event.get("reason") else ""
+        say(f"{told}round {event.get('round', 0)}: {kind}{who}{why}")
 
 
-def _read_run(settings: FederationSettings) -> tuple[FederationSettings, str, list[str] | None]:
-    """Return the settings, the run's identity and, for a run that goes on, its clients in order.
-
-    How many clients a run has and what the server sees of them were agreed at its start; it has as
-    many rounds as it was to have then, unless the settings say otherwise.
-    """
-    if not settings.resume:
-        return settings, secrets.token_hex(8), None
-    path = Path(settings.out)
-    try:
-        told = json.loads((path / FLOWER).read_text(encoding="utf-8"))
-        run, privacy = str(told["run"]), told["privacy"]
-        order = [str(client["name"]) for client in told["clients"]]
-        rounds = settings.rounds or int(told["rounds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StartError(f"{path} holds no run of a federation to go on with.") from None
-    return replace(settings, clients=len(order), privacy=privacy, rounds=rounds), run, order
-
-
-def _open_folder(settings: FederationSettings, members: Members) -> RunFolder | None:
+def _open_folder(
+    settings: FederationSettings, config: AppConfig, members: Members
+) -> RunFolder | None:
     if not settings.out:
         return None
     folder = RunFolder(settings.out, members.names)
     if not settings.resume:
         folder.create()
-    told = {
-        "run": members.run,
-        "privacy": settings.privacy,
-        "rounds": settings.rounds,
-        "clients": [
-            {"name": h.name, "sizes": h.sizes, "versions": h.versions} for h in members.hellos
-        ],
-    }
-    write_file(folder.path / FLOWER, json.dumps(told, indent=2).encode() + b"\n")
+    content = json.dumps(describe_run(settings, config, members), indent=2).encode() + b"\n"
+    write_file(folder.path / FLOWER, content)
     return folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,6 +111,10 @@ class AppConfig:
         wanted = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in out.items() if key in wanted})
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table that :meth:`from_dict` reads."""
+        return _drop_none(asdict(self))
+
     @property
     def classes(self) -> int | None:
         """Number of classes that ``[data]`` gives for data of one's own."""
@@ -172,7 +176,10 @@ class FederationSettings:
     out : str
         Run folder on the server; "" for none.
     resume : bool
-        Go on with the run in ``out``.
+        Go on with the run in ``out``; in an app's settings also the names of the settings that the
+        operator changes, for example ``"timeout wait"``. All others are those of the run.
+    changes : tuple of str
+        Those names.
     """
 
     clients: int
@@ -181,6 +188,7 @@ class FederationSettings:
     rounds: int = 0
     out: str = ""
     resume: bool = False
+    changes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -199,9 +207,18 @@ class FederationSettings:
         if "clients" not in given:
             raise ConfigError(["clients is required in [tool.flwr.app.config] of pyproject.toml"])
         known = {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        if isinstance(given.get("resume"), str):
+            changes = tuple(given["resume"].replace("-", "_").split())
+            known |= {"resume": bool(changes), "changes": changes}
         waits: dict[str, Any] = {key: float(given[key]) for key in DEADLINES if key in given}
         deadlines = Deadlines(given.get("on_missing", Deadlines.on_missing), **waits)
         return cls(**{**known, "deadlines": deadlines})
+
+
+def _drop_none(table: dict[str, Any]) -> dict[str, Any]:
+    """Return plain values of a TOML file: what is None is not written there."""
+    cleaned = {k: _drop_none(v) if isinstance(v, dict) else v for k, v in table.items()}
+    return {k: v for k, v in cleaned.items() if v is not None}
 
 
 def read_app_settings(folder: Path) -> dict[str, Any]:

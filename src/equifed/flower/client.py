@@ -23,6 +23,7 @@ from equifed.data.split import DataError
 from equifed.flower.memory import find_root
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
+from equifed.flower.site import name_site, read_partition
 from equifed.flower.task import Task
 from equifed.flower.wire import OPERATIONS, Reply, Request, WireError
 from equifed.flower.worker import LEVELS, Client, Stale, Worker
@@ -64,13 +65,14 @@ def make_client_app(
             federation = to_federation(load_data(context), name_client(context), classes)
             root = memory or Path(str(context.node_config.get("memory", find_root())))
             own = task if isinstance(task, Task) else task(context)
-            loaded[key] = Client(federation, own, root, _partition(context), _floor(context))
+            partition = read_partition(context.node_config)
+            loaded[key] = Client(federation, own, root, partition, _floor(context))
             while len(loaded) > 64:  # a simulation runs many nodes in one process
                 loaded.popitem(last=False)
         return loaded[key]
 
     def answer(message: Message, context: Context) -> Message:
-        reply = answer_message(message, lambda: load(context))
+        reply = answer_message(message, lambda: load(context), name_client(context))
         return Message(reply.to_records(), reply_to=message)
 
     for message_type in OPERATIONS.values():
@@ -81,14 +83,7 @@ def make_client_app(
 
 def name_client(context: Context) -> str:
     """Return the client's name: the node's setting ``name``, or one made of its partition or id."""
-    partition = _partition(context)
-    default = f"node-{context.node_id}" if partition is None else f"client-{partition}"
-    return str(context.node_config.get("name", default))
-
-
-def _partition(context: Context) -> int | None:
-    value = context.node_config.get("partition-id")
-    return None if value is None else int(value)
+    return name_site(context.node_config, context.node_id)
 
 
 def _floor(context: Context) -> int:
@@ -96,15 +91,19 @@ def _floor(context: Context) -> int:
     return LEVELS.index(str(context.node_config.get("privacy", LEVELS[0])))
 
 
-def answer_message(message: Message, load: Callable[[], Client]) -> Reply:
-    """Return the reply to a message; never raise, never quote an exception."""
+def answer_message(message: Message, load: Callable[[], Client], name: str) -> Reply:
+    """Return the reply to a message; never raise, never quote an exception.
+
+    ``name`` is the client's, which an error says, too: it may be the first that is heard of it.
+    """
+    who = {"name": name}
     try:
         request = Request.from_records(message.content)
     except WireError as error:
-        return Reply("", "", "", error="request", text=str(error))
+        return Reply("", "", "", who, error="request", text=str(error))
 
     def refuse(kind: str, text: str) -> Reply:
-        return Reply(request.op, request.run, request.tag, error=kind, text=text)
+        return Reply(request.op, request.run, request.tag, who, error=kind, text=text)
 
     try:
         client = load()

@@ -30,7 +30,7 @@ class Deadlines:
     wait, pause : float
         See "wait".
     poll : float
-        Seconds between two looks at the mailbox.
+        Most seconds between two looks at the mailbox; at the start of an exchange they are fewer.
     """
 
     on_missing: Literal["fail", "wait", "continue"] = "fail"

@@ -1,8 +1,9 @@
 """Sending requests, waiting for replies with a deadline, and trusting none before it is checked.
 
-Only ``Grid.push_messages``, ``pull_messages`` and ``get_node_ids`` are used. Replies are matched by
-the id of the message that they answer (error replies of a SuperLink name another sender), and
-polled for here: Flower's own ``send_and_receive`` sleeps three seconds between two looks.
+Replies are matched by the id of the message that they answer (error replies of a SuperLink name
+another sender), and polled for here: Flower's own ``send_and_receive`` sleeps three seconds between
+two looks. Everything about a reply is judged in one place, ``_Exchange._judge``: whatever is wrong
+with it, also what nobody thought of, makes its sender "bad" and ends no run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,28 @@ from flwr.serverapp import Grid
 
 from equifed.contract.clients import MissingClients, Traffic
 from equifed.flower.deadlines import Deadlines
-from equifed.flower.wire import OPERATIONS, Reply, Request, WireError, count_bytes
+from equifed.flower.flwr_private import Received, pull_replies
+from equifed.flower.wire import (
+    OPERATIONS,
+    REFUSED,
+    REPLY_LIMIT,
+    Reply,
+    Request,
+    WireError,
+    count_bytes,
+)
 
 EXPIRY_SECONDS = 60.0
 """How long after its deadline a request may still be delivered; then Flower drops it."""
+
+SHORTEST_POLL = 0.05
+"""Seconds between two looks at the start of an exchange; then a tenth of the time waited."""
+
+HEADER_SHARE = 8192
+"""Characters of a reply's header for each client of the federation: shares of secrets."""
+
+LARGEST_REPLY = 1 << 26
+"""Bytes of a reply that are fetched as long as the size of the model is not known."""
 
 ERRORS = {
     1: "the client app could not be loaded",
@@ -41,10 +60,14 @@ KINDS: dict[str, Kind] = {"stale": "stale", "non-finite": "bad"}
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a client is missing: "silent", "error", "stale" (lost its memory) or "bad" (unusable)."""
+    """Why a client is missing: "silent", "error", "stale" (lost its memory) or "bad" (unusable).
+
+    ``name`` is what the client calls itself, where it said so.
+    """
 
     kind: Kind
     reason: str
+    name: str = ""
 
 
 @dataclass
@@ -86,6 +109,8 @@ class Mailbox:
         ``nodes``.
     dropped : int
         Replies that answered nothing that was asked, or the same thing twice.
+    largest : int
+        Bytes of a reply above which it is not fetched.
     """
 
     def __init__(self, grid: Grid, deadlines: Deadlines, clients: int = 0) -> None:
@@ -94,6 +119,7 @@ class Mailbox:
         self.find: Callable[[set[int]], None] = lambda connected: None
         self.traffic = Traffic(clients)
         self.dropped = 0
+        self.largest = LARGEST_REPLY
 
     def ask(self, requests: Mapping[int, Request], check: Check, partial: bool = False) -> Answers:
         """Send one request to each client and return what came of it.
@@ -155,7 +181,7 @@ class _Exchange:
                 break
             if self._quorum():
                 quorum_at = min(quorum_at, now)
-            time.sleep(deadlines.poll)
+            time.sleep(min(deadlines.poll, max(SHORTEST_POLL, 0.1 * (now - started))))
             if unsent:
                 unsent = self._send({i: self.requests[i] for i in unsent})
         waited = time.monotonic() - started
@@ -192,33 +218,47 @@ class _Exchange:
     def _collect(self) -> None:
         if not self.waiting:
             return
-        for message in self.mailbox.grid.pull_messages(list(self.waiting)):
-            i = self.waiting.pop(message.metadata.reply_to_message_id, None)
+        mailbox, ids = self.mailbox, list(self.waiting)
+        for received in pull_replies(mailbox.grid, ids, mailbox.largest, mailbox.deadlines.timeout):
+            i = self.waiting.pop(received.answers, None)
             if i is None:
-                self.mailbox.dropped += 1
+                mailbox.dropped += 1
             else:
-                self._judge(i, message)
+                self._judge(i, received)
 
-    def _judge(self, i: int, message: Message) -> None:
-        if message.has_error():
-            # The reason may quote an exception of the client, so only the code goes on record.
-            code = message.error.code
-            self._fail(i, "error", f"Flower reports error {code} ({ERRORS.get(code, 'unknown')})")
-            return
-        self.mailbox.traffic.up[i] += count_bytes(message.content)
-        request = self.requests[i]
+    def _judge(self, i: int, received: Received) -> None:
+        """Decide about a reply; whatever it does to us is its sender's failure."""
         try:
-            reply = Reply.from_records(message.content)
-            if (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
-                self._ask_again(i)
-            elif reply.error:
-                kind = KINDS.get(reply.error, "error")
-                self._fail(i, kind, f"{reply.error}: {reply.text}")
-            else:
-                self.check(i, reply)
-                self.answers.replies[i] = reply
+            if received.message is None:
+                raise WireError(received.problem)
+            self._read(i, received.message)
         except WireError as error:
             self._fail(i, "bad", str(error))
+        except Exception as error:
+            self._fail(i, "bad", f"sent a reply that cannot be used ({type(error).__name__})")
+
+    def _read(self, i: int, message: Message) -> None:
+        if message.has_error():
+            # The reason may quote an exception of the client, so only the code goes on record.
+            code, reason = message.error.code, message.error.reason
+            known = REFUSED if reason == REFUSED else ERRORS.get(code, "unknown")
+            self._fail(i, "error", f"Flower reports error {code} ({known})")
+            return
+        request, clients = self.requests[i], len(self.mailbox.traffic.up)
+        self.mailbox.traffic.up[i] += count_bytes(message.content)
+        limit = max(REPLY_LIMIT, HEADER_SHARE * clients)
+        reply = Reply.from_records(message.content, limit)
+        name = str(reply.numbers.get("name", ""))[:200]
+        if reply.error and not reply.op:  # it could not even read the request, and says why
+            self._fail(i, "error", f"{reply.error}: {reply.text}", name)
+        elif (reply.op, reply.run, reply.tag) != (request.op, request.run, request.tag):
+            self._ask_again(i)
+        elif reply.error:
+            kind = KINDS.get(reply.error, "error")
+            self._fail(i, kind, f"{reply.error}: {reply.text}", name)
+        else:
+            self.check(i, reply)
+            self.answers.replies[i] = reply
 
     def _ask_again(self, i: int) -> None:
         """Repeat a request that was answered with something else; once, then give up."""
@@ -228,5 +268,5 @@ class _Exchange:
             self.repeated.add(i)
             self._push({i: self.requests[i]})
 
-    def _fail(self, i: int, kind: Kind, reason: str) -> None:
-        self.answers.failures[i] = Failure(kind, reason)
+    def _fail(self, i: int, kind: Kind, reason: str, name: str = "") -> None:
+        self.answers.failures[i] = Failure(kind, reason, name)

@@ -11,13 +11,20 @@ from flwr.serverapp import Grid
 
 from equifed.contract.arrays import Index
 from equifed.flower.deadlines import Deadlines
-from equifed.flower.mailbox import Failure, Mailbox
+from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
 from equifed.flower.task import OneClient, Schema, Task
-from equifed.flower.wire import Reply, Request, WireError
+from equifed.flower.wire import PARTS, Reply, Request, WireError
 from equifed.runs.versions import package_versions
 
 HELLO_SECONDS = 60.0
 """How long a node that came later may take to say hello."""
+
+
+LARGEST_SIZE = 1 << 48
+"""Samples of a split that a client can say it has."""
+
+ROOM = 1 << 21
+"""Bytes of a reply besides its vectors."""
 
 
 class StartError(RuntimeError):
@@ -55,6 +62,8 @@ class Hello:
             raise WireError("the hello is incomplete") from None
         if sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
             raise WireError("the hello names no samples, or no client")
+        if not all(0 <= size <= LARGEST_SIZE for size in sizes.values()):
+            raise WireError("the hello names a number of samples that nobody has")
         return hello
 
     def is_current(self) -> bool:
@@ -157,6 +166,7 @@ def gather(
     _check_models(listed, task.fingerprint(engine))
     mailbox, members = Mailbox(grid, deadlines, len(listed)), Members(run, task, listed, engine)
     mailbox.nodes = dict(enumerate(nodes))
+    mailbox.largest = (len(PARTS) + 1) * 8 * engine.model.size + ROOM + HEADER_SHARE * len(listed)
     mailbox.find = lambda connected: members.find(mailbox, connected)
     return mailbox, members
 
@@ -194,14 +204,30 @@ def _greet_all(grid: Grid, deadlines: Deadlines, run: str, clients: int) -> dict
         if len(said) >= clients:
             return said
         if hopeless or time.monotonic() >= until:
-            problems = [f"node {node}: {failure.reason}" for node, failure in failures.items()]
-            raise StartError(
-                f"{clients} clients are expected, {len(connected)} nodes are connected and "
-                f"{len(said)} said hello ({', '.join(h.name for h in said.values()) or 'none'}). "
-                + ("; ".join(problems[:5]) + ". " if problems else "")
-                + "Start the missing SuperNodes, or set 'clients' to the number of organisations."
-            )
+            raise StartError(_explain_start(clients, len(connected), said, failures))
         time.sleep(min(max(deadlines.poll, 0.01) * 5, 2.0))
+
+
+def _explain_start(
+    clients: int, connected: int, said: Mapping[int, Hello], failures: Mapping[int, Failure]
+) -> str:
+    """Say who is missing and why, and what to do about just that."""
+    problems = [f"{f.name or f'node {node}'}: {f.reason}" for node, f in failures.items()]
+    advice = "Wait for those that did not answer, or raise 'timeout'."
+    if connected < clients:
+        advice = "Start the missing nodes, or set 'clients' to the number of organisations."
+    elif any("data:" in f.reason for f in failures.values()):
+        advice = "Repair the data there (equifed flower doctor says what is wrong with them)."
+    elif any("refused by the site" in f.reason for f in failures.values()):
+        advice = "Install the same app and the same equifed at that site."
+    elif any(f.kind == "bad" for f in failures.values()):
+        advice = "Install the same equifed everywhere."
+    return (
+        f"{clients} clients are expected, {connected} nodes are connected and {len(said)} said "
+        f"hello ({', '.join(h.name for h in said.values()) or 'none'}). "
+        + ("; ".join(problems[:5]) + ". " if problems else "")
+        + advice
+    )
 
 
 def _sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
@@ -209,7 +235,7 @@ def _sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> lis
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
         raise StartError(
-            f"Two nodes call themselves {double[0]!r}; give each SuperNode its own name with "
+            f"Two nodes call themselves {double[0]!r}; give each node its own name with "
             "--node-config 'name=\"...\"'."
         )
     if order is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, Protocol, Self
@@ -17,7 +18,8 @@ from equifed.contract.clients import Traffic, check_index
 from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Answers, Check, Mailbox
 from equifed.flower.members import Members
-from equifed.flower.wire import Reply, Request, Sent, expect_finite, expect_vector, pack
+from equifed.flower.wire import Reply, Request, Sent, expect_number, expect_vector, pack
+from equifed.models.losses import LOSSES
 
 Requests = dict[int, Request]
 Ask = Callable[[Requests, Check], Answers]
@@ -57,6 +59,18 @@ class Messenger:
         self.model = members.engine.model
         self.pins: dict[int, str] = {}
         self._tries: dict[str, int] = {}
+
+    @property
+    def dtype(self) -> str:
+        """Precision of the model."""
+        return str(self.model.dtype)[6:]
+
+    @property
+    def least_loss(self) -> float:
+        """What no loss can be below: the losses that we know are not negative."""
+        task = self.members.task
+        known = task.loss in ("auto", *LOSSES) and task.l2 >= 0
+        return -float(np.finfo(self.dtype).eps) if known else -math.inf
 
     @property
     def index(self) -> Index:
@@ -103,10 +117,18 @@ class Messenger:
 
     def check_vector(self, reply: Reply, name: str, what: str = "squared length") -> None:
         """Refuse a vector of another kind, or one that is not finite."""
-        vector = expect_vector(reply.arrays, name, self.model.size, str(self.model.dtype)[6:])
+        vector = expect_vector(reply.arrays, name, self.model.size, self.dtype)
         # Where a square overflows the vector is as unusable as one that holds an infinity.
         with np.errstate(over="ignore", invalid="ignore"):
-            expect_finite(what, float(np.square(vector.astype(np.float64)).sum()))
+            expect_number(what, float(np.square(vector.astype(np.float64)).sum()), self.dtype)
+
+    def check_loss(self, i: int, reply: Reply) -> None:
+        """Refuse a loss that a client cannot have got."""
+        expect_number("loss", reply.numbers.get("loss"), self.dtype, self.least_loss)
+
+    def check_norm(self, i: int, reply: Reply) -> None:
+        """Refuse a squared length that a client cannot have got."""
+        expect_number("squared norm", reply.numbers.get("norm"), self.dtype, 0.0)
 
     def sum_hidden(self, requests: Requests, weights: Weights, part: str, ask: Ask) -> Tensor:
         """Return a weighted sum of what the clients compute or keep, in the model's precision."""

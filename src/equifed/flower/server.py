@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from equifed.flower.mailbox import Answers, Mailbox
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
 from equifed.flower.vectors import FlowerVectors, LocalWork
-from equifed.flower.wire import ALWAYS, Reply, WireError, expect_finite
+from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.models.curvature import known_curvature
 
@@ -116,7 +117,7 @@ class FlowerClients(Messenger, Clients):
         requests = self.write_requests("metrics", where, args, arrays)
 
         def check(i: int, reply: Reply) -> None:
-            _check_metrics(self.members.hellos[i].sizes, splits, {*ALWAYS, *names}, reply)
+            self.check_metrics(self.members.hellos[i].sizes, splits, {*ALWAYS, *names}, reply)
             if describe:
                 _check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
 
@@ -135,7 +136,7 @@ class FlowerClients(Messenger, Clients):
     def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:
         arrays = {"x": pack_tensor(x)}
         requests = self.write_requests("losses", stream, {"batch_size": batch_size}, arrays)
-        return self.read_numbers(self.ask(requests, _check_loss), "loss")
+        return self.read_numbers(self.ask(requests, self.check_loss), "loss")
 
     @override
     def value_and_gradient(
@@ -210,32 +211,30 @@ class FlowerClients(Messenger, Clients):
 
     def check_gradient(self, i: int, reply: Reply) -> None:
         """Refuse a loss or a gradient that cannot be used."""
-        _check_loss(i, reply)
+        self.check_loss(i, reply)
         if self.hidden is None:
             self.check_vector(reply, "gradient", "squared gradient norm")
 
-
-def _check_loss(i: int, reply: Reply) -> None:
-    expect_finite("loss", reply.numbers.get("loss"))
-
-
-def _check_metrics(
-    held: dict[str, int], splits: Sequence[str], known: set[str], reply: Reply
-) -> None:
-    """Refuse numbers of other splits, other sizes or other names than a client can have."""
-    tables = reply.numbers.get("splits")
-    if not isinstance(tables, dict) or set(tables) != set(held) & set(splits):
-        raise WireError("measured other splits than asked for")
-    for split, table in tables.items():
-        if not isinstance(table, dict) or table.get("size") != held[split]:
-            raise WireError(f"measured another number of {split} samples than it said it has")
-        metrics = table.get("metrics")
-        if not isinstance(metrics, dict) or not set(metrics) <= known:
-            raise WireError("sent unknown metrics")
-        if held[split]:
-            for name, value in metrics.items():
-                expect_finite(f"{split} {name}", value)
-                if find_metric(name).is_fraction and not 0 <= value <= 1:
+    def check_metrics(
+        self, held: dict[str, int], splits: Sequence[str], known: set[str], reply: Reply
+    ) -> None:
+        """Refuse numbers of other splits, other sizes or other names than a client can have."""
+        tables = reply.numbers.get("splits")
+        if not isinstance(tables, dict) or set(tables) != set(held) & set(splits):
+            raise WireError("measured other splits than asked for")
+        for split, table in tables.items():
+            if not isinstance(table, dict) or table.get("size") != held[split]:
+                raise WireError(f"measured another number of {split} samples than it said it has")
+            metrics = table.get("metrics")
+            if not isinstance(metrics, dict) or not set(metrics) <= known:
+                raise WireError("sent unknown metrics")
+            if held[split] and "loss" not in metrics:
+                raise WireError(f"sent no {split} loss")
+            for name, value in metrics.items() if held[split] else ():
+                fraction = find_metric(name).is_fraction
+                least = 0.0 if fraction else self.least_loss if name == "loss" else -math.inf
+                expect_number(f"{split} {name}", value, self.dtype, least)
+                if fraction and value > 1:
                     raise WireError(f"{split} {name} is {value}, and a fraction lies in [0, 1]")
 
 

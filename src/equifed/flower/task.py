@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -23,6 +24,9 @@ from equifed.models.penalty import Penalise
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
 """Whose versions server and clients compare."""
 
+LARGEST_SAMPLE = 1 << 26
+"""Numbers in one sample that a client can say it has; the server makes two to build the model."""
+
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Maps the shape of one sample and the number of outputs to a module."""
 
@@ -36,17 +40,21 @@ class Schema:
     target_shape: tuple[int, ...]
     target_dtype: str
     classes: int | None
+    digest: str = ""
+    """Of names, order, categories and preparation, where the data come with them."""
 
     @classmethod
     def of(cls, federation: Federation) -> Schema:
         """Describe the data of a federation."""
         inputs, targets = federation.train.inputs, federation.train.targets
+        prepared = getattr(federation, "preparation", None)
         return cls(
             tuple(federation.input_shape),
             inputs.dtype.name,
             tuple(targets.shape[1:]),
             targets.dtype.name,
             federation.classes,
+            "" if prepared is None else str(prepared.digest()),
         )
 
     @classmethod
@@ -57,10 +65,12 @@ class Schema:
         known = {"float32", "float64", "int64"}
         if not set(kinds) <= known or min(sum(shapes, ()), default=1) < 1 or len(shapes[0]) > 6:
             raise ValueError("no schema of data")
+        if max(map(math.prod, shapes)) > LARGEST_SAMPLE:
+            raise ValueError("no sample is as large")
         classes = values["classes"]
-        return cls(
-            shapes[0], kinds[0], shapes[1], kinds[1], None if classes is None else int(classes)
-        )
+        digest = str(values.get("digest", ""))[:128]
+        known_classes = None if classes is None else int(classes)
+        return cls(shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""

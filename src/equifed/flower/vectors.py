@@ -15,7 +15,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
-from equifed.flower.wire import PARTS, Reply, WireError, expect_finite
+from equifed.flower.wire import PARTS, Reply, WireError, expect_number
 
 Remake = Callable[[Messenger], None]
 """Lets clients compute again what they lost."""
@@ -64,7 +64,7 @@ class FlowerVectors(ClientVectors):
         if self.rows is not None:
             return DenseVectors(self.rows).squared_norms()
         self.settle()
-        answers = self.ask(self._write_requests("norms"), _check_norm)
+        answers = self.ask(self._write_requests("norms"), self.messenger.check_norm)
         return self.messenger.read_numbers(answers.complete(self.messenger.members.names), "norm")
 
     @property
@@ -188,7 +188,7 @@ class LocalWork:
         if reply.numbers.get("steps") != due:
             raise WireError(f"took another number of local steps than {due}")
         if self.work.hinge is not None:
-            expect_finite("threshold", reply.numbers.get("threshold"))
+            expect_number("threshold", reply.numbers.get("threshold"), self.messenger.dtype)
         if self.messenger.hidden is None:
             for part in self.parts:
                 self.messenger.check_vector(reply, part, "squared length of the local update")
@@ -196,7 +196,3 @@ class LocalWork:
     def _ask(self, requests: Requests, check: Check) -> Answers:
         asker = self.messenger.mailbox if self.control is None else self.control
         return asker.ask(requests, check)
-
-
-def _check_norm(i: int, reply: Reply) -> None:
-    expect_finite("squared norm", reply.numbers.get("norm"))

@@ -18,11 +18,20 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages; both sides must have the same."""
 
-HEADER_LIMIT = 1 << 26
-"""Longest header in characters that is read at all."""
+REQUEST_LIMIT = 1 << 26
+"""Longest header of a request, in characters, that is read at all."""
+
+REPLY_LIMIT = 1 << 20
+"""Longest header of a reply, in characters, that is read at all."""
+
+PACK_LIMIT = 1 << 16
+"""Bytes of arrays up to which they travel in the header's record: fewer objects, fewer calls."""
+
+REFUSED = "refused by the site"
+"""What a node answers to a request that is not one of ours."""
 
 DTYPES = ("float32", "float64", "uint64")
 KINDS = {"client": int, "args": dict, "numbers": dict}
@@ -51,6 +60,14 @@ ALWAYS = ("loss", "accuracy", "mse")
 
 PARTS = ("displacement", "snapshot", "average", "mean_gradient")
 """Vectors that local work may give."""
+
+REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {
+    "gradient": ("gradient", "masked"),
+    "local": (*PARTS, "masked"),
+    "sum": ("masked",),
+    "recall": ("vector",),
+}
+"""Arrays that a reply may hold, by operation; replies to other operations hold none."""
 
 
 class WireError(ValueError):
@@ -91,7 +108,7 @@ class Request:
     @classmethod
     def from_records(cls, content: RecordDict) -> Request:
         """Read a request, or raise :class:`WireError`."""
-        request = cls(**_read(content, cls, "server"))
+        request = cls(**_read(content, cls, "server", REQUEST_LIMIT))
         if request.op not in OPERATIONS:
             raise WireError("the request names no known operation")
         return request
@@ -119,9 +136,13 @@ class Reply:
         return _write(self)
 
     @classmethod
-    def from_records(cls, content: RecordDict) -> Reply:
-        """Read a reply, or raise :class:`WireError`."""
-        values = _read(content, cls, "client")
+    def from_records(cls, content: RecordDict, limit: int = REPLY_LIMIT) -> Reply:
+        """Read a reply, or raise :class:`WireError`; ``limit`` bounds its header."""
+        values = _read(content, cls, "client", limit)
+        allowed = REPLY_ARRAYS.get(values["op"], ())
+        odd = [name for name in values["arrays"] if name not in allowed]
+        if odd:
+            raise WireError(f"sent the array {_shorten(odd[0])}, which nobody asked for")
         return cls(**{**values, "text": values["text"][:300]})
 
 
@@ -149,10 +170,15 @@ def expect_vector(arrays: Sent, name: str, size: int, dtype: str) -> NDArray[Any
     return array
 
 
-def expect_finite(name: str, value: object) -> float:
-    """Return a number of a reply, or raise :class:`WireError` unless it is a finite one.
+def expect_number(
+    name: str, value: object, dtype: str = "float64", least: float = -math.inf
+) -> float:
+    """Return a number of a reply, or raise :class:`WireError` if a client cannot have got it.
 
-    >>> expect_finite("loss", 2)
+    ``dtype`` is the precision that it was computed in, which bounds it; ``least`` is what it cannot
+    be below.
+
+    >>> expect_number("loss", 2)
     2.0
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -163,6 +189,10 @@ def expect_finite(name: str, value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise WireError(f"{name} is {number}")
+    if abs(number) > float(np.finfo(dtype).max):
+        raise WireError(f"{name} is {number}, which no {dtype} can hold")
+    if number < least:
+        raise WireError(f"{name} is {number}, and cannot be below {least:g}")
     return number
 
 
@@ -174,25 +204,25 @@ def pack(array: NDArray[Any]) -> Array:
 
 def _write(message: Request | Reply) -> RecordDict:
     values = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "arrays"}
-    header = ConfigRecord({"header": json.dumps({"protocol": PROTOCOL, **values})})
+    header = json.dumps({"protocol": PROTOCOL, **values})
     arrays = {k: a if isinstance(a, Array) else pack(a) for k, a in message.arrays.items()}
-    return RecordDict({"equifed": header, "arrays": ArrayRecord(arrays)})
+    if not arrays:
+        return RecordDict({"equifed": ConfigRecord({"header": header})})
+    if sum(len(array.data) for array in arrays.values()) > PACK_LIMIT:
+        record = ConfigRecord({"header": header})
+        return RecordDict({"equifed": record, "arrays": ArrayRecord(arrays)})
+    index = json.dumps([[name, a.dtype, list(a.shape)] for name, a in arrays.items()])
+    data = b"".join(array.data for array in arrays.values())
+    return RecordDict({"equifed": ConfigRecord({"header": header, "index": index, "data": data})})
 
 
-def _read(content: RecordDict, kind: type[Request | Reply], sender: str) -> dict[str, Any]:
-    try:
-        text = content.config_records["equifed"]["header"]
-        packed = content.array_records["arrays"]
-    except KeyError:
-        raise WireError("the message carries no equifed header") from None
-    if not isinstance(text, str) or len(text) > HEADER_LIMIT:
-        raise WireError("the header is no text, or too long")
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
-        raise WireError("the header is not JSON") from None
-    if not isinstance(header, dict):
-        raise WireError("the header is not a table")
+def _read(
+    content: RecordDict, kind: type[Request | Reply], sender: str, limit: int
+) -> dict[str, Any]:
+    record = content.config_records.get("equifed")
+    if record is None:
+        raise WireError("the message carries no equifed header")
+    header = _read_json(record, "header", dict, limit)
     if header.get("protocol") != PROTOCOL:
         raise WireError(
             f"the {sender} speaks version {_shorten(header.get('protocol'))} of the messages, not "
@@ -202,8 +232,46 @@ def _read(content: RecordDict, kind: type[Request | Reply], sender: str) -> dict
     for name in names:
         if type(header.get(name)) is not KINDS.get(name, str):
             raise WireError(f"the header has no {name!r}, or one of another kind")
+    packed = _split(record) if "data" in record else content.array_records.get("arrays", {})
     arrays = {name: _unpack(name, array) for name, array in packed.items()}
     return {**{name: header[name] for name in names}, "arrays": arrays}
+
+
+def _read_json(record: ConfigRecord, name: str, kind: type, limit: int) -> Any:
+    """Return a table or list that a record holds as text of at most ``limit`` characters."""
+    text = record.get(name)
+    if not isinstance(text, str) or len(text) > limit:
+        raise WireError(f"the {name} is no text, or too long")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise WireError(f"the {name} is not JSON") from None
+    if not isinstance(value, kind):
+        raise WireError(f"the {name} is not a {'table' if kind is dict else 'list'}")
+    return value
+
+
+def _split(record: ConfigRecord) -> dict[str, Array]:
+    """Return the small arrays that travel in the header's record."""
+    data, arrays, at = record["data"], {}, 0
+    if not isinstance(data, bytes) or len(data) > PACK_LIMIT:
+        raise WireError("the data are no bytes, or too long")
+    for entry in _read_json(record, "index", list, PACK_LIMIT):
+        try:
+            name, dtype, shape = entry
+            name, dtype, shape = str(name), str(dtype), tuple(int(n) for n in shape)
+        except (TypeError, ValueError, OverflowError):
+            raise WireError("the index is not one of arrays") from None
+        if dtype not in DTYPES or min(shape, default=0) < 0:
+            raise WireError(f"the array {_shorten(name)} has an unknown kind or shape")
+        end = at + math.prod(shape) * np.dtype(dtype).itemsize
+        if name in arrays or end > len(data):
+            raise WireError(f"the array {_shorten(name)} does not have the size that it states")
+        arrays[name] = Array(dtype, shape, "equifed.raw", data[at:end])
+        at = end
+    if at != len(data):
+        raise WireError("the data are longer than their index says")
+    return arrays
 
 
 def _unpack(name: str, array: Array) -> NDArray[Any]:

@@ -24,8 +24,11 @@ VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
 
-def make_certificates(folder: Path, addresses: Sequence[str]) -> None:
-    """Write ``ca.pem``, ``server.pem`` and ``server.key`` for a SuperLink at these addresses."""
+def make_certificates(folder: Path, addresses: Sequence[str], days: float = VALID_DAYS) -> None:
+    """Write ``ca.pem``, ``server.pem`` and ``server.key`` for a SuperLink at these addresses.
+
+    The server's certificate is valid for ``days``; with a negative number it has expired.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = _name("equifed trial authority")
@@ -39,7 +42,7 @@ def make_certificates(folder: Path, addresses: Sequence[str]) -> None:
     names = x509.SubjectAlternativeName([_general_name(a) for a in addresses])
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     server = (
-        _builder(_name(addresses[0]), issuer, key.public_key())
+        _builder(_name(addresses[0]), issuer, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
         .add_extension(_usage(signs=False), critical=True)
@@ -154,17 +157,21 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: float = VALID_DAYS,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_before(min(now, end) - datetime.timedelta(minutes=5))
+        .not_valid_after(end)
     )
 
 

@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes on this machine, that go away again.
+"""A SuperLink and nodes on this machine, that go away again.
 
 Every process gets a session of its own, free ports, a private ``FLWR_HOME`` and no telemetry; to
 stop is to end every process of these sessions, also those that Flower started itself.
@@ -33,16 +33,21 @@ class DeployError(RuntimeError):
 
 
 class Deployment:
-    """A local SuperLink with SuperNodes; use it in a ``with`` statement.
+    """A local SuperLink with nodes; use it in a ``with`` statement.
 
     Parameters
     ----------
     folder : Path
         Where keys, logs, state and client memories go.
     nodes : sequence of dict
-        The settings of each SuperNode (``--node-config``).
+        The settings of each node (``--node-config``).
+    app : Path, optional
+        The app that the sites installed: nodes of ours run it. Without it the nodes are stock
+        SuperNodes, which run what a run brings along.
     insecure : bool
         No TLS and no node keys.
+    database : bool
+        Whether the SuperLink keeps its state in a file, and so survives a restart.
     env : dict, optional
         More environment variables for all processes.
     """
@@ -52,10 +57,13 @@ class Deployment:
         folder: Path,
         nodes: Sequence[Mapping[str, Any]],
         *,
+        app: Path | None = None,
         insecure: bool = False,
+        database: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.nodes, self.insecure = folder.absolute(), list(nodes), insecure
+        self.app, self.database = app, database
         self.port = free_port()
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: dict[int, subprocess.Popen[bytes]] = {}
@@ -74,7 +82,7 @@ class Deployment:
         self.stop()
 
     def start(self) -> None:
-        """Write keys and configuration, start the SuperLink, register and start the SuperNodes."""
+        """Write keys and configuration, start the SuperLink, register and start the nodes."""
         for name in ("home", "logs", "memory", "keys"):
             (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self.insecure:
@@ -84,7 +92,9 @@ class Deployment:
         for i in range(len(self.nodes)):
             if not self.insecure:
                 self.register(i)
-            self.start_supernode(i)
+            self.start_supernode(i) if self.app is None else self.start_node(i)
+        if self.app is not None:
+            self.wait_for_nodes()
 
     def start_superlink(self) -> None:
         """Start the SuperLink, again if it was killed; its state is in ``state.db``."""
@@ -95,7 +105,7 @@ class Deployment:
             trust += ["--ssl-certfile", str(keys / "server.pem")]
             trust += ["--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
         where = ["--host", HOST, "--port", str(self.port)]
-        state = ["--database", str(self.folder / "state.db")]
+        state = ["--database", str(self.folder / "state.db")] if self.database else []
         offline = "--disable-runtime-dependency-installation"
         self.superlink = self._spawn(
             "superlink", ["flower-superlink", *trust, *where, *state, offline]
@@ -119,6 +129,33 @@ class Deployment:
         process = self._spawn(f"supernode{i}", ["flower-supernode", *trust, *where, *own])
         self.supernodes[i] = process
         return process
+
+    def start_node(
+        self, i: int, app: Path | None = None, port: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a node of ours, which runs the site's own copy of the app."""
+        keys = self.folder / "keys"
+        trust = ["--insecure"]
+        if not self.insecure:
+            trust = ["--root-certificates", str(keys / "ca.pem")]
+            trust += ["--node-key", str(keys / f"node{i}.key")]
+        where = ["--superlink", f"{HOST}:{port or self.port}"]
+        where += ["--audit", str(self.folder / "logs" / f"audit{i}.jsonl")]
+        own = ["--node-config", format_settings(self.nodes[i])]
+        what = ["-m", "equifed", "flower", "node", str(Path(app or self.app or ".").absolute())]
+        process = self._spawn(f"node{i}", [sys.executable, *what, *trust, *where, *own])
+        self.supernodes[i] = process
+        return process
+
+    def wait_for_nodes(self, seconds: float = 180) -> None:
+        """Return when the nodes are connected; :class:`DeployError` if one ended or does not."""
+        until = time.monotonic() + seconds
+        for i, process in self.supernodes.items():
+            name = f"node{i}"
+            while "is connected to" not in self.log(name):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise DeployError(f"The {name} did not start:\n{self.log(name)[-2000:]}")
+                time.sleep(0.1)
 
     def run(
         self, app: Path, config: Mapping[str, Any], timeout: float | None = None
@@ -144,7 +181,7 @@ class Deployment:
         return done
 
     def log(self, name: str) -> str:
-        """Return the log of a process: "superlink", "supernode0", ..."""
+        """Return the log of a process: "superlink", "node0", "supernode0", ..."""
         path = self.folder / "logs" / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -176,7 +213,9 @@ class Deployment:
     def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "logs" / f"{name}.log").open("ab") as file:
             process = subprocess.Popen(
-                [find_script(command[0]), *command[1:]],
+                command
+                if command[0] == sys.executable
+                else [find_script(command[0]), *command[1:]],
                 **self._surroundings,
                 stdout=file,
                 start_new_session=True,

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import socket
 import ssl
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
 
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
+from equifed.flower.fleet import Fleet, FleetError, explain_transport
+from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
+from equifed.flower.site import Site, SiteError, name_site
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
+from equifed.flower.wire import OPERATIONS, Reply, Request
+from equifed.flower.worker import LEVELS
 from equifed.runs.versions import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
@@ -34,9 +44,11 @@ def examine(
     root_certificates: Path | None = None,
     server_certificate: Path | None = None,
     node_key: Path | None = None,
+    node_config: str | None = None,
 ) -> Iterator[Finding]:
     """Return all findings; what is not given is not checked."""
     yield _check_version()
+    yield from _check_private_names()
     yield from _check_commands()
     yield _check_telemetry()
     if app is not None:
@@ -52,7 +64,12 @@ def examine(
         fine = f"{node_key} is a key that Flower takes"
         yield from _list(find_key_problems(node_key), fine)
     if superlink is not None:
-        yield _check_superlink(superlink, root_certificates)
+        reached = _check_superlink(superlink, root_certificates)
+        yield reached
+        if reached.good and node_key is not None and root_certificates is not None:
+            yield _check_registration(superlink, root_certificates, node_key)
+    if node_config is not None:
+        yield from _check_site(app, node_config)
 
 
 def _list(problems: Iterator[str], fine: str) -> list[Finding]:
@@ -67,6 +84,12 @@ def _check_version() -> Finding:
     wanted = ", ".join(".".join(map(str, bound)) for bound in SUPPORTED)
     extra = "" if good else f"; equifed works with versions in [{wanted})"
     return Finding(good, f"flwr {found}, equifed {versions['equifed']}{extra}")
+
+
+def _check_private_names() -> list[Finding]:
+    """Check that a node of ours can use this Flower; stock SuperNodes can in any case."""
+    extra = "; take part with flower-supernode, or install another flwr"
+    return [Finding(False, f"equifed flower node: {line}{extra}") for line in find_changes()]
 
 
 def _check_commands() -> Iterator[Finding]:
@@ -119,7 +142,76 @@ def _check_superlink(superlink: str, root_certificates: Path | None) -> Finding:
             with context.wrap_socket(connection, server_hostname=host) as secured:
                 return Finding(True, f"{superlink} answers with {secured.version()}, trusted")
     except ssl.SSLError as error:
-        why = f"not with a trusted certificate: {error.reason}"
-        return Finding(False, f"{superlink} answers, but {why}")
+        return Finding(False, explain_transport(superlink, str(error)))
     except OSError as error:
         return Finding(False, f"{superlink} cannot be reached ({type(error).__name__})")
+
+
+def _check_registration(superlink: str, root_certificates: Path, node_key: Path) -> Finding:
+    """Ask the SuperLink whether it knows the key, without becoming a node."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(node_key.read_bytes(), None)
+        known = Fleet(superlink, root_certificates.read_bytes(), key).is_registered()
+    except (OSError, ValueError, TypeError, FleetError) as error:
+        return Finding(False, f"whether {node_key} is registered is not known: {error}")
+    if known:
+        return Finding(True, f"{superlink} knows the key {node_key}")
+    public = f"send its public half to whoever runs {superlink}, for flwr supernode register"
+    return Finding(False, f"{superlink} does not know the key {node_key} (code 2004): {public}")
+
+
+def _check_site(app: Path | None, node_config: str) -> Iterator[Finding]:
+    """Check a site's settings and, with its app, that it can say hello with its own data."""
+    try:
+        settings = parse_node_config(node_config)
+    except Exception as error:  # whatever Flower's reader makes of it
+        yield Finding(False, f"--node-config cannot be read: {error}")
+        return
+    if str(settings.get("privacy", LEVELS[0])) not in LEVELS:
+        yield Finding(False, f"privacy is one of {', '.join(LEVELS)}, got {settings['privacy']!r}")
+        return
+    yield _check_memory(Site("", settings).memory)
+    if "data" in settings and not Path(str(settings["data"])).exists():
+        yield Finding(False, f"the data {settings['data']} are not there")
+    elif app is not None:
+        yield _say_hello(Site(str(app), settings))
+
+
+def _check_memory(folder: Path) -> Finding:
+    """Check that a site can keep what it must."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        kind = type(error).__name__
+        return Finding(False, f"nothing can be kept in the memory folder {folder} ({kind})")
+    shared = os.name == "posix" and folder.stat().st_mode & 0o007
+    told = f"; others can look into it: chmod o-rwx {folder}" if shared else ""
+    return Finding(not shared, f"the memory folder {folder} can be written{told}")
+
+
+def _say_hello(site: Site) -> Finding:
+    """Let the site's own app answer a hello, with nothing kept."""
+    with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
+        settings: dict[str, Any] = {**site.settings, "memory": temporary}
+        set_identity(1, 1)
+        message = Message(Request("hello", "doctor", "hello", -1).to_records(), 1, HELLO)
+        message.metadata.__dict__["_message_id"] = "hello"
+        try:
+            app, own = site.load()
+            run = secrets.randbits(60)  # an app keeps the data of a run that it knows
+            answer = app(message, Context(run, 1, settings, RecordDict(), own))
+            reply = Reply.from_records(answer.content)
+        except (SiteError, ValueError) as error:
+            return Finding(False, f"the site's app cannot be used: {error}")
+    name = name_site(settings, 1)
+    if reply.error:
+        return Finding(False, f"{name} cannot take part: {reply.text}")
+    told = ", ".join(f"{count} {split}" for split, count in reply.numbers["sizes"].items())
+    return Finding(True, f"{reply.numbers['name']} can take part with its data ({told} samples)")
+
+
+HELLO = OPERATIONS["hello"]

@@ -1,0 +1,278 @@
+"""A node's connection to its SuperLink, on Flower's own client: TLS, keys, signs of life, bytes.
+
+Every private name of flwr comes from ``flwr_private.use``, which knows those that it lists alone.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Message
+
+from equifed.flower.audit import Counter
+from equifed.flower.flwr_private import BACKOFF, Parcel, use
+
+PATIENCE = 60.0
+"""Seconds for which a call is repeated when the SuperLink cannot be reached."""
+
+REGISTERED, NOT_ACTIVATED, RUN_OVER = 2003, 2004, 403
+"""Flower's codes: a wrong interval (the key is known, then), a node that is not let in; HTTP's."""
+
+
+class FleetError(RuntimeError):
+    """The SuperLink does not take this node, or cannot be reached; says why and what to do."""
+
+
+class RunOver(RuntimeError):
+    """The run that a request belongs to is not running any more."""
+
+
+class Fleet:
+    """The connection of one node to a SuperLink, on Flower's own client.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT`` of the SuperLink.
+    root_certificates : bytes, optional
+        CA certificates in PEM; None: no TLS.
+    key : EllipticCurvePrivateKey, optional
+        The node's key; None: one for this process alone, which an open SuperLink registers.
+    counter : Counter, optional
+        Where the bytes are counted.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        root_certificates: bytes | None,
+        key: Any = None,
+        counter: Counter | None = None,
+    ) -> None:
+        self.address, self.counter, self.node_id = address, counter or Counter(), 0
+        self.lost = threading.Event()
+        self._registers = key is None
+        private, public = use("generate_key_pairs")() if key is None else (key, key.public_key())
+        self._public = use("public_key_to_bytes")(public)
+        self._client = use("FleetHttpClient").from_server_address(
+            address,
+            root_certificates is None,
+            root_certificates,
+            interceptors=[
+                use("RuntimeVersionHttpInterceptor")(component_name="SuperNode"),
+                use("NodeAuthHttpInterceptor")(private, public),
+                self.counter,
+            ],
+        )
+        self._heartbeats: Any = None
+
+    def open(self) -> int:
+        """Become a node of the federation and return the node's number.
+
+        Raises
+        ------
+        FleetError
+            With the cause: not reachable, not trusted, key not registered, key in use.
+        """
+        interval = use("HEARTBEAT_DEFAULT_INTERVAL")
+        try:
+            if self._registers:
+                request = use("RegisterNodeFleetRequest")(public_key=self._public)
+                self._client.RegisterNode(request)
+                self._registers = False
+                self._unregisters = True
+            self.node_id = self._activate(interval)
+        except Exception as error:
+            raise FleetError(self.explain(error)) from error
+        self.lost.clear()
+        self._node = use("Node")(node_id=self.node_id)
+        self._heartbeats = use("HeartbeatSender")(self._beat)
+        self._heartbeats.start()
+        return self.node_id
+
+    _unregisters = False
+
+    def _activate(self, interval: float) -> int:
+        request = use("ActivateNodeRequest")(public_key=self._public, heartbeat_interval=interval)
+        return int(self._client.ActivateNode(request).node_id)
+
+    def is_registered(self) -> bool:
+        """Tell whether the SuperLink knows this key, without becoming a node.
+
+        An interval of zero is refused after the key was looked up, and before anything is changed.
+        """
+        try:
+            self._activate(0.0)
+        except Exception as error:
+            code = _read_code(error)
+            if code in (REGISTERED, NOT_ACTIVATED):
+                return code == REGISTERED
+            raise FleetError(self.explain(error)) from error
+        return True
+
+    def close(self) -> None:
+        """Leave the federation; never raises."""
+        if self._heartbeats is not None and self._heartbeats.is_running:
+            self._heartbeats.stop()
+        calls: list[Callable[[], Any]] = []
+        if self.node_id:
+            leave = use("DeactivateNodeRequest")(node_id=self.node_id)
+            calls.append(lambda: self._client.DeactivateNode(leave))
+        if self._unregisters:
+            forget = use("UnregisterNodeFleetRequest")(node_id=self.node_id)
+            calls.append(lambda: self._client.UnregisterNode(forget))
+        for call in calls:
+            try:
+                call()
+            except Exception:  # it was gone before we were
+                break
+        self._client.close()
+
+    def receive(self) -> tuple[int, float, Parcel] | None:
+        """Return the next request (its Flower run, seconds that it is good for), or None."""
+        before = self.counter.keeping.sent, self.counter.keeping.received
+        found = self._call(self._client.PullMessages, use("PullMessagesRequest")(node=self._node))
+        if not found.messages_list:
+            return None
+        after = self.counter.keeping.sent, self.counter.keeping.received
+        self.counter.move_last_poll(after[0] - before[0], after[1] - before[1])
+        head = use("message_from_proto")(found.messages_list[0])
+        tree, run = found.message_object_trees[0], head.metadata.run_id
+        pull = use("make_pull_object_fn_protobuf")(
+            lambda request: self._call(self._client.PullObject, request), self._node, run
+        )
+        contents = use("pull_objects")(
+            [t.object_id for t in use("iterate_object_tree")(tree)],
+            pull,
+            max_time=head.metadata.ttl,
+            initial_backoff=BACKOFF,
+            backoff_cap=1.0,
+        )
+        confirm = use("ConfirmMessageReceivedRequest")
+        received = confirm(node=self._node, run_id=run, message_object_id=head.metadata.message_id)
+        self._call(self._client.ConfirmMessageReceived, received)
+        parcel = Parcel(head.metadata.message_id, tree.SerializeToString(), contents)
+        return run, head.metadata.ttl, parcel
+
+    def send(self, reply: Parcel, message: Message, seconds: float) -> None:
+        """Send a reply; ``message`` is what is in the parcel."""
+        tree, run = use("ObjectTree").FromString(reply.tree), message.metadata.run_id
+        head = use("message_to_proto")(use("remove_content_from_message")(message))
+        pushed = self._call(
+            self._client.PushMessages,
+            use("PushMessagesRequest")(
+                node=self._node,
+                messages_list=[head],
+                message_object_trees=[tree],
+                clientapp_runtime_list=[seconds],
+            ),
+        )
+        wanted = set(pushed.objects_to_push)
+        ids = dict.fromkeys(t.object_id for t in use("iterate_object_tree")(tree))
+        push = use("make_push_object_fn_protobuf")(
+            lambda request: self._call(self._client.PushObject, request),
+            self._node,
+            run,
+            pushed.session_id,
+        )
+        contents = ((key, reply.contents[key]) for key in ids if key in wanted)
+        use("push_object_contents_from_iterable")(contents, push)
+
+    def explain(self, error: Exception) -> str:
+        """Say in our own words why the SuperLink does not take this node."""
+        import httpx
+
+        if isinstance(error, httpx.TransportError):
+            return explain_transport(self.address, str(error))
+        code = _read_code(error)
+        if code == NOT_ACTIVATED:
+            if not self.is_registered():
+                return (
+                    f"{self.address} does not know this node's key (code 2004): whoever runs the "
+                    "SuperLink must register its public half with flwr supernode register"
+                )
+            return (
+                f"{self.address} holds that a node with this key is connected (code 2004): another "
+                "process uses the same key, or this node ended without saying so less than a "
+                "minute ago and is let in soon"
+            )
+        if isinstance(error, httpx.HTTPStatusError):
+            status = error.response.status_code
+            if status == httpx.codes.UNAUTHORIZED:
+                return (
+                    f"{self.address} does not accept this node's signature: compare the clocks of "
+                    "both machines"
+                )
+            return f"{self.address} refuses this node (HTTP {status}, code {code})"
+        return f"{self.address} cannot be used ({type(error).__name__})"
+
+    def _beat(self) -> bool:
+        """Send one sign of life; Flower's sender repeats it, and comes back if this is False."""
+        import httpx
+
+        interval = use("HEARTBEAT_DEFAULT_INTERVAL")
+        request = use("SendNodeHeartbeatRequest")(node=self._node, heartbeat_interval=interval)
+        try:
+            if not self._client.SendNodeHeartbeat(request).success:
+                self.lost.set()
+        except httpx.TransportError:
+            return False
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code >= 500:
+                return False
+            self.lost.set()
+        return True
+
+    def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
+        """Call; repeat while the SuperLink cannot be reached, for a while."""
+        import httpx
+
+        until, pause = time.monotonic() + PATIENCE, 0.2
+        while True:
+            try:
+                return method(request)
+            except httpx.HTTPStatusError as error:
+                status = error.response.status_code
+                if status == RUN_OVER:
+                    raise RunOver from error
+                if status < 500 or time.monotonic() > until:
+                    self.lost.set()
+                    raise FleetError(self.explain(error)) from error
+            except httpx.TransportError as error:
+                if time.monotonic() > until:
+                    raise FleetError(self.explain(error)) from error
+            time.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, 5.0)
+
+
+def explain_transport(address: str, text: str) -> str:
+    """Say why a connection did not come about, from the text of the error.
+
+    >>> explain_transport("fl:1", "certificate verify failed: certificate has expired")
+    'the certificate of fl:1 has expired: its owner must renew it'
+    """
+    words = text.lower()
+    if "expired" in words:
+        return f"the certificate of {address} has expired: its owner must renew it"
+    if "not yet valid" in words:
+        return f"the certificate of {address} is not valid yet: compare the clocks"
+    if "mismatch" in words or "not valid for" in words:
+        return f"the certificate of {address} is for another address"
+    if "self-signed" in words or "self signed" in words or "local issuer" in words:
+        return f"the certificate of {address} was issued by another authority than the given one"
+    if "ssl" in words or "tls" in words or "certificate" in words:
+        return f"{address} does not answer with TLS as expected"
+    return f"{address} cannot be reached"
+
+
+def _read_code(error: Exception) -> int | None:
+    """Return Flower's own code of an HTTP error."""
+    response = getattr(error, "response", None)
+    if response is None:
+        return None
+    found = use("FlowerError").from_json(response.text)
+    return None if found is None else int(found.code)

@@ -1,0 +1,258 @@
+"""Everything of flwr that is private to it, in one place.
+
+A node of ours speaks Flower's Fleet API with Flower's own client: its TLS, its node keys, its
+signatures, its heartbeats. What it takes for that has no promise of staying as it is, so every name
+stands in :data:`USED` and :func:`find_changes` says which one a newer flwr changed; the server then
+falls back to Flower's public calls, and stock SuperNodes still serve a run.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+BACKOFF = 0.02
+"""Seconds until an object that was announced but is not there yet is asked for again."""
+
+INFLATABLE = "flwr.supercore.inflatable."
+PROTOBUF = f"{INFLATABLE}inflatable_protobuf_utils:"
+USED: dict[str, tuple[str, ...]] = {
+    "flwr.supernode.fleet_http_client:FleetHttpClient.from_server_address": (
+        "server_address",
+        "insecure",
+        "root_certificates",
+        "interceptors",
+    ),
+    **{
+        f"flwr.supernode.fleet_http_client:FleetHttpClient.{name}": ("request",)
+        for name in (
+            "RegisterNode",
+            "ActivateNode",
+            "DeactivateNode",
+            "UnregisterNode",
+            "SendNodeHeartbeat",
+            "PullMessages",
+            "PushMessages",
+            "PullObject",
+            "PushObject",
+            "ConfirmMessageReceived",
+        )
+    },
+    "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor": (
+        "private_key",
+        "public_key",
+    ),
+    "flwr.supercore.interceptors.http.runtime_version:RuntimeVersionHttpInterceptor": (
+        "component_name",
+    ),
+    "flwr.supercore.heartbeat:HeartbeatSender": ("heartbeat_fn",),
+    "flwr.supercore.error:FlowerError.from_json": (),
+    "flwr.supercore.primitives.asymmetric:generate_key_pairs": (),
+    "flwr.supercore.primitives.asymmetric:public_key_to_bytes": ("public_key",),
+    "flwr.supercore.task_identity:TaskIdentity": (),
+    "flwr.common.config:parse_config_args": ("config",),
+    "flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL": (),
+    "flwr.common.serde:message_from_proto": ("message_proto",),
+    "flwr.common.serde:message_to_proto": ("message",),
+    "flwr.app.message:remove_content_from_message": ("message",),
+    f"{PROTOBUF}make_pull_object_fn_protobuf": ("pull_object_protobuf", "node", "run_id"),
+    f"{PROTOBUF}make_push_object_fn_protobuf": (
+        "push_object_protobuf",
+        "node",
+        "run_id",
+        "session_id",
+    ),
+    f"{INFLATABLE}inflatable_utils:pull_objects": (
+        "object_ids",
+        "pull_object_fn",
+        "max_time",
+        "initial_backoff",
+        "backoff_cap",
+    ),
+    f"{INFLATABLE}inflatable_utils:push_object_contents_from_iterable": (
+        "object_contents",
+        "push_object_fn",
+    ),
+    f"{INFLATABLE}inflatable_utils:inflate_object_from_contents": (
+        "object_id",
+        "object_contents",
+        "keep_object_contents",
+    ),
+    f"{INFLATABLE}inflatable_object:get_all_nested_objects": ("obj",),
+    f"{INFLATABLE}inflatable_object:get_object_tree": ("obj",),
+    f"{INFLATABLE}inflatable_object:iterate_object_tree": ("tree",),
+    f"{INFLATABLE}inflatable_object:no_object_id_recompute": (),
+    "flwr.proto.fleet_pb2:RegisterNodeFleetRequest": (),
+    "flwr.proto.fleet_pb2:ActivateNodeRequest": (),
+    "flwr.proto.fleet_pb2:DeactivateNodeRequest": (),
+    "flwr.proto.fleet_pb2:UnregisterNodeFleetRequest": (),
+    "flwr.proto.fleet_pb2:PullMessagesRequest": (),
+    "flwr.proto.fleet_pb2:PushMessagesRequest": (),
+    "flwr.proto.heartbeat_pb2:SendNodeHeartbeatRequest": (),
+    "flwr.proto.message_pb2:ConfirmMessageReceivedRequest": (),
+    "flwr.proto.message_pb2:ObjectTree": (),
+    "flwr.proto.node_pb2:Node": (),
+}
+"""Private names of flwr, ``module:name``, and the parameters that are given to them."""
+
+USED_BY_SERVER: dict[str, tuple[str, ...]] = {
+    "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": (),
+    "flwr.proto.runtime_pb2:PullAppMessagesRequest": (),
+}
+"""Those that only a server needs, and that take long to import."""
+
+
+def find_changes(used: Mapping[str, tuple[str, ...]] = USED) -> list[str]:
+    """Return what this flwr does not have, or takes otherwise: one line for each private name.
+
+    >>> find_changes({"flwr.app:Message": (), "flwr.app:Massage": ()})
+    ['flwr.app:Massage is gone']
+    """
+    return [line for symbol, parameters in used.items() for line in _compare(symbol, parameters)]
+
+
+def _compare(symbol: str, parameters: Iterable[str]) -> list[str]:
+    try:
+        found = _find(symbol)
+    except (ImportError, AttributeError):
+        return [f"{symbol} is gone"]
+    if not parameters:
+        return []
+    known = inspect.signature(found).parameters
+    return [f"{symbol} takes no {name!r} any more" for name in parameters if name not in known]
+
+
+@functools.cache
+def _find(symbol: str) -> Any:
+    module, _, path = symbol.partition(":")
+    return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+
+
+@functools.cache
+def use(name: str) -> Any:
+    """Return a private name by its last part; one that is not listed is not used."""
+    pairs = [symbol.split(":") for symbol in USED | USED_BY_SERVER]
+    (module,) = {module for module, path in pairs if path.split(".")[0] == name}
+    return _find(f"{module}:{name}")
+
+
+@functools.cache
+def _is_known() -> bool:
+    return not find_changes(USED | USED_BY_SERVER)
+
+
+def parse_node_config(words: str) -> dict[str, Any]:
+    """Read settings as ``flower-supernode --node-config`` does.
+
+    >>> parse_node_config('name="north" partition-id=3')
+    {'name': 'north', 'partition-id': 3}
+    """
+    parsed: dict[str, Any] = use("parse_config_args")([words])
+    return parsed
+
+
+def set_identity(run: int, node: int) -> None:
+    """Say in whose name messages are made in this process; ``Message(...)`` asks for it."""
+    identity = use("TaskIdentity")
+    identity.run_id, identity.node_id, identity.task_id = run, node, 1
+
+
+# -- messages as the objects that Flower stores ----------------------------------------------------
+
+
+class Parcel(NamedTuple):
+    """A message as Flower carries it: its id, the tree of its objects, and their bytes."""
+
+    id: str
+    tree: bytes
+    contents: dict[str, bytes]
+
+    @classmethod
+    def of(cls, message: Message) -> Parcel:
+        """Take a message apart."""
+        with use("no_object_id_recompute")():
+            message.metadata.__dict__["_message_id"] = message.object_id
+            tree = use("get_object_tree")(message)
+            objects = use("get_all_nested_objects")(message)
+            contents = {key: value.deflate() for key, value in objects.items()}
+        return cls(message.metadata.message_id, tree.SerializeToString(), contents)
+
+    def open(self) -> Message:
+        """Put the message together."""
+        inflate = use("inflate_object_from_contents")
+        message: Message = inflate(self.id, self.contents, keep_object_contents=True)
+        if not isinstance(message, Message):
+            raise TypeError(f"a {type(message).__name__} in place of a message")
+        message.metadata.__dict__["_message_id"] = self.id
+        return message
+
+
+# -- the server's side -----------------------------------------------------------------------------
+
+
+class Received(NamedTuple):
+    """A reply as it came: which request it answers, and the message or why there is none."""
+
+    answers: str
+    message: Message | None
+    problem: str
+
+
+def pull_replies(grid: Grid, ids: list[str], limit: int, seconds: float) -> list[Received]:
+    """Return the replies to these messages that have arrived.
+
+    On a deployment each reply is fetched for itself, so that one that cannot be read stops no
+    other, nothing above ``limit`` bytes is fetched, and an upload that never ends costs ``seconds``
+    at most. Flower's own call waits a second for every reply that is still on its way.
+    """
+    if type(grid).__name__ != "HttpGrid" or not _is_known():
+        found = grid.pull_messages(ids)
+        return [Received(m.metadata.reply_to_message_id, m, "") for m in found]
+    client: Any = grid._runtime_client  # type: ignore[attr-defined]
+    pulled = client.PullMessages(use("PullAppMessagesRequest")(message_ids=ids))
+    out = []
+    for head, tree in zip(pulled.messages_list, pulled.message_object_trees, strict=True):
+        answers = head.metadata.reply_to_message_id
+        try:
+            parcel = _fetch(client, grid, head, tree, limit, seconds)
+            out.append(Received(answers, parcel.open(), ""))
+        except Exception as error:
+            out.append(Received(answers, None, _explain_reply(error)))
+    return out
+
+
+def _fetch(client: Any, grid: Any, head: Any, tree: Any, limit: int, seconds: float) -> Parcel:
+    node, run, total = grid.node, grid.run.run_id, 0
+    pull = use("make_pull_object_fn_protobuf")(client.PullObject, node, run)
+
+    def pull_bounded(key: str) -> bytes:
+        nonlocal total
+        content: bytes = pull(key)
+        total += len(content)
+        if total > limit:
+            raise OverflowError(f"larger than {limit} bytes")
+        return content
+
+    ids = list(dict.fromkeys(t.object_id for t in use("iterate_object_tree")(tree)))
+    contents = use("pull_objects")(
+        ids, pull_bounded, max_time=seconds, initial_backoff=BACKOFF, backoff_cap=1.0
+    )
+    confirm = use("ConfirmMessageReceivedRequest")
+    client.ConfirmMessageReceived(
+        confirm(node=node, run_id=run, message_object_id=head.metadata.message_id)
+    )
+    return Parcel(head.metadata.message_id, b"", contents)
+
+
+def _explain_reply(error: Exception) -> str:
+    if isinstance(error, OverflowError):
+        return f"sent a reply {error}"
+    if type(error).__name__ == "ObjectPullError":
+        return "announced a reply and did not send all of it"
+    return f"sent a reply that cannot be read ({type(error).__name__})"

@@ -1,0 +1,278 @@
+"""A site's node: one process that stays, runs the app of the site, and nothing that is sent to it.
+
+It takes the place of Flower's SuperNode and serves the same runs. Requests that are not ours are
+refused; the work is done in a process of its own (``node_work``); what came and what left is in the
+audit log. It comes back by itself when the SuperLink was gone, and ends on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flwr.app import Error, Message
+
+from equifed.flower.audit import Audit, AuditError, Counter, describe_reply
+from equifed.flower.fleet import Fleet, FleetError, RunOver
+from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
+from equifed.flower.node_work import RAISED, WorkFailed, Workshop
+from equifed.flower.site import Site, SiteError, name_site
+from equifed.flower.wire import OPERATIONS, REFUSED, Reply, Request, WireError
+
+SHORTEST, LONGEST = 0.1, 2.0
+"""Seconds between two polls: a tenth of the time that the node has been idle, within these."""
+
+RETRY = (1.0, 15.0)
+"""Seconds until the next try to connect, at first and at most."""
+
+KEY_IN_USE = 90.0
+"""Seconds after which a SuperLink has noticed that a node is gone."""
+
+IDLE_LINE = 3600.0
+"""Seconds between two lines of the audit log about polls."""
+
+log = logging.getLogger("equifed")
+
+
+class Stop(BaseException):
+    """The operating system asked the node to end."""
+
+
+class Node:
+    """The node of one site.
+
+    Parameters
+    ----------
+    site : Site
+        What it runs.
+    connect : callable
+        Returns a new connection to the SuperLink, whose bytes go to the given counter.
+    audit : Path, optional
+        The audit log; by default ``audit.jsonl`` in the site's memory folder.
+    """
+
+    def __init__(
+        self, site: Site, connect: Callable[[Counter], Fleet], audit: Path | None = None
+    ) -> None:
+        self.site, self.connect = site, connect
+        self.name = name_site(site.settings, 0)
+        self.audit = Audit(audit or site.memory / "audit.jsonl", self.name)
+        self.work, self.counter = Workshop(site), Counter()
+        self._told, self._since = "", 0.0
+
+    def run(self) -> None:
+        """Serve until the operating system says stop; :class:`SiteError` if the app is unusable."""
+        try:
+            with _stop_on_signals():
+                self.work.start()
+                self.work.check()
+                self.audit.write("started", app=self.site.app)
+                self._connect_again_and_again()
+        except Stop:
+            log.info("equifed: the node ends")
+        finally:
+            self.work.stop()
+            self.audit.write("stopped", self.counter.close_keeping())
+            self.audit.close()
+
+    def _connect_again_and_again(self) -> None:
+        pause = RETRY[0]
+        while True:
+            fleet: Fleet | None = None
+            try:
+                fleet = self.connect(self.counter)
+                number = fleet.open()
+                self.audit.write("connected", superlink=fleet.address, node=str(number))
+                log.info("equifed: %s is connected to %s", self.name, fleet.address)
+                self._told, pause = "", RETRY[0]
+                self._serve(fleet)
+            except AuditError:
+                raise
+            except FleetError as error:
+                self._tell(str(error))
+            except Exception as error:  # a node that stays outlives what nobody thought of
+                log.exception("equifed: the connection failed")
+                self._tell(f"the connection failed ({type(error).__name__})")
+            finally:
+                if fleet is not None:
+                    fleet.close()
+            time.sleep(pause)
+            pause = min(2 * pause, RETRY[1])
+
+    def _tell(self, reason: str) -> None:
+        """Say once why there is no connection, and once more when it lasts."""
+        now = time.monotonic()
+        if reason == self._told and now - self._since < KEY_IN_USE:
+            return
+        again = reason == self._told
+        if again and "with this key is connected" in reason:
+            log.error("equifed: %s; it lasts, so another machine uses the key", reason)
+        else:
+            log.error("equifed: %s; trying again", reason)
+        if not again:
+            self.audit.write("disconnected", reason=reason)
+        self._told, self._since = reason, now
+
+    def _serve(self, fleet: Fleet) -> None:
+        idle = said = time.monotonic()
+        while True:
+            if fleet.lost.is_set():
+                raise FleetError(f"{fleet.address} does not know this node any more")
+            try:
+                got = fleet.receive()
+            except RunOver:
+                self.audit.write("run is over", self.counter.close_work())
+                continue
+            now = time.monotonic()
+            if got is None:
+                if now - said > IDLE_LINE:
+                    self.audit.write("idle", self.counter.close_keeping())
+                    said = now
+                time.sleep(min(LONGEST, max(SHORTEST, 0.1 * (now - idle))))
+                continue
+            self._answer(fleet, *got)
+            idle = time.monotonic()
+
+    def _answer(self, fleet: Fleet, run: int, seconds: float, parcel: Parcel) -> None:
+        """Answer one request, and write down what came of it."""
+        began, told = time.monotonic(), {"flower_run": str(run)}
+        try:
+            set_identity(run, fleet.node_id)
+            message = parcel.open()
+            what, reply = self._do(run, fleet.node_id, seconds, parcel, message)
+            told |= what
+            leaves = reply.open()
+            told |= describe_reply(leaves)
+            fleet.send(reply, leaves, time.monotonic() - began)
+        except RunOver:
+            told["error"] = "the run was over before the answer was taken"
+        except FleetError:
+            told["error"] = "the answer could not be delivered"
+            raise
+        except Exception as error:
+            log.exception("equifed: a request could not be answered")
+            told["error"] = f"not answered ({type(error).__name__})"
+        finally:
+            took = round(time.monotonic() - began, 4)
+            self.audit.write("request", self.counter.close_work(), **told, seconds=took)
+
+    def _do(
+        self, run: int, node: int, seconds: float, parcel: Parcel, message: Message
+    ) -> tuple[dict[str, Any], Parcel]:
+        """Return what to write down about a request, and the reply."""
+        kind = message.metadata.message_type
+        try:
+            request = judge_request(message)
+        except WireError as error:
+            log.warning("equifed: refused %s: %s", kind, error)
+            refusal = Parcel.of(Message(Error(RAISED, REFUSED), reply_to=message))
+            return {"request": kind, "refused": str(error)}, refusal
+        told = {"request": request.op, "run": request.run, "tag": request.tag}
+        try:
+            return told, self.work.answer(run, node, parcel, seconds)
+        except WorkFailed as error:
+            log.error("equifed: %s", error)
+            who = {"name": self.name}
+            failed = Reply(
+                request.op, request.run, request.tag, who, error="failed", text=str(error)
+            )
+            return told, Parcel.of(Message(failed.to_records(), reply_to=message))
+
+
+def serve_site(
+    app: str,
+    node_config: str,
+    superlink: str,
+    root_certificates: Path | None,
+    node_key: Path | None,
+    audit: Path | None,
+) -> None:
+    """Run the node of a site until it is told to stop.
+
+    Raises
+    ------
+    SiteError
+        If something that the site was given cannot be used.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
+    changes = find_changes()
+    if changes:
+        raise SiteError(
+            f"This flwr is not one that a node of ours knows ({'; '.join(changes)}); install "
+            "another version, or take part with flower-supernode."
+        )
+    key = None if node_key is None else open_key(node_key)
+    trusted = None if root_certificates is None else root_certificates.read_bytes()
+
+    def connect(counter: Counter) -> Fleet:
+        return Fleet(superlink, trusted, key, counter)
+
+    try:
+        connect(Counter()).close()  # a certificate that cannot be read is told at once
+    except (ValueError, OSError) as error:
+        raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
+    Node(Site(app, parse_node_config(node_config)), connect, audit).run()
+
+
+def judge_request(message: Message) -> Request:
+    """Return a request of ours, or raise :class:`WireError` about anything else."""
+    kind = message.metadata.message_type
+    if kind not in OPERATIONS.values() or not message.has_content():
+        raise WireError(f"{kind[:60]!r} is no request that this site answers")
+    request = Request.from_records(message.content)
+    if OPERATIONS[request.op] != kind:
+        raise WireError(f"{kind!r} asks for {request.op!r}")
+    return request
+
+
+def open_key(path: Path) -> Any:
+    """Return a node's key, held by this process alone for as long as it lives."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise SiteError(
+            f"{path} holds no key that can be used ({type(error).__name__}); make one with: "
+            "ssh-keygen -t ecdsa -b 384 -N '' -f node"
+        ) from error
+    with contextlib.suppress(ImportError):  # there is no such lock on this system
+        import fcntl
+
+        file = path.open("rb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise SiteError(f"Another node on this machine uses the key {path}.") from error
+        _HELD.append(file)
+    return key
+
+
+_HELD: list[Any] = []
+"""Key files that this process holds."""
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """Turn the first SIGTERM or SIGINT into :class:`Stop`, and leave the later ones be."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stop
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
