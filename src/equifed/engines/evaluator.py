@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,17 +62,21 @@ class FederationEvaluator:
                 if self._classes is not None:
                     self._checksums[name] = sum_clients(split)
 
-    def __call__(self, x: Vector) -> list[Evaluation]:
-        """Return the per-client numbers of every split."""
-        return [self._evaluate(name, x) for name in self._splits]
+    def __call__(self, x: Vector, own: Vector | None = None) -> list[Evaluation]:
+        """Return the per-client numbers of every split; ``own`` has each client's own part."""
+        if (own is None) != (self._model.own_size == 0):
+            raise ValueError(
+                "The model has own parameters of every client: evaluate with clients.evaluate(x)."
+            )
+        return [self._evaluate(name, x, own) for name in self._splits]
 
-    def _evaluate(self, name: str, x: Vector) -> Evaluation:
+    def _evaluate(self, name: str, x: Vector, own: Vector | None) -> Evaluation:
         inputs, targets, offsets = self._splits[name]
         losses, answers = [], []
         with torch.no_grad():
-            for a in range(0, len(inputs), self._block):
-                t = targets[a : a + self._block]
-                outputs = self._model.outputs(x, inputs[a : a + self._block])
+            for a, b, model in self._pieces(offsets, x, own):
+                t = targets[a:b]
+                outputs = self._model.outputs(model, inputs[a:b])
                 losses.append(self._model.loss(outputs, t))
                 if self._classes is not None:
                     answers.append(predicted_classes(outputs))
@@ -85,6 +90,17 @@ class FederationEvaluator:
         predicted = np.bincount(given.cpu().numpy(), minlength=self._classes)
         hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
         return Evaluation(name, sizes, metrics, hits)
+
+    def _pieces(
+        self, offsets: Index, x: Vector, own: Vector | None
+    ) -> Iterator[tuple[int, int, Vector]]:
+        """Yield which samples go through the model at once, and the model: each client's own."""
+        ends, models = [0, int(offsets[-1])], [x]
+        if own is not None:
+            ends, models = offsets.tolist(), [torch.cat([x, part]) for part in own]
+        for start, end, model in zip(ends[:-1], ends[1:], models, strict=True):
+            for a in range(start, end, self._block):
+                yield a, min(a + self._block, end), model
 
 
 def _client_means(parts: list[Tensor], offsets: Index) -> Losses:

@@ -20,11 +20,14 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
+from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
+from equifed.engines.profile import choose_offsets, settle_own
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import check_device
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
+from equifed.models.own_part import OwnSteps
 
 
 @runtime_checkable
@@ -55,7 +58,7 @@ class DenseVectors(ClientVectors):
         return self.matrix
 
 
-class TorchClients(Clients):
+class TorchClients(OwnParts, Clients):
     """What our engines have in common: who takes part, the ledger, the model as a flat vector.
 
     Parameters
@@ -79,11 +82,9 @@ class TorchClients(Clients):
         return self._sizes[self.index]
 
     @override
-    def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
-        return self.model.flatten_any(model)
-
-    @override
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
+        if self.own is not None:  # whoever has no own part takes the mean of the others
+            x = torch.cat([x, self.own_parts(x).mean(dim=0)])
         return {n: p.to("cpu").contiguous().clone() for n, p in self.model.state(x).items()}
 
     @override
@@ -105,12 +106,12 @@ class TorchClients(Clients):
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
 
-class InProcessClients(TorchClients):
+class InProcessClients(FoundOwnParts, TorchClients):
     """Clients whose data this process holds; what ``loop`` and ``stacked`` have in common.
 
     Parameters
     ----------
-    data, model, loss, l2, dtype, device, init
+    data, model, loss, l2, dtype, device, init, own, own_l2, own_steps
         As for :func:`equifed.simulate`.
     """
 
@@ -124,6 +125,9 @@ class InProcessClients(TorchClients):
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
+        own: str | Sequence[str] | None = None,
+        own_l2: float | None = None,
+        own_steps: OwnSteps = "auto",
     ) -> None:
         super().__init__(data)
         self._init, device = choose_init(model, init), check_device(device)
@@ -134,25 +138,41 @@ class InProcessClients(TorchClients):
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
+        dimensions = self._inputs.dim() - 1
+        self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
             module, loss, self._inputs[:EXAMPLES], self._targets[:EXAMPLES],
-            classes=data.classes, l2=l2, dtype=dtype, device=device,
+            classes=data.classes, l2=l2, dtype=dtype, device=device, own=self.own,
         )  # fmt: skip
+        self.own_rows = OwnRows(self.repeat_own(module))
+        self.offsets = choose_offsets(self.own, loss)
 
     @override
     def initial(self, stream: Stream) -> Tensor:
-        if self._init == "own":
-            return self.model.flatten(self._template)
-        fresh = copy.deepcopy(self._template)
-        initialise(fresh, stream)
+        fresh = self._template
+        if self._init != "own":
+            fresh = copy.deepcopy(self._template)
+            initialise(fresh, stream)
+        self.own_rows.start = self.repeat_own(fresh)
         return self.model.flatten(fresh)
+
+    @override
+    def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
+        # Own parts start as in what is given, if they are there, else as in the module.
+        given = dict(self._template.named_parameters(remove_duplicate=False))
+        given |= model.state_dict() if isinstance(model, nn.Module) else {}
+        given |= model if isinstance(model, Mapping) else {}
+        x = self.model.flatten_any(model)
+        self.own_rows.start = self.repeat_own(given)
+        return x
 
     @override
     def evaluate(self, x: Tensor, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
         wanted = tuple(splits)
         if wanted not in self._evaluators:
             self._evaluators[wanted] = FederationEvaluator(self._federation, self.model, wanted)
-        return self._evaluators[wanted](x)
+        own = None if self.own is None else self.own_parts(x)
+        return self._evaluators[wanted](x, own)
 
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
@@ -160,6 +180,8 @@ class InProcessClients(TorchClients):
 
     @override
     def curvature(self) -> Curvature | str:
+        if self.remembers_own():
+            return JOINT
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
             self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
         return self._curvature[0]

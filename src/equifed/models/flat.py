@@ -28,6 +28,7 @@ from equifed.models.checks import (
     explain_inputs,
 )
 from equifed.models.dropout import address_dropout
+from equifed.models.own_part import OwnPart, check_effect
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
@@ -54,6 +55,9 @@ class FlatModel:
         Strength of the penalty ``l2 / 2 |x|^2``, part of every client's loss.
     dtype, device
         Precision and place of the parameters.
+    own : OwnPart, optional
+        Parameters that are not in the vector: functions of one model then take it with a client's
+        own ones at its end.
 
     Examples
     --------
@@ -75,6 +79,7 @@ class FlatModel:
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        own: OwnPart | None = None,
     ) -> None:
         if not (l2 >= 0 and math.isfinite(l2)):
             raise ValueError(f"l2 must be a number of at least 0, got {l2}.")
@@ -83,8 +88,13 @@ class FlatModel:
         self.module = copy.deepcopy(module).to(device=self.device, dtype=dtype)
         self.dropouts = address_dropout(self.module)
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self.shapes = {name: p.shape for name, p in trained.items()}
+        kept = () if own is None else own.names
+        self.own_l2 = self.l2 if own is None else own.l2
+        self.shapes = {name: p.shape for name, p in trained.items() if name not in kept}
+        self.own_shapes = {name: trained[name].shape for name in kept}
+        self.all_shapes = self.shapes | self.own_shapes
         self.size = sum(shape.numel() for shape in self.shapes.values())
+        self.own_size = sum(shape.numel() for shape in self.own_shapes.values())
         if self.size == 0:
             raise ValueError(
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
@@ -95,7 +105,10 @@ class FlatModel:
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
         self._slots = _find_slots(self.module, first)
-        outputs = self._try(_repeat(example).to(self.device, _precision(example, dtype)))
+        example = _repeat(example).to(self.device, _precision(example, dtype))
+        outputs = self._try(example)
+        start = self.flatten_all(self.module)
+        check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
         if classes is not None:
             check_classes(outputs, classes, loss)
         if targets is not None:
@@ -121,9 +134,13 @@ class FlatModel:
         return digest.hexdigest() if self.fixed else ""
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """Return the trained parameters of a module of the same shape as one vector."""
+        """Return the shared parameters of a module of the same shape as one vector."""
+        return self.flatten_all(module)[: self.size]
+
+    def flatten_all(self, module: nn.Module) -> Tensor:
+        """Return the shared parameters and, at the end, the own ones as one vector."""
         held = dict(module.named_parameters(remove_duplicate=False))
-        return torch.cat([held[name].detach().reshape(-1) for name in self.shapes]).to(
+        return torch.cat([held[name].detach().reshape(-1) for name in self.all_shapes]).to(
             self.device, self.dtype
         )
 
@@ -155,9 +172,9 @@ class FlatModel:
         parts: dict[str, Tensor] = {}
         for name, value in given.items():
             if name not in self.names and name not in fixed:
-                known = ", ".join([*self.shapes][:8])
+                known = ", ".join([*self.all_shapes][:8])
                 raise ValueError(f"The model has no parameter {name!r}; it trains {known}.")
-            shape = self.shapes[self.names[name]] if name in self.names else fixed[name].shape
+            shape = self.all_shapes[self.names[name]] if name in self.names else fixed[name].shape
             value = torch.as_tensor(value).detach().to(self.device)
             if value.shape != shape:
                 raise ValueError(
@@ -179,8 +196,8 @@ class FlatModel:
         return self.flatten_any(torch.cat([parts[name].reshape(-1) for name in self.shapes]))
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the named parameters that the vector holds, as views."""
-        return unflatten(x, self.shapes)
+        """Return the named parameters that the vector holds, own ones at its end, as views."""
+        return unflatten(x, self.all_shapes)
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
         """Return the whole module's state by name: what ``load_state_dict`` takes.
@@ -211,12 +228,14 @@ class FlatModel:
         return self.loss(self.outputs(x, inputs, keys, training=True), targets)
 
     def penalty(self, x: Tensor) -> Tensor:
-        """Return l2/2 |x|^2."""
-        return 0.5 * self.l2 * (x @ x)
+        """Return l2/2 |x|^2, own parameters at the end of x with their own strength."""
+        u, v = x[: self.size], x[self.size :]
+        shared = 0.5 * self.l2 * (u @ u)
+        return shared if len(v) == 0 else shared + 0.5 * self.own_l2 * (v @ v)
 
     def _try(self, inputs: Tensor) -> Tensor:
         """Return outputs of the module, unless they depend on more than parameters and sample."""
-        x = self.flatten(self.module)
+        x = self.flatten_all(self.module)
         keys = torch.arange(len(inputs), device=self.device)
         before = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.no_grad(), torch.random.fork_rng():

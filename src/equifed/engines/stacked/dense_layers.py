@@ -174,8 +174,10 @@ class DenseLayersRule(GradientRule):
                 layers.append(ACTIVATIONS[type(part)])
             elif type(part) is not nn.Identity:
                 return None
-        # A layer used twice has its parameters once; then the sizes differ.
-        return layers if flat and start == model.size else None
+        # A layer used twice has its parameters once; then the sizes differ. Own parameters are last
+        # in u, which must be the order of the layers.
+        ordered = list(model.all_shapes) == [n for n, _ in model.module.named_parameters()]
+        return layers if flat and ordered and start == model.size + model.own_size else None
 
     @override
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
