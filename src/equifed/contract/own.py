@@ -7,11 +7,15 @@ where the client is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from equifed.contract.arrays import Losses, Vector, Weights
+
+OwnSteps = Literal["auto", "profile", "joint", "alternating"]
+"""How own parts are found: the best ones for the shared model (profile losses), or by local steps,
+together with the shared parameters or before them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from equifed.contract.clients import Clients, ClientVectors, MissingClients, Tra
 from equifed.contract.curvature import Curvature
 from equifed.contract.evaluation import SPLITS, Evaluation
 from equifed.contract.local import LocalSGD
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
@@ -27,7 +28,6 @@ from equifed.models.checks import check_device
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
-from equifed.models.own_part import OwnSteps
 
 
 @runtime_checkable

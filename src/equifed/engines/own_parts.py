@@ -81,6 +81,23 @@ class OwnParts:
         pairs = zip(shapes.items(), parts, strict=True)
         return {n: part.reshape(-1, *shape).clone() for (n, shape), part in pairs}
 
+    def find_one_class(self) -> list[str]:
+        """Return the names of clients whose training samples are of one class."""
+        raise NotImplementedError
+
+    def warn_of_own(self) -> str | None:
+        """Name the clients with one class: their own bias rests on its penalty alone."""
+        if self.own is None:
+            return None
+        alone = self.find_one_class()
+        if not alone:
+            return None
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        return (
+            f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
+            f" their own part is held by its penalty alone (own_l2 = {self.own.l2:g})"
+        )
+
 
 class FoundOwnParts(OwnParts):
     """The same where this process has the samples."""
@@ -97,20 +114,13 @@ class FoundOwnParts(OwnParts):
             return super().own_parts(x)
         return self._solve_own(x)[0]
 
-    def warn_of_own(self) -> str | None:
-        """Name the clients with one class: their own bias rests on its penalty alone."""
-        if self.own is None or self._federation.classes is None:
-            return None
+    @override
+    def find_one_class(self) -> list[str]:
+        if self._federation.classes is None:
+            return []
         targets, offsets = np.asarray(self._federation.train.targets), self._offsets
         spans = zip(self.names, offsets[:-1], offsets[1:], strict=True)
-        alone = [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
-        if not alone:
-            return None
-        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-        return (
-            f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
-            f" their own part is held by its penalty alone (own_l2 = {self.own.l2:g})"
-        )
+        return [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
 
     def inexactness(self, x: Tensor) -> Inexactness | str | None:
         """Return how far answers at x may be off; None if not at all, a reason if unknown."""
@@ -154,6 +164,6 @@ class FoundOwnParts(OwnParts):
         """Refuse minibatches where the best own part for all samples is meant."""
         if batch_size is not None and self.own is not None and self.own.steps == "profile":
             raise ValueError(
-                f"batch_size={batch_size}: profile losses (own_steps='profile') are of all samples; "
+                f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
                 "leave batch_size out, or say own_steps='joint'."
             )

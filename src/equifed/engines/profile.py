@@ -30,10 +30,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from equifed.contract.own import OwnSteps
 from equifed.models.curvature import STEEPEST, linear_layer
 from equifed.models.flat import SampleLoss
 from equifed.models.losses import binary_logistic, cross_entropy, squared
-from equifed.models.own_part import OwnPart, OwnSteps, choose_own
+from equifed.models.own_part import OwnPart, choose_own
 
 NEWTON = 8
 """Newton steps; the last ones double the digits."""
@@ -134,7 +135,9 @@ class LogisticOffsets(Offsets):
     @override
     def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         chance = torch.sigmoid(outputs)
-        return (chance - (targets > 0).to(outputs.dtype).unsqueeze(1)) * weights.unsqueeze(1), chance
+        return (chance - (targets > 0).to(outputs.dtype).unsqueeze(1)) * weights.unsqueeze(
+            1
+        ), chance
 
     @override
     def hessian(self, seen: Tensor, weights: Tensor) -> Tensor:
@@ -214,14 +217,14 @@ def settle_own(
 ) -> OwnPart | None:
     """Return what clients keep and how it is found, or None if they keep nothing."""
     if steps not in ("auto", "profile", "joint", "alternating"):
-        raise ValueError(
-            f"own_steps must be auto, profile, joint or alternating, got {steps!r}."
-        )
+        raise ValueError(f"own_steps must be auto, profile, joint or alternating, got {steps!r}.")
     if own_l2 is not None and not (own_l2 >= 0 and math.isfinite(own_l2)):
         raise ValueError(f"own_l2 must be a number of at least 0, got {own_l2}.")
     if own is None:
         if steps != "auto" or own_l2 is not None:
-            raise ValueError("own_steps and own_l2 are about own parameters; say which: own='bias'.")
+            raise ValueError(
+                "own_steps and own_l2 are about own parameters; say which: own='bias'."
+            )
         return None
     names = choose_own(module, own)
     why = refuse_profile(module, loss, input_dimensions, names)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from equifed.contract.own import OwnSteps
 from equifed.data.federation import Federation
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
@@ -16,7 +17,6 @@ from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.engines.stacked.gradient_rules import Precision
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
-from equifed.models.own_part import OwnSteps
 
 Clients = StackedClients | LoopClients
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-OwnSteps = Literal["auto", "profile", "joint", "alternating"]
-"""How own parts are found: the best ones for the shared model (profile losses), or by local steps,
-together with the shared parameters or before them."""
+from equifed.contract.own import OwnSteps
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 WORDS = {

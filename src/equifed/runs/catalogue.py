@@ -258,7 +258,7 @@ SECTIONS = {
     "engines": Section(
         "engine",
         lambda: ENGINES,
-        given=("data", "model", "loss", "l2", "dtype", "engine"),
+        given=("data", "model", "loss", "l2", "dtype", "engine", "own", "own_l2", "own_steps"),
         own=False,
     ),
     "models": Section(

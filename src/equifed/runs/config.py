@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.own import OwnSteps
 from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct
@@ -64,12 +65,16 @@ class ModelSettings:
     """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
 
     ``init = "auto"`` draws named models afresh and lets own code (``module:Name``) start as it is.
+    ``own``, ``own_l2`` and ``own_steps`` are as for :func:`equifed.simulate`.
     """
 
     loss: str = "auto"
     l2: float = 0.0
     init: Literal["auto", "fresh", "own"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    own: str | tuple[str, ...] | None = None
+    own_l2: float | None = None
+    own_steps: OwnSteps = "auto"
 
     def __post_init__(self) -> None:
         if not self.l2 >= 0:

@@ -128,6 +128,7 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
         module = choose(section, config.model, "model", input_shape=shape, outputs=outputs)
     init = shared.resolve_init(config.model["name"])
     given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": init}
+    given |= {"own": shared.own, "own_l2": shared.own_l2, "own_steps": shared.own_steps}
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
         SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype

@@ -42,7 +42,9 @@ class History:
     events : list of dict
         Quarantines, missing clients, resumes, warnings, why the run stopped, what it gave out.
     parameters : dict of tensors, optional
-        The model that was given out by parameter name.
+        The model that was given out by parameter name; own parameters are the clients' means.
+    own : dict of tensors, optional
+        Own parameters of every client by name, clients first: (N, ...). A simulation has them.
     hits : dict of Hits
         By split, which samples the model of the last evaluation answers correctly.
 
@@ -57,6 +59,7 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] | None = None
     hits: dict[str, Hits] = field(default_factory=dict)
+    own: dict[str, torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -212,7 +215,7 @@ class History:
         for event in self.events:
             out.event(event)
         out.hits(self.hits)
-        out.finish(self.summary(), self.parameters)
+        out.finish(self.summary(), self.parameters, self.own)
         return out.path
 
     @classmethod
@@ -234,6 +237,8 @@ class History:
             from safetensors.torch import load_file
 
             history.parameters = load_file(path / tables.MODEL)
+            own = path / tables.OWN
+            history.own = load_file(own) if own.exists() else None
         return history
 
     def _repr_html_(self) -> str:

@@ -16,6 +16,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
+from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell_own
 from equifed.training.warnings import check_finite, find_warnings
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def train(
         evaluate = (evaluate,)
     if isinstance(algorithm, Wrappable):
         algorithm = algorithm.wrapped()
+    algorithm = keep_own(algorithm, clients)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}.")
     if every < 1:
@@ -149,6 +151,8 @@ class _Training:
         for callback in self.callbacks:
             callback.start(self.history, self.rounds)
         if done == 0 and not resume:
+            for event in tell_own(self.clients):
+                self._event(event)
             self._evaluate(0, state, None)
             self._record(0)
             self._save(0, state)
@@ -190,17 +194,20 @@ class _Training:
 
     def _evaluate(self, r: int, state: Any, weights: Weights | None) -> None:
         """Measure what the algorithm would give out after round r, which may be worth keeping."""
-        x = self.algorithm.model(state)
-        records = self._measure(r, x, weights)
-        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records)
+        x, own = self.algorithm.model(state), own_of(state)
+        records = self._measure(r, x, own, weights)
+        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records, own)
 
-    def _measure(self, r: int, x: Vector, weights: Weights | None) -> list[MetricRecord]:
+    def _measure(
+        self, r: int, x: Vector, own: Vector | None, weights: Weights | None
+    ) -> list[MetricRecord]:
         if weights is not None:
             self.history.weights[r] = weights
         if not self.evaluate:
             return []
         given = self.evaluate
-        found = given(x) if callable(given) else self.clients.evaluate(x, given)
+        clients = bind_own(self.clients, own)
+        found = given(x) if callable(given) else clients.evaluate(x, given)
         return self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
@@ -208,12 +215,13 @@ class _Training:
         self.kept, choice = replace(self.kept, stopped=reason), self._choose(r, state)
         if choice.given.kind != "last":
             self.history.forget_evaluation(r)
-            self._measure(r, choice.x, choice.weights)
+            self._measure(r, choice.x, choice.own, choice.weights)
 
     def _choose(self, r: int, state: Any) -> Choice:
         model, iterate = self.algorithm.model(state), state.x
         own = model is not iterate and not bool((model == iterate).all())
-        return self.giver.choose(self.kept, r, model, own)
+        choice = self.giver.choose(self.kept, r, model, own)
+        return choice if choice.own is not None else replace(choice, own=own_of(state))
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
@@ -284,14 +292,16 @@ class _Training:
     def _end(self, state: Any, reason: str | None) -> History:
         last = self.history.rounds[-1].round
         choice = self._choose(last, state)
-        self.history.parameters = self.clients.parameters(choice.x)
+        clients = bind_own(self.clients, choice.own)
+        self.history.parameters = clients.parameters(choice.x)
+        self.history.own = give_own(clients, choice.x)
         self._check_end(last)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
         self._event({"event": "given out", **told})
         if self.folder is not None:
-            self.folder.finish(self.history.summary(), self.history.parameters)
+            self.folder.finish(self.history.summary(), self.history.parameters, self.history.own)
         for callback in self.callbacks:
             callback.end(self.history)
         return self.history

@@ -35,8 +35,8 @@ TABLES = {
     "metrics.csv": ("round", "client", "split", "metric", "value", "n"),
     "weights.csv": ("round", "client", "lambda"),
 }  # fmt: skip
-CLIENTS, EVENTS, SUMMARY, MODEL = (
-    "clients.json", "events.jsonl", "summary.json", "model.safetensors"
+CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
+    "clients.json", "events.jsonl", "summary.json", "model.safetensors", "own.safetensors"
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, HITS, SUMMARY, MODEL):
+        for name in (*TABLES, EVENTS, HITS, SUMMARY, MODEL, OWN):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
         for name, columns in TABLES.items():
@@ -165,15 +165,19 @@ class Tables:
             write_file(self.path / HITS, pack_hits(hits))
 
     def finish(
-        self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None
+        self,
+        summary: Mapping[str, Any],
+        parameters: dict[str, torch.Tensor] | None,
+        own: dict[str, torch.Tensor] | None = None,
     ) -> None:
         """Write the model and then the summary, whose presence says that the run is complete."""
         if not self.writes:
             return
-        if parameters is not None:
-            from safetensors.torch import save
+        for name, values in ((MODEL, parameters), (OWN, own)):
+            if values is not None:
+                from safetensors.torch import save
 
-            write_file(self.path / MODEL, save(parameters))
+                write_file(self.path / name, save(values))
         write_file(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:

@@ -24,6 +24,7 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.curvature import Curvature
 from equifed.contract.local import LocalSGD
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import (
@@ -60,7 +61,6 @@ from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGra
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.architectures import Init
 from equifed.models.flat import FlatModel, SampleLoss
-from equifed.models.own_part import OwnSteps
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
