@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacrev
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
@@ -26,12 +25,10 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
+from equifed.engines.profile import MOST_NEWTON
 
 Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Displacement, snapshot, average, mean gradient and threshold of one client."""
-
-MOST_NEWTON = 60
-"""Newton steps for a client's best own parameters; those near the end double the digits."""
 
 
 class LoopClients(InProcessClients):
@@ -187,20 +184,22 @@ class LoopClients(InProcessClients):
     def _newton(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k-th client's best own parameters and the squared decrement that is left."""
         assert self.offsets is not None
-        batch = self._batches(k, Stream(0), None).at(0)
-
-        def loss(v: Tensor) -> Tensor:
-            return self._loss(torch.cat([x, v]), k, batch)
-
-        v, turn = x.new_zeros(self.model.own_size), self.offsets.turn
+        i, v = int(self.index[k]), x.new_zeros(self.model.own_size)
+        targets = self._targets[self._offsets[i] : self._offsets[i + 1]]
+        with torch.no_grad():  # the bias is added to the outputs of the shared part
+            plain = self.model.outputs(torch.cat([x, v]), self._inputs_of(i), training=True)
         for _ in range(MOST_NEWTON):
-            gradient, hessian = grad(loss)(v), jacrev(jacrev(loss))(v)
-            step = torch.linalg.solve_ex(hessian, gradient).result
-            decrement = step @ gradient
-            length = turn * torch.linalg.vector_norm(step)
+            with torch.enable_grad():
+                v = v.detach().requires_grad_()
+                value = self.model.loss(plain + v, targets).mean() + 0.5 * self.offsets.l2 * (v @ v)
+                (slope,) = torch.autograd.grad(value, v, create_graph=True)
+                rows = [torch.autograd.grad(s, v, retain_graph=True)[0] for s in slope]
+            v, gradient = v.detach(), slope.detach()
+            step = torch.linalg.solve_ex(torch.stack(rows), gradient).result  # NaN stays NaN
+            decrement, length = step @ gradient, self.offsets.turn * torch.linalg.vector_norm(step)
             if not decrement > torch.finfo(x.dtype).eps ** 2:
                 break
-            v = v - step * (torch.log1p(length) / length if turn else 1.0)
+            v = v - step * (torch.log1p(length) / length if self.offsets.turn else 1.0)
         return v, decrement
 
     @override

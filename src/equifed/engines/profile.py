@@ -3,11 +3,11 @@ r"""Profile losses: the best own offset of the outputs, for many clients at once
 .. math:: F_i(u) = \min_v f_i(u, v), \qquad \nabla F_i(u) = \partial_u f_i(u, v_i^\star(u))
 
 (envelope theorem) for linear models whose bias is the clients' own. With the outputs z of the
-shared part at hand, the inner problem has as many unknowns as there are outputs. It is solved by a
-fixed number of Newton steps from a start that depends on z alone, so that the same model gives the
-same bits. They are damped as suits losses whose third derivatives are bounded by R times their
-second ones (Bach 2010): a step p is taken log(1 + R|p|) / (R|p|) of its length, which never
-overshoots and tends to the whole step.
+shared part at hand, the inner problem has as many unknowns as there are outputs. It is solved by
+Newton steps from a start that depends on z alone, so that the same model gives the same bits. They
+are damped as suits losses whose third derivatives are bounded by R times their second ones (Bach
+2010): a step p is taken log(1 + R|p|) / (R|p|) of its length, which never overshoots and tends to
+the whole step.
 
 What is left is known. With :math:`\nu^2 = g^\top H^{-1} g` at v (the Newton decrement) and
 :math:`R\nu \le \sqrt{m}/2`, H being at least m: :math:`|v - v^\star|_H \le 2\nu`, so
@@ -36,8 +36,8 @@ from equifed.models.flat import SampleLoss
 from equifed.models.losses import binary_logistic, cross_entropy, squared
 from equifed.models.own_part import OwnPart, choose_own
 
-NEWTON = 8
-"""Newton steps; the last ones double the digits."""
+MOST_NEWTON = 200
+"""Newton steps at most: some five are usual, a hundred where outputs differ by hundreds."""
 
 OWN_L2 = 1e-3
 """Default penalty of own offsets where a client without some class would let them run away."""
@@ -50,46 +50,62 @@ class Offsets(Protocol):
     """R: how fast second derivatives can change."""
     l2: float
 
-    def start(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return what the mean outcome (c, k) should be: shares of classes, means of targets."""
+        ...
+
+    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         """Return offsets (c, k) to start from."""
         ...
 
-    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weighted derivatives (c, k, b) by the outputs, and what ``hessian`` needs."""
-        ...
-
-    def hessian(self, seen: Tensor, weights: Tensor) -> Tensor:
-        """Return the matrices (c, k, k) of second derivatives by the offsets."""
-        ...
-
-    def solve(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor, steps: int = NEWTON
-    ) -> Tensor:
-        """Return the best offsets (c, k)."""
-        v = self.start(outputs, targets, weights)
-        for _ in range(steps if self.turn else 1):
-            step, _ = self.newton(v, outputs, targets, weights)
-            length = self.turn * torch.linalg.vector_norm(step, dim=1, keepdim=True)
-            v = v - step * torch.where(length > 0, torch.log1p(length) / length, 1.0)
-        return v
-
-    def newton(
-        self, v: Tensor, outputs: Tensor, targets: Tensor, weights: Tensor
+    def derivatives(
+        self, outputs: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return Newton's step (c, k) at offsets v, and the decrement's square (c,)."""
-        slope, seen = self.slopes(outputs + v.unsqueeze(2), targets, weights)
-        gradient = self.project(slope.sum(dim=2) + self.l2 * v)
-        matrix = self.hessian(seen, weights)
-        if matrix.shape[-1] == 1:
-            step = gradient / matrix[:, 0]
-        else:
-            root = torch.linalg.cholesky_ex(matrix).L
-            step = torch.cholesky_solve(gradient.unsqueeze(2), root).squeeze(2)
-        return self.project(step), (gradient * step).sum(dim=1)
+        """Return first (c, k) and second (c, k, k) derivatives by the offsets, penalty apart."""
+        ...
+
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted derivatives (c, k, b) by the outputs."""
+        ...
 
     def project(self, v: Tensor) -> Tensor:
         """Return offsets without what has no effect."""
         return v
+
+    def solve(
+        self, outputs: Tensor, wanted: Tensor, weights: Tensor, start: Tensor | None = None
+    ) -> Tensor:
+        """Return the best offsets (c, k); a client's steps do not depend on the others'."""
+        v = self.start(outputs, wanted, weights) if start is None else start
+        rows, tiny = None, torch.finfo(v.dtype).tiny
+        for _ in range(MOST_NEWTON if self.turn else 1):
+            here = v if rows is None else v[rows]
+            step, decrement = self.newton(here, outputs, wanted, weights)
+            length = torch.linalg.vector_norm(step, dim=1, keepdim=True).mul_(self.turn).add_(tiny)
+            here = here - step * (torch.log1p(length) / length)
+            v = here if rows is None else v.index_copy(0, rows, here)
+            going = decrement > torch.finfo(v.dtype).eps  # if not, this step doubled the digits
+            if not going.all():
+                on = torch.nonzero(going).squeeze(1)
+                if len(on) == 0:
+                    break
+                rows = on if rows is None else rows[on]
+                outputs, wanted, weights = outputs[on], wanted[on], weights[on]
+        return v
+
+    def newton(
+        self, v: Tensor, outputs: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return Newton's step (c, k) at offsets v, and the decrement's square (c,)."""
+        first, second = self.derivatives(outputs + v.unsqueeze(2), wanted, weights)
+        gradient = self.project(first + self.l2 * v)
+        if second.shape[-1] == 1:
+            step = gradient / (second[:, 0] + self.l2)
+        else:
+            second.diagonal(dim1=1, dim2=2).add_(self.l2)
+            root = torch.linalg.cholesky_ex(second).L
+            step = torch.cholesky_solve(gradient.unsqueeze(2), root).squeeze(2)
+        return self.project(step), (gradient * step).sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -100,22 +116,32 @@ class SquaredOffsets(Offsets):
     turn: float = 0.0
 
     @override
-    def start(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return outputs.new_zeros(outputs.shape[:2])
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return torch.bmm(self._targets(outputs, targets), weights.unsqueeze(2)).squeeze(2)
 
     @override
-    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        return torch.zeros_like(wanted)
+
+    @override
+    def derivatives(
+        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mean = torch.bmm(outputs, weights.unsqueeze(2)).squeeze(2)
+        total = weights.sum(dim=1, keepdim=True).expand_as(mean)
+        return 2 * (mean - wanted), torch.diag_embed(2 * total)
+
+    @override
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return 2 * (outputs - self._targets(outputs, targets)) * weights.unsqueeze(1)
+
+    def _targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the targets in the shape of the outputs, classes as one-hot vectors."""
         if not targets.is_floating_point() and outputs.shape[1] > 1:
             classes = torch.arange(outputs.shape[1], device=targets.device)
-            wanted = (targets.unsqueeze(1) == classes[:, None]).to(outputs.dtype)
-        else:
-            wanted = targets.flatten(2).transpose(1, 2) if targets.dim() > 2 else targets[:, None]
-        return 2 * (outputs - wanted) * weights.unsqueeze(1), outputs
-
-    @override
-    def hessian(self, seen: Tensor, weights: Tensor) -> Tensor:
-        total = 2 * weights.sum(dim=1) + self.l2
-        return torch.diag_embed(total.unsqueeze(1).expand(-1, seen.shape[1]))
+            return (targets.unsqueeze(1) == classes[:, None]).to(outputs.dtype)
+        shaped = targets.flatten(2).transpose(1, 2) if targets.dim() > 2 else targets.unsqueeze(1)
+        return shaped.to(outputs.dtype)
 
 
 @dataclass(frozen=True)
@@ -126,22 +152,27 @@ class LogisticOffsets(Offsets):
     turn: float = 1.0
 
     @override
-    def start(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return ((targets > 0).to(outputs.dtype) * weights).sum(dim=1, keepdim=True)
+
+    @override
+    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         """Return the difference of log-odds: those of the labels minus those of the outputs."""
-        shares = ((targets > 0).to(outputs.dtype) * weights).sum(dim=1, keepdim=True)
         given = (torch.sigmoid(outputs[:, 0]) * weights).sum(dim=1, keepdim=True)
-        return _log_odds(shares, self.l2) - _log_odds(given, self.l2)
+        return _log_odds(wanted, self.l2) - _log_odds(given, self.l2)
 
     @override
-    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def derivatives(
+        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         chance = torch.sigmoid(outputs)
-        return (chance - (targets > 0).to(outputs.dtype).unsqueeze(1)) * weights.unsqueeze(
-            1
-        ), chance
+        weighted = chance * weights.unsqueeze(1)
+        return weighted.sum(dim=2) - wanted, (weighted * (1 - chance)).sum(dim=2, keepdim=True)
 
     @override
-    def hessian(self, seen: Tensor, weights: Tensor) -> Tensor:
-        return (seen * (1 - seen) * weights.unsqueeze(1)).sum(dim=2, keepdim=True) + self.l2
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        wanted = (targets > 0).to(outputs.dtype).unsqueeze(1)
+        return (torch.sigmoid(outputs) - wanted) * weights.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -152,23 +183,30 @@ class SoftmaxOffsets(Offsets):
     turn: float = math.sqrt(2)
 
     @override
-    def start(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return outputs.new_zeros(outputs.shape[:2]).scatter_add_(1, targets, weights)
+
+    @override
+    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         """Return log(share of the class) - log(its mean probability): one iterative scaling."""
         chance = torch.bmm(torch.softmax(outputs, dim=1), weights.unsqueeze(2)).squeeze(2)
-        shares = torch.zeros_like(chance).scatter_add_(1, targets, weights)
-        return self.project(torch.log(shares + self.l2) - torch.log(chance + self.l2))
+        return self.project(torch.log(wanted + self.l2) - torch.log(chance + self.l2))
 
     @override
-    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        chance, weights = torch.softmax(outputs, dim=1), weights.unsqueeze(1)
-        return (chance * weights).scatter_add_(1, targets.unsqueeze(1), -weights), chance
-
-    @override
-    def hessian(self, seen: Tensor, weights: Tensor) -> Tensor:
-        weighted = seen * weights.unsqueeze(1)
-        held = torch.diag_embed(weighted.sum(dim=2) + self.l2)
+    def derivatives(
+        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        chance = torch.softmax(outputs, dim=1)
+        products = torch.bmm(chance * weights.unsqueeze(1), chance.transpose(1, 2))
+        mean = products.sum(dim=2)  # chances sum to one
         # The last term is where nothing changes: offsets that sum to zero do not see it.
-        return held - torch.bmm(weighted, seen.transpose(1, 2)) + 1 / seen.shape[1]
+        return mean - wanted, torch.diag_embed(mean) - products + 1 / chance.shape[1]
+
+    @override
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        weights = weights.unsqueeze(1)
+        slope = torch.softmax(outputs, dim=1).mul_(weights)
+        return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
 
     @override
     def project(self, v: Tensor) -> Tensor:

@@ -116,6 +116,7 @@ class StackedClients(InProcessClients):
             self.rule = ProfileRule(rule, self.model, self.offsets, precision)
         layer = None if self.own is not None else LeastSquares.layer_of(rule, self.model.loss)
         on_device = self.model.device.type == "cuda" and not self._store.streamed
+        on_device = on_device and self.offsets is None  # Newton steps are not the same in number
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.

@@ -119,6 +119,10 @@ class PenalisedRule:
         self.data, self._l2, self._precision = rule, l2, precision
         self._own, self._more = slice(size, None), 0.0 if own_l2 is None else own_l2 - l2
 
+    def begin(self) -> PenalisedRule:
+        """Return the rule for one walk of several steps."""
+        return self
+
     def value(self, u: Tensor, blocks: list[Samples]) -> Tensor:
         """Return losses alone."""
         return self.gradient(u, blocks)[1]

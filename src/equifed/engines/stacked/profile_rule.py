@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ class Solved:
     targets: Tensor
     weights: Tensor
     offsets: Tensor
+    wanted: Tensor
 
 
 class ProfileRule(PenalisedRule):
@@ -41,6 +43,14 @@ class ProfileRule(PenalisedRule):
         ((fan_out, fan_in),) = model.shapes.values()
         self._layer = Linear(0, fan_in, fan_out, bias=False)
         self._offsets, self._loss = offsets, model.loss
+        self._last: Tensor | None = None
+
+    @override
+    def begin(self) -> ProfileRule:
+        """Return the rule for one walk: each of its steps starts where the one before ended."""
+        rule = copy.copy(self)
+        rule._last = None
+        return rule
 
     @override
     def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
@@ -50,7 +60,9 @@ class ProfileRule(PenalisedRule):
 
     @override
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
-        self._add_gradient(self._solve(u, blocks), blocks, u, keep - lr * self._l2, -lr)
+        found = self._solve(u, blocks, self._last)
+        self._last = found.offsets
+        self._add_gradient(found, blocks, u, keep - lr * self._l2, -lr)
 
     @override
     def value(self, u: Tensor, blocks: list[Samples]) -> Tensor:
@@ -59,17 +71,20 @@ class ProfileRule(PenalisedRule):
     def best(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best own parts (c, k), squared decrements (c,), and mean |a|^2 (c,)."""
         at = self._solve(u, blocks)
-        _, decrement = self._offsets.newton(at.offsets, at.outputs, at.targets, at.weights)
+        _, decrement = self._offsets.newton(at.offsets, at.outputs, at.wanted, at.weights)
         squares = [(s.inputs.flatten(2).square().sum(2) * s.weights).sum(1) for s in blocks]
         return at.offsets, decrement, torch.stack(squares).sum(dim=0)
 
-    def _solve(self, u: Tensor, blocks: list[Samples]) -> Solved:
+    def _solve(self, u: Tensor, blocks: list[Samples], start: Tensor | None = None) -> Solved:
         with products_in(self._precision, u.device):
             parts = [self._layer.forward(u, _columns(samples), None)[0] for samples in blocks]
-        outputs = torch.cat(parts, dim=2).to(u.dtype)
-        targets = torch.cat([samples.targets for samples in blocks], dim=1)
-        weights = torch.cat([samples.weights for samples in blocks], dim=1)
-        return Solved(outputs, targets, weights, self._offsets.solve(outputs, targets, weights))
+        outputs = _join(parts, 2).to(u.dtype)
+        targets = _join([samples.targets for samples in blocks], 1)
+        weights = _join([samples.weights for samples in blocks], 1)
+        wanted = self._offsets.wanted(outputs, targets, weights)
+        start = None if start is None else start[: len(u)]  # those with most samples walk longest
+        best = self._offsets.solve(outputs, wanted, weights, start)
+        return Solved(outputs, targets, weights, best, wanted)
 
     def _value(self, u: Tensor, at: Solved) -> Tensor:
         outputs = as_rows(at.outputs + at.offsets.unsqueeze(2))
@@ -82,12 +97,16 @@ class ProfileRule(PenalisedRule):
     ) -> None:
         """Set ``out`` to beta times itself plus alpha times the gradients by the shared part."""
         outputs = at.outputs + at.offsets.unsqueeze(2)
-        slope, _ = self._offsets.slopes(outputs, at.targets, at.weights)
+        slope = self._offsets.slopes(outputs, at.targets, at.weights)
         widths = [samples.weights.shape[1] for samples in blocks]
         with products_in(self._precision, out.device):
             for samples, delta in zip(blocks, slope.split(widths, dim=2), strict=True):
                 self._layer.add_gradient(out, delta, _columns(samples), beta, alpha)
                 beta = 1.0
+
+
+def _join(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _columns(samples: Samples) -> Tensor:

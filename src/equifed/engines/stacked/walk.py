@@ -131,6 +131,7 @@ class Walk:
 
     def carry_out(self, rule: PenalisedRule, supply: Supply) -> Walk:
         """Take all steps, and return the walk."""
+        rule = rule.begin()
         for step in range(self.longest):
             self.advance(step, rule, supply.at(step, self.live(step)))
         return self
