@@ -1,8 +1,9 @@
 """The table own x engine x algorithm: every cell runs and agrees with the loop, or is refused.
 
-Rows are all algorithms of the catalogue as the suite tries them, and each with full gradients;
-columns are own parts by profile losses, by joint and by alternating local steps, on the loop, the
-stacked engine (in chunks, and beyond its memory) and a group of processes. Flower refuses all.
+Rows are all algorithms of the catalogue with minibatches, with sampled clients, and with full
+gradients; columns are own parts by profile losses, by joint and by alternating local steps, on the
+loop, the stacked engine (in chunks, and beyond its memory) and a group of processes. Flower refuses
+all.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ def with_full_gradients(algorithm: Any) -> Any:
     return dataclasses.replace(algorithm, **changes)
 
 
-ROWS: dict[str, AnyAlgorithm] = CASES | {
+PLAIN = {name: one for name, one in CASES.items() if name.endswith(("/plain", "/sampled"))}
+ROWS: dict[str, AnyAlgorithm] = PLAIN | {
     f"{name}, full": with_full_gradients(algorithm)
-    for name, algorithm in CASES.items()
+    for name, algorithm in PLAIN.items()
     if name.endswith("/plain")
 }
 
@@ -84,12 +86,13 @@ def reference(row: str, own: str) -> History | str:
     return play(lambda *a, **k: simulate(*a, **k, engine="loop"), row, own)
 
 
+WHERE = {"full": ["stacked", "lazy"], "plain": ["chunks", "distributed"], "sampled": ["stacked"]}
 CELLS = [
     (row, own, engine)
     for row in ROWS
     for own in OWN
-    for engine in (ENGINES if row.endswith(("plain", "full")) else ["stacked"])
-    if not (engine in ("chunks", "lazy") and row.endswith("plain"))
+    for engine in WHERE[row.rpartition("/")[2].rpartition(" ")[2]]
+    if not (own == "profile" and row.endswith("sampled"))
 ]
 
 

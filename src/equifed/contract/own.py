@@ -6,8 +6,9 @@ where the client is.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -40,6 +41,20 @@ class Inexactness:
     def of_gradient(self, weights: Weights) -> float:
         """Return how far the weighted gradient may be from what was told."""
         return float(np.abs(weights) @ self.gradients)
+
+
+def uses_minibatches(algorithm: Any) -> bool:
+    """Tell whether an algorithm, or one inside it, asks for minibatches.
+
+    >>> from equifed.contract.local import LocalSGD
+    >>> uses_minibatches(LocalSGD(lr=0.1, steps=1, batch_size=5))
+    True
+    """
+    if not dataclasses.is_dataclass(algorithm):
+        return False
+    fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    asked = any(n.endswith("batch_size") and v is not None for n, v in fields.items())
+    return asked or any(uses_minibatches(value) for value in fields.values())
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from typing import Any
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
+from equifed.contract.own import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
@@ -129,6 +130,9 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     init = shared.resolve_init(config.model["name"])
     given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": init}
     given |= {"own": shared.own, "own_l2": shared.own_l2, "own_steps": shared.own_steps}
+    if shared.own is not None and shared.own_steps == "auto":
+        minibatches = uses_minibatches(build_algorithm(config.algorithm))
+        given["own_steps"] = "joint" if minibatches else "auto"  # profile losses need all samples
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
         SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2, dtype=dtype
