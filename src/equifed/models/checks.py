@@ -189,3 +189,16 @@ def is_plain(module: nn.Module) -> bool:
         torch_module._global_backward_pre_hooks,
     )
     return "forward" not in vars(module) and not any(hooks)
+
+
+def find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
+    """Return the places of parameters: several for tied ones, one for a module used twice.
+
+    A place that was filled twice would not be restored after a call.
+    """
+    return {
+        f"{place}.{own}" if place else own: first[p]
+        for place, part in module.named_modules()
+        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+        if p in first
+    }

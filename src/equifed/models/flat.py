@@ -26,6 +26,7 @@ from equifed.models.checks import (
     check_module,
     check_outputs,
     explain_inputs,
+    find_slots,
 )
 from equifed.models.dropout import address_dropout
 from equifed.models.own_part import OwnPart, check_effect
@@ -104,10 +105,9 @@ class FlatModel:
         first = {p: name for name, p in trained.items()}
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
-        self._slots = _find_slots(self.module, first)
+        self._slots = find_slots(self.module, first)
         example = _repeat(example).to(self.device, _precision(example, dtype))
-        outputs = self._try(example)
-        start = self.flatten_all(self.module)
+        outputs, start = self._try(example), self.flatten_all(self.module)
         check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
         if classes is not None:
             check_classes(outputs, classes, loss)
@@ -264,19 +264,6 @@ class FlatModel:
                 "normalise within samples, and say batch_first=True in layers that have it."
             )
         return first
-
-
-def _find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
-    """Return the places of parameters: several for tied ones, one for a module used twice.
-
-    A place that was filled twice would not be restored after a call.
-    """
-    return {
-        f"{place}.{own}" if place else own: first[p]
-        for place, part in module.named_modules()
-        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
-        if p in first
-    }
 
 
 def _repeat(values: Tensor) -> Tensor:

@@ -114,13 +114,12 @@ def train(
         evaluate = (evaluate,)
     if isinstance(algorithm, Wrappable):
         algorithm = algorithm.wrapped()
-    algorithm = keep_own(algorithm, clients)
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}.")
-    if every < 1:
-        raise ValueError(f"every must be at least 1, got {every}.")
+    for name, count in (("rounds", rounds), ("every", every)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}.")
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
     told = stop, giver, callbacks, missing, folder
+    algorithm = keep_own(algorithm, clients)
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     return training.run(None if x is None else clients.flatten(x), resume)
 
@@ -198,16 +197,13 @@ class _Training:
         records = self._measure(r, x, own, weights)
         self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records, own)
 
-    def _measure(
-        self, r: int, x: Vector, own: Vector | None, weights: Weights | None
-    ) -> list[MetricRecord]:
+    def _measure(self, r: int, x: Vector, own: Any, weights: Weights | None) -> list[MetricRecord]:
         if weights is not None:
             self.history.weights[r] = weights
         if not self.evaluate:
             return []
         given = self.evaluate
-        clients = bind_own(self.clients, own)
-        found = given(x) if callable(given) else clients.evaluate(x, given)
+        found = given(x) if callable(given) else bind_own(self.clients, own).evaluate(x, given)
         return self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
@@ -292,16 +288,15 @@ class _Training:
     def _end(self, state: Any, reason: str | None) -> History:
         last = self.history.rounds[-1].round
         choice = self._choose(last, state)
-        clients = bind_own(self.clients, choice.own)
-        self.history.parameters = clients.parameters(choice.x)
-        self.history.own = give_own(clients, choice.x)
+        clients, history = bind_own(self.clients, choice.own), self.history
+        history.parameters, history.own = clients.parameters(choice.x), give_own(clients, choice.x)
         self._check_end(last)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
         self._event({"event": "given out", **told})
         if self.folder is not None:
-            self.folder.finish(self.history.summary(), self.history.parameters, self.history.own)
+            self.folder.finish(history.summary(), history.parameters, history.own)
         for callback in self.callbacks:
             callback.end(self.history)
         return self.history

@@ -46,11 +46,8 @@ from equifed.engines.stacked.chunks import (
     split_into_chunks,
 )
 from equifed.engines.stacked.cuda_graph import Graphs
-from equifed.engines.stacked.dense_layers import DenseLayersRule
+from equifed.engines.stacked.dense_layers import DenseLayersRule, choose_rule
 from equifed.engines.stacked.gradient_rules import (
-    CompiledRule,
-    FunctionRule,
-    GradientRule,
     PenalisedRule,
     Precision,
     Samples,
@@ -60,7 +57,7 @@ from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.architectures import Init
-from equifed.models.flat import FlatModel, SampleLoss
+from equifed.models.flat import SampleLoss
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps."""
@@ -116,7 +113,7 @@ class StackedClients(InProcessClients):
             self.rule = ProfileRule(rule, self.model, self.offsets, precision)
         layer = None if self.own is not None else LeastSquares.layer_of(rule, self.model.loss)
         on_device = self.model.device.type == "cuda" and not self._store.streamed
-        on_device = on_device and self.offsets is None  # Newton steps are not the same in number
+        on_device &= self.offsets is None  # profile losses: the number of Newton steps varies
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
@@ -302,17 +299,3 @@ class StackedClients(InProcessClients):
             x, samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1), keys
         )
         return each.view(samples.weights.shape)
-
-
-def choose_rule(
-    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
-) -> GradientRule:
-    """Return the fastest rule for a model whose samples have that many dimensions.
-
-    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
-    hand-written gradients gain nothing by that.
-    """
-    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
-    if layers is not None:
-        return DenseLayersRule(model, layers)
-    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)
