@@ -30,11 +30,19 @@ from equifed.objectives import (
 Array = NDArray[np.float64]
 
 
-def interior_point(problem: Problem, objective: SaddleObjective) -> tuple[float, Array]:
-    """Return the minimum of Phi(l(x)) and a minimiser, by Clarabel on the epigraph form."""
-    x, bounds = cp.Variable(problem.d), cp.Variable(problem.n)
+def interior_point(
+    problem: Problem, objective: SaddleObjective, own_l2: float | None = None
+) -> tuple[float, Array]:
+    """Return the minimum of Phi(l(x)) and a minimiser, by Clarabel on the epigraph form.
+
+    With ``own_l2`` every client has an intercept of its own, with that penalty, among the unknowns.
+    """
+    x, bounds, own = (cp.Variable(k) for k in (problem.d, problem.n, problem.n))
     scale = _scale(problem)  # numbers of order one, for the solver's sake
-    constraints = [bounds[i] >= _loss(problem, i, x, scale) for i in range(problem.n)]
+    given = [own[i] if own_l2 is not None else None for i in range(problem.n)]
+    held = [(own_l2 or 0.0) / (2 * scale) * cp.square(own[i]) for i in range(problem.n)]
+    losses = [_loss(problem, i, x, scale, given[i]) for i in range(problem.n)]
+    constraints = [bounds[i] >= losses[i] + held[i] for i in range(problem.n)]
     value, more = _value(_rescaled(objective, scale), bounds, problem.n)
     ridge = problem.l2 / (2 * scale) * cp.sum_squares(x)
     task = cp.Problem(cp.Minimize(value + ridge), constraints + more)
@@ -58,9 +66,13 @@ def _scale(problem: Problem) -> float:
     return float(np.mean([np.mean(y**2) for y in problem.targets]))
 
 
-def _loss(problem: Problem, i: int, x: cp.Variable, scale: float) -> cp.Expression:
+def _loss(
+    problem: Problem, i: int, x: cp.Expression, scale: float, own: cp.Expression | None = None
+) -> cp.Expression:
     """Return the loss of client i without its penalty; squares of few rows, by QR."""
     a, y = problem.inputs[i], problem.targets[i]
+    if own is not None:
+        a, x = np.column_stack([a, np.ones(len(a))]), cp.hstack([x, own])
     if problem.loss == "logistic":
         signs = np.where(y > 0, 1.0, -1.0)
         return cp.sum(cp.logistic(-cp.multiply(signs, a @ x))) / (len(y) * scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -120,6 +120,13 @@ class Problem(ABC):
         """Return the model zero."""
         return torch.zeros(self.d, dtype=torch.float64)
 
+    def clients_with_own(self, engine: str | None = None, **options: Any) -> InProcessClients:
+        """Return the problem with an intercept of every client's own."""
+        given = {"l2": self.l2, "dtype": torch.float64, "own": "bias", **options}
+        return simulate(
+            self.federation(), "linear", self.loss, engine=engine or self.engine, **given
+        )
+
     def clients(
         self, engine: str | None = None, dtype: torch.dtype = torch.float64, **options: Any
     ) -> InProcessClients:
@@ -229,6 +236,24 @@ def convex_problem(seed: int) -> Problem:
         targets.append(labels if seed % 2 else signal + noise)
     kind = Logistic if seed % 2 else LeastSquares
     return kind(tuple(inputs), tuple(targets), l2, engine="stacked")
+
+
+def skewed_problem(seed: int) -> Problem:
+    """Draw a problem whose clients differ in level: shifted targets, classes rare or absent.
+
+    Some clients of a classification have one class only.
+    """
+    problem, draw = convex_problem(seed), np.random.default_rng(seed + 10**7)
+    if isinstance(problem, LeastSquares):
+        moved = tuple(y + 3 * draw.standard_normal() for y in problem.targets)
+        return replace(problem, targets=moved)
+    targets = []
+    for y in problem.targets:
+        flipped = np.where(draw.random(len(y)) < draw.random(), int(draw.integers(2)), y)
+        targets.append(np.full_like(y, int(draw.integers(2))) if draw.random() < 0.2 else flipped)
+    if len(np.unique(np.concatenate(targets))) < 2:
+        targets[0][:2] = (0, 1)
+    return replace(problem, targets=tuple(targets))
 
 
 def _transport(draw: np.random.Generator, n: int) -> Transport:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +32,10 @@ ALGORITHMS = {
     "scaffold": Scaffold(WORK, participation=0.6),
     "drfa": DRFA(WORK, clients_per_round=3, output="average"),
     "rfedfair": RFedFair(WORK, clients_per_round=3),
+    "own": Scaffold(WORK, participation=0.6),
 }
 METRICS = ("balanced_accuracy", "auroc", "log_loss")
+OPTIONS: dict[str, dict[str, str]] = {"own": {"own": "head"}}
 SIZES = [6, 11, 3, 8, 15, 9, 2]
 
 
@@ -46,7 +49,8 @@ def federation() -> Federation:
 
 
 def loop(name: str) -> History:
-    clients = LoopClients(federation(), "mlp", dtype=torch.float64)
+    options: Any = OPTIONS.get(name, {})
+    clients = LoopClients(federation(), "mlp", dtype=torch.float64, **options)
     return train(ALGORITHMS[name], clients, rounds=6, seed=2, evaluate=SPLITS, metrics=METRICS)
 
 
@@ -65,7 +69,8 @@ def main(names: list[str], folder: Path, mode: str) -> None:
 
 
 def run(name: str, folder: Path, mode: str) -> None:
-    clients = DistributedClients(federation(), "mlp", dtype=torch.float64)
+    options: Any = OPTIONS.get(name, {})
+    clients = DistributedClients(federation(), "mlp", dtype=torch.float64, **options)
     group = clients.group()
     assert group is not None
     store = RunFolder(folder, clients.names, group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,14 +11,18 @@ from tests.engines.ragged import engines, start
 from tests.problems import classification
 from torch import nn
 
+from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
+from equifed.engines.simulate import simulate
 from equifed.engines.stacked.chunks import split_into_chunks
 from equifed.engines.stacked.clients import StackedClients
 from equifed.engines.stacked.cuda_graph import SaltedKeys, _uniform
 from equifed.engines.stacked.gradient_rules import products_in
 from equifed.models import losses
 from equifed.models.architectures import build
+from equifed.training.loop import train
 
 
 def test_salted_keys_are_those_of_the_stream() -> None:
@@ -107,3 +113,20 @@ def test_cuda_agrees_with_the_loop_on_the_cpu(name: str, options: dict[str, int]
                 )
                 sums.append(moved.displacement.weighted_sum(weights).cpu())
             torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("steps", ["profile", "joint", "alternating"])
+def test_own_parts_on_cuda_agree_with_the_loop_on_the_cpu(steps: OwnSteps) -> None:
+    """Joint steps as captured graphs; profile losses and alternating steps one by one."""
+    data, name = classification(sizes=(9,) * 5), "logistic" if steps == "profile" else "mlp"
+    given: dict[str, Any] = {"l2": 0.1, "dtype": torch.float64, "own": "bias", "own_steps": steps}
+    work = LocalSGD(lr=0.1, steps=3, batch_size=None if steps == "profile" else 4)
+    histories = [
+        train(Scaffold(work), simulate(data, name, engine=engine, device=device, **given), rounds=5)
+        for engine, device in (("loop", "cpu"), ("stacked", "cuda"))
+    ]
+    for told in ("own", "parameters"):
+        theirs, ours = (getattr(history, told) for history in histories)
+        for key, value in theirs.items():
+            torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-9)

@@ -62,6 +62,9 @@ def assert_same(history: History, other: History) -> None:
     assert history.parameters is not None and other.parameters is not None
     for name, value in history.parameters.items():
         assert torch.allclose(value, other.parameters[name], rtol=0, atol=1e-10)
+    assert (history.own is None) == (other.own is None)
+    for name, value in (history.own or {}).items():
+        assert torch.allclose(value, (other.own or {})[name], rtol=0, atol=1e-10)
     for r, weights in history.weights.items():
         assert other.weights[r] == pytest.approx(weights, abs=1e-10)
     for a, b in zip(history.metrics, other.metrics, strict=True):

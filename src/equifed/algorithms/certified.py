@@ -13,6 +13,7 @@ from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature
+from equifed.contract.own import KeepsOwn
 from equifed.contract.streams import Stream
 from equifed.steps.certificate import Certificate, certificate
 
@@ -122,5 +123,8 @@ class Certified:
                 return None
             losses, vectors = clients.value_and_gradient(state.x, stream.at("certificate"))
             gradient = vectors.weighted_sum(info.weights)
+        inexact = clients.inexactness(state.x) if isinstance(clients, KeepsOwn) else None
+        if isinstance(inexact, str):
+            return inexact
         objective = objective_at(self.algorithm, inner, info)
-        return certificate(objective, known, losses, info.weights, gradient)
+        return certificate(objective, known, losses, info.weights, gradient, inexact)

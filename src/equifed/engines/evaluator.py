@@ -72,15 +72,27 @@ class FederationEvaluator:
                 if self._classes is not None:
                     self._checksums[name] = sum_clients(split)
 
-    def __call__(self, x: Vector, metrics: Sequence[SampleMetric] = ()) -> list[Evaluation]:
-        """Return the per-client numbers of every split."""
+    def __call__(
+        self, x: Vector, metrics: Sequence[SampleMetric] = (), own: Vector | None = None
+    ) -> list[Evaluation]:
+        """Return the per-client numbers of every split; ``own`` has each client's own part."""
         check_metrics(metrics, self._classes, self._model.loss)
-        return [self._evaluate(name, x, metrics) for name in self._splits]
+        self._check_own(own)
+        return [self._evaluate(name, x, own, metrics) for name in self._splits]
 
-    def _evaluate(self, name: str, x: Vector, asked: Sequence[SampleMetric]) -> Evaluation:
+    def _check_own(self, own: Vector | None) -> None:
+        if (own is None) != (self._model.own_size == 0):
+            raise ValueError(
+                "The model has own parameters of every client: evaluate with clients.evaluate(x)."
+            )
+
+    def _evaluate(
+        self, name: str, x: Vector, own: Vector | None, asked: Sequence[SampleMetric]
+    ) -> Evaluation:
         _, targets, offsets = self._splits[name]
         losses, answers, outputs = [], [], []
-        for t, loss, output in self._answer(name, x, slice(0, len(targets))):
+        for a, b, model in self._pieces(offsets, x, own):
+            t, loss, output = self._answer(name, model, slice(a, b))
             losses.append(loss)
             if self._classes is not None:
                 answers.append(predicted_classes(output))
@@ -103,15 +115,23 @@ class FederationEvaluator:
         hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
         return Evaluation(name, sizes, metrics, hits)
 
-    def _answer(self, name: str, x: Vector, rows: slice) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Go through samples of a split in blocks: targets, losses, outputs."""
+    def _answer(self, name: str, x: Vector, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return targets, losses and outputs of a block of samples of a split."""
         inputs, targets, _ = self._splits[name]
-        for a in range(rows.start, rows.stop, self._block):
-            block = slice(a, min(a + self._block, rows.stop))
-            with torch.no_grad():
-                outputs = self._model.outputs(x, inputs[block])
-                losses = self._model.loss(outputs, targets[block])
-            yield targets[block], losses, outputs
+        with torch.no_grad():
+            outputs = self._model.outputs(x, inputs[rows])
+            return targets[rows], self._model.loss(outputs, targets[rows]), outputs
+
+    def _pieces(
+        self, offsets: Index, x: Vector, own: Vector | None
+    ) -> Iterator[tuple[int, int, Vector]]:
+        """Yield which samples go through the model at once, and the model: each client's own."""
+        ends, models = [0, int(offsets[-1])], [x]
+        if own is not None:
+            ends, models = offsets.tolist(), [torch.cat([x, part]) for part in own]
+        for start, end, model in zip(ends[:-1], ends[1:], models, strict=True):
+            for a in range(start, end, self._block):
+                yield a, min(a + self._block, end), model
 
     def _measure(
         self,
@@ -141,23 +161,29 @@ class FederationEvaluator:
         except ValueError as error:
             raise ValueError(f"Client {self._names[i]!r}, {name}: {error}") from error
 
-    def _clients(self, name: str, x: Vector) -> Iterator[tuple[int, Samples]]:
+    def _clients(self, name: str, x: Vector, own: Vector | None) -> Iterator[tuple[int, Samples]]:
         """Go through the clients that have samples in a split; one client's answers are held."""
         _, _, offsets = self._splits[name]
         for i in np.flatnonzero(np.diff(offsets)).tolist():
-            rows = slice(int(offsets[i]), int(offsets[i + 1]))
-            parts = zip(*self._answer(name, x, rows), strict=True)
+            model = x if own is None else torch.cat([x, own[i]])
+            start, end = int(offsets[i]), int(offsets[i + 1])
+            cuts = range(start, end, self._block)
+            blocks = [slice(a, min(a + self._block, end)) for a in cuts]
+            parts = zip(*(self._answer(name, model, block) for block in blocks), strict=True)
             targets, losses, outputs = (to_array(torch.cat(part)) for part in parts)
             yield i, Samples(targets, losses, outputs, self._classes)
 
-    def describe(self, name: str, x: Vector, metrics: Sequence[SampleMetric]) -> Details | None:
+    def describe(
+        self, name: str, x: Vector, metrics: Sequence[SampleMetric], own: Vector | None = None
+    ) -> Details | None:
         """Return what the samples of a split say about a model, client by client."""
         check_metrics(metrics, self._classes, self._model.loss)
+        self._check_own(own)
         if name not in self._splits or not len(self._splits[name][1]):
             return None
         sure = self._classes is not None and gives_probabilities(self._model.loss)
         found: list[ClientDetail | None] = [None] * len(self._names)
-        for i, samples in self._clients(name, x):
+        for i, samples in self._clients(name, x, own):
             groups = self._groups[name].client_groups(i)
             stream = Stream(0).at("details", self._names[i], name)
             found[i] = describe_client(samples, metrics, groups, stream, sure)

@@ -18,9 +18,12 @@ from equifed.contract.curvature import Curvature
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
+from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
+from equifed.engines.profile import choose_offsets, settle_own
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
@@ -60,7 +63,7 @@ class DenseVectors(ClientVectors):
         return self.matrix
 
 
-class TorchClients(Clients):
+class TorchClients(OwnParts, Clients):
     """What our engines have in common: who takes part, the ledger, the model as a flat vector.
 
     Parameters
@@ -84,11 +87,9 @@ class TorchClients(Clients):
         return self._sizes[self.index]
 
     @override
-    def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
-        return self.model.flatten_any(model)
-
-    @override
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
+        if self.own is not None:  # whoever has no own part takes the mean of the others
+            x = torch.cat([x, self.own_parts(x).mean(dim=0)])
         return {n: p.to("cpu").contiguous().clone() for n, p in self.model.state(x).items()}
 
     @override
@@ -110,12 +111,12 @@ class TorchClients(Clients):
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
 
-class InProcessClients(TorchClients):
+class InProcessClients(FoundOwnParts, TorchClients):
     """Clients whose data this process holds; what ``loop`` and ``stacked`` have in common.
 
     Parameters
     ----------
-    data, model, loss, l2, penalise, dtype, device, init
+    data, model, loss, l2, penalise, dtype, device, init, own, own_l2, own_steps
         As for :func:`equifed.simulate`.
     """
 
@@ -130,6 +131,9 @@ class InProcessClients(TorchClients):
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
+        own: str | Sequence[str] | None = None,
+        own_l2: float | None = None,
+        own_steps: OwnSteps = "auto",
     ) -> None:
         super().__init__(data)
         self._init, device = choose_init(model, init), check_device(device)
@@ -140,29 +144,54 @@ class InProcessClients(TorchClients):
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
+        dimensions = self._inputs.dim() - 1
+        self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
             module, loss, self._inputs[:EXAMPLES], self._targets[:EXAMPLES],
             classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
+            own=self.own,
         )  # fmt: skip
+        if self.own is not None and self.model.penalised is not None:
+            raise ValueError(
+                "penalise='weights' leaves shared biases free, which models with own parameters "
+                "cannot; make the biases own parameters, too, or give penalise='all'."
+            )
+        self.own_rows = OwnRows(self.repeat_own(module))
+        self.offsets = choose_offsets(self.own, loss)
 
     @override
     def initial(self, stream: Stream) -> Tensor:
-        if self._init == "own":
-            return self.model.flatten(self._template)
-        fresh = copy.deepcopy(self._template)
-        initialise(fresh, stream)
+        fresh = self._template
+        if self._init != "own":
+            fresh = copy.deepcopy(self._template)
+            initialise(fresh, stream)
+        self.own_rows.start = self.repeat_own(fresh)
         return self.model.flatten(fresh)
+
+    @override
+    def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
+        # Own parts start as in what is given, if they are there, else as in the module.
+        given = dict(self._template.named_parameters(remove_duplicate=False))
+        given |= model.state_dict() if isinstance(model, nn.Module) else {}
+        given |= model if isinstance(model, Mapping) else {}
+        x = self.model.flatten_any(model)
+        self.own_rows.start = self.repeat_own(given)
+        return x
 
     @override
     def evaluate(
         self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
     ) -> list[Evaluation]:
-        return self._evaluator(tuple(splits))(x, metrics)
+        return self._evaluator(tuple(splits))(x, metrics, self._own_parts(x))
 
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
         """Return what the samples of a split say about a model, client by client."""
         held = [splits for splits in self._evaluators if split in splits]
-        return self._evaluator(held[0] if held else (split,)).describe(split, x, metrics)
+        own = self._own_parts(x)
+        return self._evaluator(held[0] if held else (split,)).describe(split, x, metrics, own)
+
+    def _own_parts(self, x: Tensor) -> Tensor | None:
+        return None if self.own is None else self.own_parts(x)
 
     def _evaluator(self, splits: tuple[str, ...]) -> FederationEvaluator:
         if splits not in self._evaluators:
@@ -181,6 +210,8 @@ class InProcessClients(TorchClients):
 
     @override
     def curvature(self) -> Curvature | str:
+        if self.remembers_own():
+            return JOINT
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
             self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
         return self._curvature[0]

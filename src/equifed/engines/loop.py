@@ -6,11 +6,14 @@ Every other engine must agree with this one. It is also the engine for modules t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -21,6 +24,11 @@ from equifed.engines.in_process import (
     to_numpy,
 )
 from equifed.engines.minibatches import Batch, Minibatches
+from equifed.engines.own_parts import plain_work
+from equifed.engines.profile import MOST_NEWTON
+
+Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Displacement, snapshot, average, mean gradient and threshold of one client."""
 
 
 class LoopClients(InProcessClients):
@@ -28,9 +36,11 @@ class LoopClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
+        self._refuse_minibatches(batch_size)
         with torch.no_grad():
             values = [
-                self._loss(x, k, self._batches(k, stream, batch_size).at(0)) for k in self._each()
+                self._loss(self._with_own(x, k), k, self._batches(k, stream, batch_size).at(0))
+                for k in self._each()
             ]
         self._book(down=1, up=0, losses=1)
         out = to_numpy(torch.stack(values))
@@ -41,13 +51,16 @@ class LoopClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
+        self._refuse_minibatches(batch_size)
         pairs = [
-            self._gradient(x, k, self._batches(k, stream, batch_size).at(0)) for k in self._each()
+            self._gradient(self._with_own(x, k), k, self._batches(k, stream, batch_size).at(0))
+            for k in self._each()
         ]
         self._book(down=1, up=1, losses=1)
         losses = to_numpy(torch.stack([value for value, _ in pairs]))
         self.refuse_non_finite(losses, "loss")
-        gradients = DenseVectors(torch.stack([gradient for _, gradient in pairs]))
+        d = self.model.size
+        gradients = DenseVectors(torch.stack([gradient[:d] for _, gradient in pairs]))
         self.refuse_non_finite(gradients.squared_norms(), "squared gradient norm")
         return losses, gradients
 
@@ -62,6 +75,7 @@ class LoopClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
+        self._refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)
@@ -71,18 +85,23 @@ class LoopClients(InProcessClients):
             if control is not None and target is not None:
                 correction = target - control.matrix[k]
             slope = None if slopes is None else float(slopes[k])
-            results.append(self._walk(x, work, stream, k, int(steps[k]), correction, slope))
+            walk = self._walk if not self.remembers_own() else self._walk_with_own
+            results.append(walk(x, work, stream, k, int(steps[k]), correction, slope))
         self._book_local(work, corrected=target is not None)
         *vectors, thresholds = (
             None if column[0] is None else torch.stack(column)
             for column in map(list, zip(*results, strict=True))
         )
         named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
-        moved = {kind: DenseVectors(rows) for kind, rows in named if rows is not None}
-        lengths = moved["displacement"].squared_norms()
+        moved = {kind: rows for kind, rows in named if rows is not None}
+        lengths = DenseVectors(moved["displacement"]).squared_norms()
         self.refuse_non_finite(lengths, "squared length of the local update")
-        ends = None if thresholds is None else to_numpy(thresholds)
-        return Moved(steps=steps, thresholds=ends, **moved)
+        ends, d = None if thresholds is None else to_numpy(thresholds), self.model.size
+        if self.remembers_own():
+            before = self.own_rows.start[torch.as_tensor(self.index, device=x.device)]
+            self.own_rows.put(self.index, before - moved["displacement"][:, d:])
+        shared = {kind: DenseVectors(rows[:, :d]) for kind, rows in moved.items()}
+        return Moved(steps=steps, thresholds=ends, **shared)
 
     def _walk(
         self,
@@ -93,13 +112,16 @@ class LoopClients(InProcessClients):
         steps: int,
         correction: Tensor | None,
         slope: float | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        moving: Tensor | None = None,
+    ) -> Walked:
         """One client's local steps; the formula is in :class:`equifed.LocalSGD`."""
         batches = self._batches(k, stream, work.batch_size)
         u, iterates, gradients, snapshot = x, torch.zeros_like(x), torch.zeros_like(x), None
         threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
         for step in range(steps):
-            value, gradient = self._gradient(u, k, batches.at(step))
+            at = u if self.offsets is None else self._with_own(u, k)  # of its profile loss
+            value, gradient = self._gradient(at, k, batches.at(step))
+            gradient = gradient[: len(u)]
             if work.hinge is not None and threshold is not None and slope is not None:
                 s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
                 gradient = s * gradient
@@ -107,9 +129,13 @@ class LoopClients(InProcessClients):
             direction = gradient + work.proximal * (u - x)
             if correction is not None:
                 direction = direction + correction
+            if moving is not None:
+                direction = moving * direction
             u = u - work.lr * direction
             if work.radius is not None:
-                u = u * torch.clamp(work.radius / torch.linalg.vector_norm(u), max=1.0)
+                shared, own = u[: self.model.size], u[self.model.size :]
+                factor = torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
+                u = torch.cat([shared * factor, own])
             iterates, gradients = iterates + u, gradients + gradient
             if step + 1 == min(work.snapshot or 0, steps):
                 snapshot = u
@@ -120,6 +146,67 @@ class LoopClients(InProcessClients):
             gradients / steps if work.mean_gradient else None,
             threshold,
         )
+
+    def _walk_with_own(
+        self,
+        x: Tensor,
+        work: LocalSGD,
+        stream: Stream,
+        k: int,
+        steps: int,
+        correction: Tensor | None,
+        slope: float | None,
+    ) -> Walked:
+        """One client's local steps on shared and own parameters; corrections on the shared ones.
+
+        Alternating: as many plain steps on the own ones first, then steps on the shared ones.
+        """
+        assert self.own is not None
+        start = u = self._with_own(x, k)
+        own = torch.arange(len(u), device=u.device) >= self.model.size
+        shared = None
+        if self.own.steps == "alternating":
+            plain, shared = plain_work(work), (~own).to(u.dtype)
+            u = u - self._walk(u, plain, stream.at("own"), k, steps, None, None, own.to(u.dtype))[0]
+        if correction is not None:
+            correction = torch.cat([correction, correction.new_zeros(self.model.own_size)])
+        moved, *others = self._walk(u, work, stream, k, steps, correction, slope, shared)
+        return torch.where(own, start - (u - moved), moved), *others  # type: ignore[return-value]
+
+    def _with_own(self, x: Tensor, k: int) -> Tensor:
+        """Return the model with the own parameters of the k-th client at its end."""
+        if self.own is None:
+            return x
+        if self.own.steps == "profile":
+            return torch.cat([x, self._newton(x, k)[0]])
+        return torch.cat([x, self.own_rows.start[int(self.index[k])]])
+
+    def _newton(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k-th client's best own parameters and the squared decrement that is left."""
+        assert self.offsets is not None
+        i, v = int(self.index[k]), x.new_zeros(self.model.own_size)
+        targets = self._targets[self._offsets[i] : self._offsets[i + 1]]
+        with torch.no_grad():  # the bias is added to the outputs of the shared part
+            plain = self.model.outputs(torch.cat([x, v]), self._inputs_of(i), training=True)
+        for _ in range(MOST_NEWTON):
+            with torch.enable_grad():
+                v = v.detach().requires_grad_()
+                value = self.model.loss(plain + v, targets).mean() + 0.5 * self.offsets.l2 * (v @ v)
+                (slope,) = torch.autograd.grad(value, v, create_graph=True)
+                rows = [torch.autograd.grad(s, v, retain_graph=True)[0] for s in slope]
+            v, gradient = v.detach(), slope.detach()
+            step = torch.linalg.solve_ex(torch.stack(rows), gradient).result  # NaN stays NaN
+            decrement, length = step @ gradient, self.offsets.turn * torch.linalg.vector_norm(step)
+            if not decrement > torch.finfo(x.dtype).eps ** 2:
+                break
+            v = v - step * (torch.log1p(length) / length if self.offsets.turn else 1.0)
+        return v, decrement
+
+    @override
+    def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
+        for k in self._each():
+            inputs = self._inputs_of(int(self.index[k])).flatten(1)
+            yield slice(k, k + 1), *self._newton(x, k), inputs.square().sum(dim=1).mean()
 
     def _each(self) -> range:
         return range(len(self.index))

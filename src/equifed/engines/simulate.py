@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from equifed.contract.own import OwnSteps
 from equifed.data.federation import Federation
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
@@ -39,6 +41,9 @@ def simulate(
     compiled: bool = False,
     precision: Precision = "full",
     streamed: bool | None = None,
+    own: str | Sequence[str] | None = None,
+    own_l2: float | None = None,
+    own_steps: OwnSteps = "auto",
 ) -> Clients:
     """Return the clients of a federation, carried out in this process.
 
@@ -84,6 +89,20 @@ def simulate(
     streamed : bool, optional
         Keep the samples in the host's memory and send each step's to the GPU; by default only if
         they do not fit.
+    own : {"bias", "head", "norm"} or sequence of str, optional
+        Parameters that every client keeps for itself: the bias of the last layer, its weight and
+        bias, scales and shifts of normalisation layers, or names and patterns (``"3.*"``). They are
+        not part of the model vector and are never sent.
+    own_l2 : float, optional
+        Strength of the penalty on own parameters: ``l2`` by default; for profile losses of classes
+        1e-3, since the own bias of a client that lacks a class would grow without end, and 0 for
+        the squared loss.
+    own_steps : {"auto", "profile", "joint", "alternating"}
+        How own parameters are found. ``"profile"``: those that are best for the shared model, on
+        all samples (linear models with an own bias; certificates hold). ``"joint"``: by local
+        steps together with the shared ones, kept from round to round. ``"alternating"``: as many
+        local steps on the own ones, then on the shared ones (FedAlt). ``"auto"`` is profile where
+        that is possible, else joint.
 
     Examples
     --------
@@ -97,7 +116,8 @@ def simulate(
     module, loss = resolve_model(data, model, loss)
     loss = weigh_classes(loss, class_weights, data)
     given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
-    given["init"] = choose_init(model, init)
+    given |= {"init": choose_init(model, init), "own": own}
+    given |= {"own_l2": own_l2, "own_steps": own_steps}
     if engine == "loop":
         return LoopClients(data, module, loss, **given)
     try:

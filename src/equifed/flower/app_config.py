@@ -91,6 +91,9 @@ class AppConfig:
         out = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
         shared = settings(ModelSettings)
         out["model"] = checker.choice(SECTIONS["models"], table.get("model", {}), "model", shared)
+        if out["model"].get("own"):
+            why = "a real federation cannot keep own parts yet; leave it out, or simulate"
+            checker.problem("model.own", why)
         given = table.get("algorithm", {})
         out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
         table = {**table, "guard": complete_guard(table.get("guard", {}), "on")}

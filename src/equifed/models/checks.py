@@ -199,3 +199,16 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         what = f"lack {lost[0]!r}" if lost else f"have {found.unexpected_keys[0]!r} too much"
         raise ValueError(f"The weights are not those of this module: they {what}.")
     return module.eval()
+
+
+def find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
+    """Return the places of parameters: several for tied ones, one for a module used twice.
+
+    A place that was filled twice would not be restored after a call.
+    """
+    return {
+        f"{place}.{own}" if place else own: first[p]
+        for place, part in module.named_modules()
+        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
+        if p in first
+    }

@@ -39,6 +39,10 @@ def known_curvature(
     lower bound is 0 but for the squared loss (:func:`_free_bias`). Without the samples at hand (a
     real federation), or with too many clients to look at each, only the lower bound is known.
 
+    A profile loss, with a bias that every client chooses for itself, has the Schur complement for a
+    Hessian: at most that of the shared part alone, and at least the smallest eigenvalue of both
+    parts together.
+
     Parameters
     ----------
     inputs_of : callable, optional
@@ -59,6 +63,9 @@ def known_curvature(
     # Only what is trained has a derivative: the last column is that of the bias.
     weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
     ends = [_eigenvalues(inputs_of(i), weight, bias, n) for i in range(n)]
+    if quadratic and model.own_shapes:
+        both = [_eigenvalues(inputs_of(i), True, True, n)[0] for i in range(n)]
+        ends = [(least, *rest) for least, (_, *rest) in zip(both, ends, strict=True)]
     least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
     smoothness = STEEPEST[loss] * largest + model.l2
     exact = all(e[2] for e in ends)

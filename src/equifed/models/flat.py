@@ -26,8 +26,10 @@ from equifed.models.checks import (
     check_module,
     check_outputs,
     explain_inputs,
+    find_slots,
 )
 from equifed.models.dropout import address_dropout
+from equifed.models.own_part import OwnPart, check_effect
 from equifed.models.penalty import Penalise, mark_penalised
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -57,6 +59,9 @@ class FlatModel:
         Of which parameters: all that are trained, or all but biases (intercepts).
     dtype, device
         Precision and place of the parameters.
+    own : OwnPart, optional
+        Parameters that are not in the vector: functions of one model then take it with a client's
+        own ones at its end.
 
     Examples
     --------
@@ -79,6 +84,7 @@ class FlatModel:
         penalise: Penalise = "all",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        own: OwnPart | None = None,
     ) -> None:
         if not (l2 >= 0 and math.isfinite(l2)):
             raise ValueError(f"l2 must be a number of at least 0, got {l2}.")
@@ -87,8 +93,13 @@ class FlatModel:
         self.module = copy.deepcopy(module).to(device=self.device, dtype=dtype)
         self.dropouts = address_dropout(self.module)
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        self.shapes = {name: p.shape for name, p in trained.items()}
+        kept = () if own is None else own.names
+        self.own_l2 = self.l2 if own is None else own.l2
+        self.shapes = {name: p.shape for name, p in trained.items() if name not in kept}
+        self.own_shapes = {name: trained[name].shape for name in kept}
+        self.all_shapes = self.shapes | self.own_shapes
         self.size = sum(shape.numel() for shape in self.shapes.values())
+        self.own_size = sum(shape.numel() for shape in self.own_shapes.values())
         if self.size == 0:
             raise ValueError(
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
@@ -100,8 +111,10 @@ class FlatModel:
         first = {p: name for name, p in trained.items()}
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
-        self._slots = _find_slots(self.module, first)
-        outputs = self._try(_repeat(example).to(self.device, _precision(example, dtype)))
+        self._slots = find_slots(self.module, first)
+        example = _repeat(example).to(self.device, _precision(example, dtype))
+        outputs, start = self._try(example), self.flatten_all(self.module)
+        check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
         if classes is not None:
             check_classes(outputs, classes, loss)
         if targets is not None:
@@ -127,9 +140,13 @@ class FlatModel:
         return digest.hexdigest() if self.fixed else ""
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """Return the trained parameters of a module of the same shape as one vector."""
+        """Return the shared parameters of a module of the same shape as one vector."""
+        return self.flatten_all(module)[: self.size]
+
+    def flatten_all(self, module: nn.Module) -> Tensor:
+        """Return the shared parameters and, at the end, the own ones as one vector."""
         held = dict(module.named_parameters(remove_duplicate=False))
-        return torch.cat([held[name].detach().reshape(-1) for name in self.shapes]).to(
+        return torch.cat([held[name].detach().reshape(-1) for name in self.all_shapes]).to(
             self.device, self.dtype
         )
 
@@ -161,9 +178,9 @@ class FlatModel:
         parts: dict[str, Tensor] = {}
         for name, value in given.items():
             if name not in self.names and name not in fixed:
-                known = ", ".join([*self.shapes][:8])
+                known = ", ".join([*self.all_shapes][:8])
                 raise ValueError(f"The model has no parameter {name!r}; it trains {known}.")
-            shape = self.shapes[self.names[name]] if name in self.names else fixed[name].shape
+            shape = self.all_shapes[self.names[name]] if name in self.names else fixed[name].shape
             value = torch.as_tensor(value).detach().to(self.device)
             if value.shape != shape:
                 raise ValueError(
@@ -185,8 +202,8 @@ class FlatModel:
         return self.flatten_any(torch.cat([parts[name].reshape(-1) for name in self.shapes]))
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the named parameters that the vector holds, as views."""
-        return unflatten(x, self.shapes)
+        """Return the named parameters that the vector holds, own ones at its end, as views."""
+        return unflatten(x, self.all_shapes)
 
     def state(self, x: Tensor) -> dict[str, Tensor]:
         """Return the whole module's state by name: what ``load_state_dict`` takes.
@@ -217,8 +234,10 @@ class FlatModel:
         return self.loss(self.outputs(x, inputs, keys, training=True), targets)
 
     def penalty(self, x: Tensor) -> Tensor:
-        """Return l2/2 |x|^2, of the parameters that are penalised."""
-        return 0.5 * self.l2 * (x @ self.pull(x))
+        """Return l2/2 |x|^2 of what is penalised, own parameters with a strength of their own."""
+        u, v = x[: self.size], x[self.size :]
+        shared = 0.5 * self.l2 * (u @ self.pull(u))
+        return shared if len(v) == 0 else shared + 0.5 * self.own_l2 * (v @ v)
 
     def pull(self, u: Tensor) -> Tensor:
         """Return the rows of u with zeros where there is no penalty: its gradient, but for l2."""
@@ -226,7 +245,7 @@ class FlatModel:
 
     def _try(self, inputs: Tensor) -> Tensor:
         """Return outputs of the module, unless they depend on more than parameters and sample."""
-        x = self.flatten(self.module)
+        x = self.flatten_all(self.module)
         keys = torch.arange(len(inputs), device=self.device)
         before = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.no_grad(), torch.random.fork_rng():
@@ -255,19 +274,6 @@ class FlatModel:
                 "normalise within samples, and say batch_first=True in layers that have it."
             )
         return first
-
-
-def _find_slots(module: nn.Module, first: Mapping[nn.Parameter, str]) -> dict[str, str]:
-    """Return the places of parameters: several for tied ones, one for a module used twice.
-
-    A place that was filled twice would not be restored after a call.
-    """
-    return {
-        f"{place}.{own}" if place else own: first[p]
-        for place, part in module.named_modules()
-        for own, p in part.named_parameters(recurse=False, remove_duplicate=False)
-        if p in first
-    }
 
 
 def _repeat(values: Tensor) -> Tensor:

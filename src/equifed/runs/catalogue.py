@@ -271,7 +271,19 @@ SECTIONS = {
     "engines": Section(
         "engine",
         lambda: ENGINES,
-        given=("data", "model", "loss", "class_weights", "l2", "penalise", "dtype", "engine"),
+        given=(
+            "data",
+            "model",
+            "loss",
+            "class_weights",
+            "l2",
+            "penalise",
+            "dtype",
+            "engine",
+            "own",
+            "own_l2",
+            "own_steps",
+        ),
         own=False,
     ),
     "models": Section(

@@ -28,6 +28,7 @@ from typing import Any, Literal, Self
 from equifed.algorithms.guard_view import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.own import OwnSteps
 from equifed.data.holdout import Holdout
 from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
@@ -53,6 +54,7 @@ class ModelSettings:
 
     ``init = "auto"`` draws named models afresh and lets own code (``module:Name``) start as it is.
     ``class_weights`` are as for :func:`equifed.models.losses.weigh_classes`.
+    ``own``, ``own_l2`` and ``own_steps`` are as for :func:`equifed.simulate`.
     """
 
     loss: str = "auto"
@@ -61,6 +63,9 @@ class ModelSettings:
     init: Literal["auto", "fresh", "own"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     class_weights: str | dict[str, float] | None = None
+    own: str | tuple[str, ...] | None = None
+    own_l2: float | None = None
+    own_steps: OwnSteps = "auto"
 
     def __post_init__(self) -> None:
         if not self.l2 >= 0:

@@ -16,6 +16,7 @@ from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
+from equifed.contract.own import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.data.holdout import Holdout
 from equifed.data.preparation import Preparation
@@ -158,6 +159,10 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     module = build_module(config, shape, outputs)
     init = shared.resolve_init(config.model["name"])
     given: dict[str, Any] = {"data": federation, "model": module, "loss": loss, "init": init}
+    given |= {"own": shared.own, "own_l2": shared.own_l2, "own_steps": shared.own_steps}
+    if shared.own is not None and shared.own_steps == "auto":
+        minibatches = uses_minibatches(build_algorithm(config.algorithm))
+        given["own_steps"] = "joint" if minibatches else "auto"  # profile losses need all samples
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
         SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2,

@@ -9,6 +9,7 @@ import numpy as np
 
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.curvature import Curvature
+from equifed.contract.own import Inexactness
 from equifed.objectives.base import SaddleObjective
 
 ROUNDING = 8.0
@@ -46,6 +47,7 @@ def certificate(
     losses: Losses,
     weights: Weights,
     gradient: Vector,
+    inexact: Inexactness | None = None,
 ) -> Certificate | str:
     r"""Return the certificate of a model x, or why there is none.
 
@@ -72,6 +74,9 @@ def certificate(
         l(x) on all samples of all clients, and feasible weights.
     gradient : Vector
         The weighted sum of the clients' full gradients at x.
+    inexact : Inexactness, optional
+        By how much losses and gradients may be off, where clients have an own part: F is below what
+        was told by that of the losses, and the gradient longer by that of the gradients.
 
     Examples
     --------
@@ -97,6 +102,11 @@ def certificate(
         ROUNDING * float(np.finfo(_dtype(gradient)).eps) * float(np.abs(weights) @ np.abs(losses))
     )
     squared = float(gradient.double() @ gradient.double())
+    if inexact is not None:
+        bound -= inexact.of_value(weights)
+        squared = (math.sqrt(squared) + inexact.of_gradient(weights)) ** 2
+        if not math.isfinite(squared - bound):
+            return "own parts of clients are not known well enough"
     gap = max(value - bound, 0.0) + squared / (2 * modulus) + rounding
     norm = objective.l1_norm(len(weights))
     most = value - _smallest_value(objective, norm, curvature.lowest, losses) + rounding

@@ -62,9 +62,12 @@ class RunFolder(Tables):
 
     @override
     def finish(
-        self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None
+        self,
+        summary: Mapping[str, Any],
+        parameters: dict[str, torch.Tensor] | None,
+        own: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        super().finish(summary, parameters)
+        super().finish(summary, parameters, own)
         self._wait()
 
     def due(self, seconds: float) -> bool:

@@ -119,6 +119,7 @@ class Validated:
     weights: Weights | None
     round: int
     score: tuple[float, ...]
+    own: Vector | None = None  # own parts of that round, where they are more than a function of x
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,11 +137,15 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A model, the weights that belong to it if they are not the last ones, and what it is."""
+    """A model, the weights that belong to it if they are not the last ones, and what it is.
+
+    ``own`` are the own parts that go with it, if they are not those of the last state.
+    """
 
     x: Vector
     weights: Weights | None
     given: GivenOut
+    own: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,13 @@ class Giver:
         return kept
 
     def after_evaluation(
-        self, kept: Kept, r: int, x: Vector, weights: Weights | None, found: Sequence[MetricRecord]
+        self,
+        kept: Kept,
+        r: int,
+        x: Vector,
+        weights: Weights | None,
+        found: Sequence[MetricRecord],
+        own: Vector | None = None,
     ) -> Kept:
         """Return what to keep after the evaluation of the model after round r."""
         if self.wanted != "validation":
@@ -206,7 +217,7 @@ class Giver:
             )
         if score is None or (best is not None and score <= best.score):
             return kept
-        return replace(kept, validated=Validated(x, weights, r, score))
+        return replace(kept, validated=Validated(x, weights, r, score, own))
 
     def choose(self, kept: Kept, r: int, model: Vector, own: bool) -> Choice:
         """Return what to give out after round r.
@@ -219,7 +230,7 @@ class Giver:
         if kind == "average" and kept.mean is not None:
             return Choice(kept.mean.x, kept.mean.weights, GivenOut("average", r))
         if kind == "validation" and best is not None:
-            return Choice(best.x, best.weights, GivenOut("validation", best.round))
+            return Choice(best.x, best.weights, GivenOut("validation", best.round), best.own)
         return Choice(model, None, GivenOut("last", r))
 
     def _kind(self, kept: Kept, r: int, own: bool) -> GiveOut:

@@ -49,7 +49,9 @@ class History:
         Quarantines, missing clients, what guards did and saw, resumes, warnings, why the run
         stopped, what it gave out.
     parameters : dict of tensors, optional
-        The model that was given out by parameter name.
+        The model that was given out by parameter name; own parameters are the clients' means.
+    own : dict of tensors, optional
+        Own parameters of every client by name, clients first: (N, ...). A simulation has them.
     hits : dict of Hits
         By split, which samples the model of the last evaluation answers correctly.
     details : Details, optional
@@ -72,6 +74,7 @@ class History:
     events: list[dict[str, Any]] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] | None = None
     hits: dict[str, Hits] = field(default_factory=dict)
+    own: dict[str, torch.Tensor] | None = None
     details: Details | None = None
     alone: MetricRecord | None = None
     trained: Any = field(default=None, repr=False, compare=False)
@@ -285,7 +288,7 @@ class History:
         out.hits(self.hits)
         out.details(self.details)
         out.alone(self.alone)
-        out.finish(self.summary(), self.parameters)
+        out.finish(self.summary(), self.parameters, self.own)
         return out.path
 
     @classmethod
@@ -302,6 +305,8 @@ class History:
         history.hits = read_hits(path / HITS)
         if model and (path / tables.MODEL).exists():
             history.parameters = tables.read_model(path / tables.MODEL)
+        if model and (path / tables.OWN).exists():
+            history.own = tables.read_model(path / tables.OWN)
         return history
 
     @classmethod

@@ -20,6 +20,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
+from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell_own
 from equifed.training.touches import tell_touches
 from equifed.training.warnings import check_finite, find_warnings
 
@@ -123,10 +124,9 @@ def train(
         evaluate = (evaluate,)
     if isinstance(algorithm, Wrappable):
         algorithm = algorithm.wrapped()
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}.")
-    if every < 1:
-        raise ValueError(f"every must be at least 1, got {every}.")
+    for name, count in (("rounds", rounds), ("every", every)):
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}.")
     asked = as_metrics(metrics)
     if asked and (callable(evaluate) or not evaluate):
         raise ValueError(
@@ -134,6 +134,7 @@ def train(
         )
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
     told = asked, stop, giver, callbacks, missing, folder
+    algorithm = keep_own(algorithm, clients)
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     return training.run(None if x is None else clients.flatten(x), resume)
 
@@ -165,6 +166,8 @@ class _Training:
         for callback in self.callbacks:
             callback.start(self.history, self.rounds)
         if done == 0 and not resume:
+            for event in tell_own(self.clients):
+                self._event(event)
             self._evaluate(0, state, None)
             self._record(0)
             self._save(0, state)
@@ -187,13 +190,13 @@ class _Training:
                 self._save(r, state)
         return self._end(state, reason)
 
-    def _check_end(self, last: int, x: Vector) -> None:
+    def _check_end(self, last: int, x: Vector, own: Vector | None) -> None:
         """Refuse a model that is not finite, record what else is wrong and what samples say."""
         wrong = check_finite(self.history.parameters or {})
         if wrong is not None:
             self._event({"event": "stopped", "round": last, "reason": wrong})
             raise TrainingError(f"After round {last} {wrong}")
-        self._describe(x)
+        self._describe(x, own)
         told = self.clients if isinstance(self.clients, KnowsFeatures) else None
         scales = None if told is None else told.feature_scales()
         for sentence in find_warnings(self.history, scales):
@@ -207,11 +210,11 @@ class _Training:
 
     def _evaluate(self, r: int, state: Any, weights: Weights | None) -> None:
         """Measure what the algorithm would give out after round r, which may be worth keeping."""
-        x = self.algorithm.model(state)
-        records = self._measure(r, x, weights)
-        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records)
+        x, own = self.algorithm.model(state), own_of(state)
+        records = self._measure(r, x, own, weights)
+        self.kept = self.giver.after_evaluation(self.kept, r, x, weights, records, own)
 
-    def _measure(self, r: int, x: Vector, weights: Weights | None) -> list[MetricRecord]:
+    def _measure(self, r: int, x: Vector, own: Any, weights: Weights | None) -> list[MetricRecord]:
         if weights is not None:
             self.history.weights[r] = weights
         if not self.evaluate:
@@ -221,7 +224,7 @@ class _Training:
             found = given(x)
         else:
             asked = (self.metrics,) if self.metrics else ()
-            found = self.clients.evaluate(x, given, *asked)
+            found = bind_own(self.clients, own).evaluate(x, given, *asked)
         return self.history.add_evaluation(r, found)
 
     def _settle(self, r: int, state: Any, reason: str | None) -> None:
@@ -229,7 +232,7 @@ class _Training:
         self.kept, choice = replace(self.kept, stopped=reason), self._choose(r, state)
         if choice.given.kind != "last":
             self.history.forget_evaluation(r)
-            self._measure(r, choice.x, choice.weights)
+            self._measure(r, choice.x, choice.own, choice.weights)
         elif choice.weights is not None:
             self.history.weights[r] = choice.weights
 
@@ -238,16 +241,17 @@ class _Training:
         own = model is not iterate and not bool((model == iterate).all())
         choice = self.giver.choose(self.kept, r, model, own)
         if choice.given.kind == "last" and own and isinstance(self.algorithm, GivesWeights):
-            return replace(choice, weights=self.algorithm.weights(state))
-        return choice
+            choice = replace(choice, weights=self.algorithm.weights(state))
+        return choice if choice.own is not None else replace(choice, own=own_of(state))
 
-    def _describe(self, x: Vector) -> None:
+    def _describe(self, x: Vector, own: Vector | None) -> None:
         """Ask what single samples say about the model that is given out."""
-        if callable(self.evaluate) or not isinstance(self.clients, Describes):
+        clients = bind_own(self.clients, own)
+        if callable(self.evaluate) or not isinstance(clients, Describes):
             return
         for note in describe_directions(self.metrics):
             self._event({"event": "note", "round": 0, "reason": note})
-        self.history.details = describe_end(self.clients, self.history, self.metrics, x)
+        self.history.details = describe_end(clients, self.history, self.metrics, x)
         if self.folder is not None:
             self.folder.details(self.history.details)
 
@@ -321,17 +325,18 @@ class _Training:
     def _end(self, state: Any, reason: str | None) -> History:
         last = self.history.rounds[-1].round
         choice = self._choose(last, state)
-        self.history.parameters = self.clients.parameters(choice.x)
-        if isinstance(self.clients, KnowsModule):
-            self.history.trained = self.clients.predictor(choice.x)
-        self._check_end(last, choice.x)
+        clients, history = bind_own(self.clients, choice.own), self.history
+        history.parameters, history.own = clients.parameters(choice.x), give_own(clients, choice.x)
+        if isinstance(clients, KnowsModule):
+            history.trained = clients.predictor(choice.x)
+        self._check_end(last, choice.x, choice.own)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._event({"event": "given out", **told, "time": now})
         if self.folder is not None:
-            self.folder.finish(self.history.summary(), self.history.parameters)
+            self.folder.finish(history.summary(), history.parameters, history.own)
         for callback in self.callbacks:
             callback.end(self.history)
         return self.history

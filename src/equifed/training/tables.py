@@ -48,12 +48,13 @@ TABLES = {
     "metrics.csv": ("round", "client", "split", "metric", "value", "n"),
     "weights.csv": ("round", "client", "lambda"),
 }  # fmt: skip
-CLIENTS, EVENTS, SUMMARY, MODEL = (
-    "clients.json", "events.jsonl", "summary.json", "model.safetensors"
+CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
+    "clients.json", "events.jsonl", "summary.json", "model.safetensors", "own.safetensors"
 )  # fmt: skip
 CHECKSUMS, DETAILS, ALONE = "checksums.json", "details.json", "alone.csv"
 FILES = (
-    *TABLES, EVENTS, CLIENTS, MODEL, HITS, DETAILS, "config.toml", "run.json", "preparation.json"
+    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS,
+    "config.toml", "run.json", "preparation.json",
 )  # fmt: skip
 """What the checksums of a complete run are of, where it is there."""
 
@@ -148,7 +149,7 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, HITS, DETAILS, ALONE, SUMMARY, CHECKSUMS, MODEL):
+        for name in (*TABLES, EVENTS, HITS, DETAILS, ALONE, SUMMARY, CHECKSUMS, MODEL, OWN):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
         self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
@@ -194,7 +195,10 @@ class Tables:
             self._append(ALONE, [TABLES["metrics.csv"], *record.to_rows(self.names)])
 
     def finish(
-        self, summary: Mapping[str, Any], parameters: dict[str, torch.Tensor] | None
+        self,
+        summary: Mapping[str, Any],
+        parameters: dict[str, torch.Tensor] | None,
+        own: dict[str, torch.Tensor] | None = None,
     ) -> None:
         """Write the model and then the summary, whose presence says that the run is complete.
 
@@ -202,10 +206,11 @@ class Tables:
         """
         if not self.writes:
             return
-        if parameters is not None:
-            from safetensors.torch import save
+        for name, values in ((MODEL, parameters), (OWN, own)):
+            if values is not None:
+                from safetensors.torch import save
 
-            write_file(self.path / MODEL, save(parameters))
+                write_file(self.path / name, save(values))
         content = (json.dumps(summary, indent=2) + "\n").encode()
         there = (name for name in FILES if (self.path / name).exists())
         sums = {name: digest((self.path / name).read_bytes()) for name in there}

@@ -12,7 +12,7 @@ adds them up. Randomness has an address, so making them again gives the same vec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.curvature import Curvature
 from equifed.contract.local import LocalSGD
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import (
@@ -39,25 +40,24 @@ from equifed.engines.stacked.chunks import (
     Chunk,
     SampleStore,
     Supply,
+    empty_rows,
     put_rows,
     row_bytes,
     split_into_chunks,
 )
 from equifed.engines.stacked.cuda_graph import Graphs
-from equifed.engines.stacked.dense_layers import DenseLayersRule
+from equifed.engines.stacked.dense_layers import DenseLayersRule, choose_rule
 from equifed.engines.stacked.gradient_rules import (
-    CompiledRule,
-    FunctionRule,
-    GradientRule,
     PenalisedRule,
     Precision,
     Samples,
 )
 from equifed.engines.stacked.least_squares import LeastSquares
+from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.architectures import Init
-from equifed.models.flat import FlatModel, SampleLoss
+from equifed.models.flat import SampleLoss
 from equifed.models.penalty import Penalise
 
 MEMORY = 1 << 30
@@ -95,6 +95,9 @@ class StackedClients(InProcessClients):
         compiled: bool = False,
         precision: Precision = "full",
         streamed: bool | None = None,
+        own: str | Sequence[str] | None = None,
+        own_l2: float | None = None,
+        own_steps: OwnSteps = "auto",
     ) -> None:
         if memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
@@ -102,16 +105,21 @@ class StackedClients(InProcessClients):
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._memory, self._chunk, self._streamed = memory, chunk, streamed
         self._precision = precision
-        given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype}
+        given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
+        given |= {"l2": l2, "penalise": penalise, "dtype": dtype}
         super().__init__(data, model, loss, **given, device=device, init=init)
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
-        self.rule = PenalisedRule(rule, l2, precision, self.model.penalised)
+        known = self.model.penalised, self.model.size, self.model.own_l2
+        self.rule = PenalisedRule(rule, l2, precision, *known)
+        if self.offsets is not None:
+            self.rule = ProfileRule(rule, self.model, self.offsets, precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
-        if self.model.penalised is not None:
+        if self.own is not None or self.model.penalised is not None:
             layer = None  # its coordinates know one strength for all parameters
         on_device = self.model.device.type == "cuda" and not self._store.streamed
+        on_device &= self.offsets is None  # profile losses: the number of Newton steps varies
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
@@ -130,9 +138,14 @@ class StackedClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
+        self._refuse_minibatches(batch_size)
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
+                if self.own is not None:  # every client has a model of its own
+                    samples = self.supply(chunk, stream, batch_size).at(0)
+                    put_rows(values, chunk.places, self.rule.value(self.models(x, chunk), samples))
+                    continue
                 total = self.model.penalty(x).expand(len(chunk))
                 for samples in self.supply(chunk, stream, batch_size).at(0):
                     each = self._sample_losses(x, samples)
@@ -147,6 +160,7 @@ class StackedClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
+        self._refuse_minibatches(batch_size)
         handle = SharedGradients(self, x, stream, batch_size)
         if not self._fits(1):
             losses = self.losses(x, stream, batch_size)
@@ -169,6 +183,7 @@ class StackedClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
+        self._refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors | SharedGradients)
         run = LocalRun(self, x, work, stream, control, target, slopes)
@@ -179,11 +194,27 @@ class StackedClients(InProcessClients):
             vectors: dict[str, ClientVectors] = {k: DenseVectors(m) for k, m in matrices.items()}
         else:
             vectors = {kind: ReplayedVectors(run, kind) for kind in work.results}
-            if work.hinge is not None:
+            if work.hinge is not None or self.remembers_own():
                 thresholds = run.everything(keep=False)[1]
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
 
+    @override
+    def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
+        assert isinstance(self.rule, ProfileRule)
+        for chunk in self.chunks(None):
+            samples = self.supply(chunk, Stream(0), None).at(0)
+            yield chunk.places, *self.rule.best(x.expand(len(chunk), -1), samples)
+
     # Chunks of clients.
+
+    def models(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """Return the model of each of a chunk's clients, with own parameters that it keeps."""
+        if not self.remembers_own():
+            return x.expand(len(chunk), -1)
+        own = self.own_rows.start.index_select(0, chunk.ids.to(x.device))
+        rows = empty_rows(len(chunk), x.new_empty(self.model.size + self.model.own_size))
+        rows[:, : self.model.size], rows[:, self.model.size :] = x, own
+        return rows
 
     def chunks(self, batch_size: int | None) -> list[Chunk]:
         """Return the clients in chunks of similar sizes, so that padding stays small."""
@@ -199,7 +230,7 @@ class StackedClients(InProcessClients):
 
         Where every thread takes chunks, each gets as many, of the same size.
         """
-        model = self.model.size * self.model.dtype.itemsize
+        model = (self.model.size + self.model.own_size) * self.model.dtype.itemsize
         budget = CUDA_CHUNK if self.model.device.type == "cuda" else CPU_CHUNK
 
         def length_for(size: int) -> int:
@@ -231,17 +262,22 @@ class StackedClients(InProcessClients):
         chunk, work, quick = given.chunk, given.work, self.least_squares
         if quick is not None and quick.pays(work, int(given.steps[0]), int(chunk.sizes[0])):
             return quick.walk(given, self.supply(chunk, given.stream, None).whole)
-        replayed = None if self.graphs is None else self.graphs.walk(given, self.supply)
+        alternates = given.own is not None and given.own.alternating
+        graphs = None if alternates else self.graphs
+        replayed = None if graphs is None else graphs.walk(given, self.supply)
         if replayed is not None:
             return replayed
-        own = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
-        return given.walk(self.rule, self.supply(chunk, given.stream, work.batch_size), own)
+        here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
+        alone = self.supply(chunk, given.stream.at("own"), work.batch_size) if alternates else None
+        supply = self.supply(chunk, given.stream, work.batch_size)
+        return given.walk(self.rule, supply, here, alone)
 
     def _check_batched(self) -> None:
         """Refuse a module that cannot be batched over clients, by trying."""
         try:
             pair = self.subset(np.flatnonzero(self.sizes)[:2])
-            SharedGradients(pair, self.model.flatten(self._template), Stream(0), 1).everything()
+            one = 1 if self.offsets is None else None  # profile losses are of all samples
+            SharedGradients(pair, self.model.flatten(self._template), Stream(0), one).everything()
         except RuntimeError as error:
             raise NotBatched(
                 f"{type(self._template).__name__} cannot be batched over clients "
@@ -269,17 +305,3 @@ class StackedClients(InProcessClients):
             x, samples.inputs.flatten(0, 1), samples.targets.flatten(0, 1), keys
         )
         return each.view(samples.weights.shape)
-
-
-def choose_rule(
-    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
-) -> GradientRule:
-    """Return the fastest rule for a model whose samples have that many dimensions.
-
-    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
-    hand-written gradients gain nothing by that.
-    """
-    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
-    if layers is not None:
-        return DenseLayersRule(model, layers)
-    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)

@@ -23,7 +23,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.engines.stacked.chunks import empty_rows
-from equifed.engines.stacked.gradient_rules import GradientRule, Samples
+from equifed.engines.stacked.gradient_rules import (
+    CompiledRule,
+    FunctionRule,
+    GradientRule,
+    Samples,
+)
 from equifed.models.checks import is_plain
 from equifed.models.dropout import AddressedDropout
 from equifed.models.flat import FlatModel, SampleLoss
@@ -174,8 +179,10 @@ class DenseLayersRule(GradientRule):
                 layers.append(ACTIVATIONS[type(part)])
             elif type(part) is not nn.Identity:
                 return None
-        # A layer used twice has its parameters once; then the sizes differ.
-        return layers if flat and start == model.size else None
+        # A layer used twice has its parameters once; then the sizes differ. Own parameters are last
+        # in u, which must be the order of the layers.
+        ordered = list(model.all_shapes) == [n for n, _ in model.module.named_parameters()]
+        return layers if flat and ordered and start == model.size + model.own_size else None
 
     @override
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -252,6 +259,20 @@ def cross_entropy_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Te
     weights = weights.unsqueeze(1)
     slope = torch.softmax(outputs, dim=1).mul_(weights)
     return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+
+
+def choose_rule(
+    model: FlatModel, input_dimensions: int, fast: bool = True, compiled: bool = False
+) -> GradientRule:
+    """Return the fastest rule for a model whose samples have that many dimensions.
+
+    ``fast=False`` asks for ``torch.func`` in any case, ``compiled`` to compile what it makes;
+    hand-written gradients gain nothing by that.
+    """
+    layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
+    if layers is not None:
+        return DenseLayersRule(model, layers)
+    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

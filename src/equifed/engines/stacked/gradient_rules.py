@@ -101,7 +101,10 @@ Precision = Literal["full", "tf32", "bf16"]
 
 
 class PenalisedRule:
-    """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty."""
+    """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty.
+
+    Columns of u from ``size`` on are own parameters, with a penalty ``own_l2`` of their own.
+    """
 
     def __init__(
         self,
@@ -109,11 +112,22 @@ class PenalisedRule:
         l2: float,
         precision: Precision = "full",
         penalised: Tensor | None = None,
+        size: int | None = None,
+        own_l2: float | None = None,
     ) -> None:
         if precision not in get_args(Precision):
             raise ValueError(f"precision is one of {get_args(Precision)}, got {precision!r}.")
         self.data, self._l2, self._precision = rule, l2, precision
         self._penalised = penalised  # 1 or 0 for every parameter; None: all of them
+        self._own, self._more = slice(size, None), 0.0 if own_l2 is None else own_l2 - l2
+
+    def begin(self) -> PenalisedRule:
+        """Return the rule for one walk of several steps."""
+        return self
+
+    def value(self, u: Tensor, blocks: list[Samples]) -> Tensor:
+        """Return losses alone."""
+        return self.gradient(u, blocks)[1]
 
     def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
         """Return gradients and losses."""
@@ -126,13 +140,19 @@ class PenalisedRule:
             some = u if self._penalised is None else u * self._penalised
             gradient = gradient.add_(some, alpha=self._l2)
             value = value + 0.5 * self._l2 * some.square().sum(dim=1)
+        if self._more:
+            gradient[:, self._own].add_(u[:, self._own], alpha=self._more)
+            value = value + 0.5 * self._more * u[:, self._own].square().sum(dim=1)
         return gradient, value
 
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
+            pull = lr * self._more * u[:, self._own] if self._more else None
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
+            if pull is not None:
+                u[:, self._own].sub_(pull)
         else:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)

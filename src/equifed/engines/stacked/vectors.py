@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
@@ -19,6 +20,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors, InProcessVectors, to_numpy, to_tensor
 from equifed.engines.minibatches import Keys
+from equifed.engines.own_parts import OwnRows
 from equifed.engines.stacked.chunks import (
     Chunk,
     Supply,
@@ -28,8 +30,9 @@ from equifed.engines.stacked.chunks import (
     rows_of,
 )
 from equifed.engines.stacked.gradient_rules import PenalisedRule
-from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.engines.stacked.walk import ChunkWork, OwnColumns, Walk
 from equifed.models.flat import FlatModel
+from equifed.models.own_part import OwnPart
 
 Used = TypeVar("Used")
 
@@ -42,8 +45,19 @@ class Maker(Protocol):
     rule: PenalisedRule
     independent: bool
 
+    own: OwnPart | None
+    own_rows: OwnRows
+
+    def remembers_own(self) -> bool:
+        """Tell whether clients keep own parameters from round to round."""
+        ...
+
     def chunks(self, batch_size: int | None) -> list[Chunk]:
         """Return the clients in chunks of similar sizes."""
+        ...
+
+    def models(self, x: Tensor, chunk: Chunk) -> Tensor:
+        """Return the model of each of a chunk's clients, with own parameters that it keeps."""
         ...
 
     def supply(self, chunk: Chunk, stream: Keys, batch_size: int | None) -> Supply:
@@ -67,11 +81,16 @@ class SharedGradients(ClientVectors):
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        # Each sample counts its client's weight.
+        # Each sample counts its client's weight, unless every client has a model of its own.
         clients, x = self._clients, self._x.unsqueeze(0)
         total = clients.model.l2 * float(weights.sum()) * clients.model.pull(self._x)
+        if clients.own is not None:
+            total = torch.zeros_like(self._x)
         for chunk in clients.chunks(self._batch):
             shares = to_tensor(weights[chunk.places], x)
+            if clients.own is not None:
+                total += shares @ self.rows(chunk)[0]
+                continue
             for samples in clients.supply(chunk, self._stream, self._batch).at(0):
                 total += clients.rule.data.gradient(x, samples.as_one(shares))[0].squeeze(0)
         if not torch.isfinite(total).all():
@@ -92,7 +111,9 @@ class SharedGradients(ClientVectors):
     def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Return gradients (c, d) and losses (c,) of a chunk's clients."""
         samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
-        return self._clients.rule.gradient(self._x.expand(len(chunk), -1), samples)
+        clients = self._clients
+        gradient, value = clients.rule.gradient(clients.models(self._x, chunk), samples)
+        return gradient[:, : clients.model.size], value
 
     def everything(self) -> tuple[Losses, Losses, DenseVectors]:
         """Return the losses, the squared norms and all gradients, side by side."""
@@ -131,15 +152,21 @@ class LocalRun:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
         n = len(self._clients.index)
         matrices = {kind: empty_rows(n, self._x) for kind in self._work.results} if keep else {}
-        thresholds = np.zeros(n)
+        thresholds, size = np.zeros(n), self._clients.model.size
+        keeps, rows = self._clients.remembers_own(), self._clients.own_rows
+        own = rows.start[self._clients.index] if keeps else rows.start
 
         def store(chunk: Chunk, walk: Walk) -> None:
-            for kind, matrix in matrices.items():
-                put_rows(matrix, chunk.places, walk.result(kind))  # nothing to do if it is there
+            for kind, matrix in matrices.items():  # nothing to do if it is there
+                put_rows(matrix, chunk.places, walk.result(kind)[:, :size])
             if walk.threshold is not None:
                 thresholds[chunk.places] = to_numpy(walk.threshold)
+            if walk.own is not None:
+                put_rows(own, chunk.places, walk.own)
 
-        self._carry_out(store, matrices.get("displacement"))
+        self._carry_out(store, None if keeps else matrices.get("displacement"))
+        if keeps:
+            rows.put(self._clients.index, own)
         return matrices, thresholds if self._work.hinge is not None else None
 
     def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
@@ -148,7 +175,8 @@ class LocalRun:
 
         def part(chunk: Chunk, walk: Walk) -> dict[str, Tensor]:
             share = to_tensor(np.asarray(weights)[chunk.places], self._x)
-            return {k: share @ walk.result(k) for k in self._work.results}
+            size = self._clients.model.size
+            return {k: share @ walk.result(k)[:, :size] for k in self._work.results}
 
         if self._sums is None or self._sums[0] != key:
             parts = self._carry_out(part)
@@ -161,7 +189,8 @@ class LocalRun:
         out = np.zeros(len(self._clients.index))
 
         def norms(chunk: Chunk, walk: Walk) -> None:
-            out[chunk.places] = to_numpy(walk.result(kind).square().sum(dim=1))
+            rows = walk.result(kind)[:, : self._clients.model.size]
+            out[chunk.places] = to_numpy(rows.square().sum(dim=1))
 
         self._carry_out(norms)
         return out
@@ -190,8 +219,14 @@ class LocalRun:
         slope = None
         if self._slopes is not None:
             slope = to_tensor(self._slopes[chunk.places], self._x)
-        correction = self._correction(chunk)
-        return ChunkWork(self._x, self._work, self._stream, chunk, correction, slope)
+        correction, x, own = self._correction(chunk), self._x, None
+        if self._clients.remembers_own():
+            x = self._clients.models(x, chunk)
+            alternating = self._clients.own is not None and self._clients.own.steps == "alternating"
+            own = OwnColumns(self._clients.model.size, alternating)
+            if correction is not None:  # of the shared part only
+                correction = pad(correction, (0, x.shape[1] - self._x.shape[0]))
+        return ChunkWork(x, self._work, self._stream, chunk, correction, slope, own)
 
     def _correction(self, chunk: Chunk) -> Tensor | None:
         """Return target - control of a chunk's clients."""

@@ -12,15 +12,25 @@ from torch import Tensor
 from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.engines.own_parts import plain_work
 from equifed.engines.stacked.chunks import Chunk, Supply, empty_rows
 from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
+
+
+@dataclass(frozen=True)
+class OwnColumns:
+    """Columns from ``size`` on are own parameters; alternating work moves them first, alone."""
+
+    size: int
+    alternating: bool
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkWork:
     """What the clients of a chunk are to do: ``work`` from x.
 
-    ``correction`` (c, d) is target - control, ``slope`` (c,) the factor of the hinge.
+    ``correction`` (c, d) is target - control, ``slope`` (c,) the factor of the hinge. Clients with
+    own parameters have each a model of their own, x is (c, d).
     """
 
     x: Tensor
@@ -29,18 +39,27 @@ class ChunkWork:
     chunk: Chunk
     correction: Tensor | None
     slope: Tensor | None
+    own: OwnColumns | None = None
 
     @property
     def steps(self) -> Index:
         """Steps of each client, shape (c,)."""
         return self.work.steps_for(self.chunk.sizes)
 
-    def walk(self, rule: PenalisedRule, supply: Supply, room: Tensor | None = None) -> Walk:
-        """Carry out all steps, one by one."""
-        walk = Walk(self.x, self.work, self.steps, self.correction, self.slope, room)
-        for step in range(walk.longest):
-            walk.advance(step, rule, supply.at(step, walk.live(step)))
-        return walk
+    def walk(
+        self,
+        rule: PenalisedRule,
+        supply: Supply,
+        room: Tensor | None = None,
+        own_supply: Supply | None = None,
+    ) -> Walk:
+        """Carry out all steps, one by one; those on own parameters first, with their samples."""
+        x, size, held = self.x, None if self.own is None else self.own.size, None
+        if own_supply is not None and size is not None:
+            first = Walk(x, plain_work(self.work), self.steps, None, None, None, size, slice(size))
+            x, held = first.carry_out(rule, own_supply)._u, slice(size, None)
+        given = (self.work, self.steps, self.correction, self.slope, room, size, held)
+        return Walk(x, *given).carry_out(rule, supply)
 
 
 class Walk:
@@ -64,6 +83,10 @@ class Walk:
         Factor of the hinge.
     room : Tensor (c, d), optional
         Where the iterates and, at the end, the displacements are to be.
+    size : int, optional
+        Columns from here on are own parameters, x is (c, d) then. They are outside the ball.
+    held : slice, optional
+        Columns that do not move.
     """
 
     def __init__(
@@ -74,7 +97,10 @@ class Walk:
         correction: Tensor | None,
         slope: Tensor | None,
         room: Tensor | None = None,
+        size: int | None = None,
+        held: slice | None = None,
     ) -> None:
+        self._size, self._held = size, held
         assert (np.diff(steps) <= 0).all()
         self._x, self._work, self._steps, self._slope = x, work, steps, slope
         self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
@@ -103,6 +129,13 @@ class Walk:
         """Return how many clients take this step (counted from zero): the first rows."""
         return int(self._live[step]) if step < len(self._live) else 0
 
+    def carry_out(self, rule: PenalisedRule, supply: Supply) -> Walk:
+        """Take all steps, and return the walk."""
+        rule = rule.begin()
+        for step in range(self.longest):
+            self.advance(step, rule, supply.at(step, self.live(step)))
+        return self
+
     def advance(self, step: int, rule: PenalisedRule, samples: list[Samples]) -> None:
         """Take one step with the clients that still walk."""
         work, live = self._work, self.live(step)
@@ -117,8 +150,11 @@ class Walk:
         if self._pull is not None:
             u.add_(self._pull[:live])
         if work.radius is not None:
-            norm = torch.linalg.vector_norm(u, dim=1, keepdim=True)
-            u.mul_(torch.clamp(work.radius / norm, max=1.0))
+            shared = u[:, : self._size]
+            norm = torch.linalg.vector_norm(shared, dim=1, keepdim=True)
+            shared.mul_(torch.clamp(work.radius / norm, max=1.0))
+        if self._held is not None:
+            u[:, self._held] = self._x[:live, self._held]
         if self._iterates is not None:
             self._iterates[:live] += u
         if self._snapshot is not None:
@@ -141,6 +177,13 @@ class Walk:
         if step < self._work.snapshot:
             first = 0 if step + 1 == self._work.snapshot else self.live(step + 1)
             self._snapshot[first : len(u)] = u[first:]
+
+    @property
+    def own(self) -> Tensor | None:
+        """Where own parameters ended."""
+        if self._size is None:
+            return None
+        return self._x[:, self._size :] - self.result("displacement")[:, self._size :]
 
     def result(self, kind: str) -> Tensor:
         """Return displacement, snapshot, average or mean_gradient of every client, (c, d).

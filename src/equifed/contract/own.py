@@ -1,0 +1,100 @@
+"""Parameters that every client keeps for itself, as training and wrappers see them.
+
+Only engines in which one program plays all clients give them out; on a real federation they stay
+where the client is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from equifed.contract.arrays import Losses, Vector, Weights
+
+OwnSteps = Literal["auto", "profile", "joint", "alternating"]
+"""How own parts are found: the best ones for the shared model (profile losses), or by local steps,
+together with the shared parameters or before them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inexactness:
+    """By how much answers at a model may be off, because own parts are found numerically.
+
+    Parameters
+    ----------
+    losses : array, shape (N,)
+        The loss told is above the exact profile loss by at most this, and never below.
+    gradients : array, shape (N,)
+        The gradient told is at most this far from the exact one.
+    """
+
+    losses: Losses
+    gradients: Losses
+
+    def of_value(self, weights: Weights) -> float:
+        """Return how far the weighted loss may be below what was told."""
+        return float(np.maximum(weights, 0.0) @ self.losses)
+
+    def of_gradient(self, weights: Weights) -> float:
+        """Return how far the weighted gradient may be from what was told."""
+        return float(np.abs(weights) @ self.gradients)
+
+
+def uses_minibatches(algorithm: Any) -> bool:
+    """Tell whether an algorithm, or one inside it, asks for minibatches.
+
+    >>> from equifed.contract.local import LocalSGD
+    >>> uses_minibatches(LocalSGD(lr=0.1, steps=1, batch_size=5))
+    True
+    """
+    if not dataclasses.is_dataclass(algorithm):
+        return False
+    fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    asked = any(n.endswith("batch_size") and v is not None for n, v in fields.items())
+    return asked or any(uses_minibatches(value) for value in fields.values())
+
+
+@runtime_checkable
+class KeepsOwn(Protocol):
+    """Clients that may keep an own part each."""
+
+    def describe_own(self) -> str | None:
+        """Say what the own parts are and how they are found; None: there are none."""
+        ...
+
+    def warn_of_own(self) -> str | None:
+        """Say for which clients own parts rest on their penalty alone; None: for nobody."""
+        ...
+
+    def remembers_own(self) -> bool:
+        """Tell whether own parts depend on more than the shared model, so a state must hold them.
+
+        The best own parts for a shared model (profile losses) do not.
+        """
+        ...
+
+    def with_own(self, own: Vector) -> Self:
+        """Return the same clients with these own parts, one row per client of the federation."""
+        ...
+
+    def own_after(self) -> Vector:
+        """Return the own parts of all clients after the last local steps of these clients.
+
+        Those who took none keep theirs.
+        """
+        ...
+
+    def own_parts(self, x: Vector) -> Vector:
+        """Return the own part that every client of the federation uses with the shared model x."""
+        ...
+
+    def own_parameters(self, own: Vector) -> dict[str, Vector]:
+        """Return own parts by the parameters' names, in their shapes, clients first."""
+        ...
+
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
+        ...

@@ -1,0 +1,169 @@
+"""What engines know of own parts: where they start, where they ended, what they are worth."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from equifed.contract.arrays import Index
+from equifed.contract.local import LocalSGD
+from equifed.contract.own import Inexactness
+from equifed.data.federation import Federation
+from equifed.engines.profile import Offsets, error_bounds
+from equifed.models.flat import FlatModel
+from equifed.models.own_part import OwnPart
+
+JOINT = "own parts move by local steps, so the losses are not functions of the shared model alone"
+"""Why there are no bounds then."""
+
+
+@dataclass(eq=False)
+class OwnRows:
+    """Own parts of all clients, one row each, at the start of a round and after local steps.
+
+    All verbs of a round start from the same ones; those of the last local steps are kept.
+    """
+
+    start: Tensor
+    after: Tensor | None = None
+
+    def put(self, index: Index, rows: Tensor) -> None:
+        """Remember where the own parts of clients ``index`` ended; the others stay."""
+        self.after = self.start.index_copy(0, torch.as_tensor(index, device=rows.device), rows)
+
+
+def plain_work(work: LocalSGD) -> LocalSGD:
+    """Return the steps on own parameters that precede alternating work on the shared ones."""
+    return LocalSGD(work.lr, work.steps, work.epochs, work.batch_size)
+
+
+class OwnParts:
+    """Own parts as training and wrappers ask for them (:class:`equifed.contract.own.KeepsOwn`)."""
+
+    model: FlatModel
+    own: OwnPart | None = None
+    own_rows: OwnRows
+
+    def describe_own(self) -> str | None:
+        """Say what the own parts are and how they are found; None: there are none."""
+        return None if self.own is None else f"{self.own}; {self.model.own_size} numbers per client"
+
+    def remembers_own(self) -> bool:
+        """Tell whether own parts depend on more than the shared model."""
+        return self.own is not None and self.own.steps != "profile"
+
+    def with_own(self, own: Tensor) -> Self:
+        """Return the same clients with these own parts, one row per client of the federation."""
+        part = copy.copy(self)
+        part.own_rows = OwnRows(own)
+        return part
+
+    def own_after(self) -> Tensor:
+        """Return the own parts of all clients after the last local steps."""
+        rows = self.own_rows
+        return rows.start if rows.after is None else rows.after
+
+    def own_parts(self, x: Tensor) -> Tensor:
+        """Return the own part that every client uses with the shared model x."""
+        return self.own_rows.start
+
+    def own_parameters(self, own: Tensor) -> dict[str, Tensor]:
+        """Return own parts by the parameters' names, in their shapes, clients first."""
+        shapes = self.model.own_shapes
+        parts = own.to("cpu").split([shape.numel() for shape in shapes.values()], dim=1)
+        pairs = zip(shapes.items(), parts, strict=True)
+        return {n: part.reshape(-1, *shape).clone() for (n, shape), part in pairs}
+
+    def find_one_class(self) -> list[str]:
+        """Return the names of clients whose training samples are of one class."""
+        raise NotImplementedError
+
+    def warn_of_own(self) -> str | None:
+        """Name the clients with one class: their own bias rests on its penalty alone."""
+        if self.own is None:
+            return None
+        alone = self.find_one_class()
+        if not alone:
+            return None
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        return (
+            f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
+            f" their own part is held by its penalty alone (own_l2 = {self.own.l2:g})"
+        )
+
+
+class FoundOwnParts(OwnParts):
+    """The same where this process has the samples."""
+
+    names: tuple[str, ...]
+    index: Index
+    offsets: Offsets | None
+    _federation: Federation
+    _offsets: Index
+
+    @override
+    def own_parts(self, x: Tensor) -> Tensor:
+        if self.own is None or self.own.steps != "profile":
+            return super().own_parts(x)
+        return self._solve_own(x)[0]
+
+    @override
+    def find_one_class(self) -> list[str]:
+        if self._federation.classes is None:
+            return []
+        targets, offsets = np.asarray(self._federation.train.targets), self._offsets
+        spans = zip(self.names, offsets[:-1], offsets[1:], strict=True)
+        return [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
+
+    def inexactness(self, x: Tensor) -> Inexactness | str | None:
+        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
+        if self.own is None:
+            return None
+        if self.own.steps != "profile":
+            return JOINT
+        _, losses, gradients = self._solve_own(x)
+        return Inexactness(losses.double().cpu().numpy(), gradients.double().cpu().numpy())
+
+    def _solve_own(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all clients' best own parts (N, p), and bounds on losses' and gradients' errors.
+
+        Zeros for clients without samples, whose data another process has.
+        """
+        assert self.offsets is not None
+        n, here = len(self.names), np.flatnonzero(np.diff(self._offsets))
+        own, decrements, squares = x.new_zeros(n, self.model.own_size), *x.new_zeros(2, n)
+        everybody = copy.copy(self)
+        everybody.index = here
+        for places, v, decrement, square in everybody.best_own(x):
+            rows = torch.as_tensor(here[places], device=x.device)
+            own[rows], decrements[rows], squares[rows] = v, decrement, square
+        return own, *error_bounds(decrements, self.offsets, squares, self.model.loss)
+
+    def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
+        """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
+        raise NotImplementedError
+
+    def repeat_own(self, start: nn.Module | Mapping[str, Tensor]) -> Tensor:
+        """Return the own parts that a module begins with, a row for every client."""
+        held = start
+        if isinstance(start, nn.Module):
+            held = dict(start.named_parameters(remove_duplicate=False))
+        like = torch.zeros(0, dtype=self.model.dtype, device=self.model.device)
+        parts = [torch.as_tensor(held[name]).detach().to(like) for name in self.model.own_shapes]
+        row = torch.cat([like, *(part.reshape(-1) for part in parts)])
+        return row.repeat(len(self.names), 1)
+
+    def _refuse_minibatches(self, batch_size: int | None) -> None:
+        """Refuse minibatches where the best own part for all samples is meant."""
+        if batch_size is not None and self.own is not None and self.own.steps == "profile":
+            raise ValueError(
+                f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
+                "leave batch_size out, or say own_steps='joint'."
+            )

@@ -1,0 +1,141 @@
+"""Which parameters every client keeps for itself: by a word, by names, by patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from equifed.contract.own import OwnSteps
+
+NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
+WORDS = {
+    "bias": "the bias of the last layer",
+    "head": "weight and bias of the last layer",
+    "norm": "scales and shifts of the normalisation layers",
+}
+"""Words that name own parameters."""
+
+DRAWS = 3
+"""Random models at which own parameters must show an effect."""
+EFFECT = 1e-4
+"""Smallest change of outputs, as a part of their size, that is not rounding."""
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    r"""Parameters v_i that client i keeps, beside the shared ones u.
+
+    .. math:: f_i(u, v_i) = \text{mean loss of client i's samples}
+              + \frac{\text{l2}}{2} |u|^2 + \frac{\text{own\_l2}}{2} |v_i|^2
+
+    Parameters
+    ----------
+    names : tuple of str
+        Names of the own parameters.
+    steps : {"profile", "joint", "alternating"}
+        How they are found.
+    l2 : float
+        Strength of their penalty, own_l2.
+    """
+
+    names: tuple[str, ...]
+    steps: OwnSteps
+    l2: float
+
+    def __str__(self) -> str:
+        how = {
+            "profile": "profile losses: each client's is its best one for the shared model",
+            "joint": "joint local steps on shared and own parameters, kept from round to round",
+            "alternating": "alternating local steps: the own part first, then the shared one",
+        }
+        return f"own part {', '.join(self.names)} by {how[self.steps]}; own_l2 = {self.l2:g}"
+
+
+def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the trained parameters that clients keep, in the module's order.
+
+    >>> net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    >>> choose_own(net, "bias"), choose_own(net, "norm"), choose_own(net, ["0.*"])
+    (('2.bias',), ('1.weight', '1.bias'), ('0.weight', '0.bias'))
+    """
+    if not isinstance(own, str) and (
+        not isinstance(own, Sequence) or not own or not all(isinstance(o, str) for o in own)
+    ):
+        raise ValueError(
+            f"own is one of {', '.join(map(repr, WORDS))}, or names and patterns of parameters, "
+            f"got {own!r}."
+        )
+    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    every = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+    first = {name: _first_name(module, name) for name in every}  # of tied parameters
+    wanted: set[str] = set()
+    for pattern in [own] if isinstance(own, str) else own:
+        if isinstance(own, str) and own in WORDS:
+            found = _by_word(module, own)
+        else:
+            found = [name for name in every if fnmatchcase(name, pattern)]
+        if not found:
+            what = WORDS.get(pattern, f"named {pattern!r}") if pattern == own else repr(pattern)
+            raise ValueError(
+                f"own: the model trains no parameter {what}; it trains {', '.join(trained)}."
+            )
+        wanted |= {first[name] for name in found}
+    if wanted == set(trained):
+        raise ValueError(
+            f"own: nothing would be shared, since the model trains {', '.join(trained)} alone; "
+            "leave some parameters to all clients."
+        )
+    return tuple(name for name in trained if name in wanted)
+
+
+def _by_word(module: nn.Module, word: str) -> list[str]:
+    """Return the trained parameters that a word names; none if the module has no such."""
+    parts = {
+        place: [f"{place}.{n}" if place else n for n, p in owned if p.requires_grad]
+        for place, part in module.named_modules()
+        if (owned := list(part.named_parameters(recurse=False)))
+    }
+    if word == "norm":
+        norms = [place for place, part in module.named_modules() if isinstance(part, NORMS)]
+        return [name for place in norms for name in parts.get(place, [])]
+    trained = [names for names in parts.values() if names]
+    last = trained[-1] if trained else []
+    return last if word == "head" else [n for n in last if n.rpartition(".")[2] == "bias"]
+
+
+def _first_name(module: nn.Module, name: str) -> str:
+    """Return the name under which a parameter comes first: tied ones have several."""
+    parameter = module.get_parameter(name)
+    return next(n for n, p in module.named_parameters() if p is parameter)
+
+
+def check_effect(
+    outputs: Callable[[Tensor], Tensor], like: Tensor, own: Mapping[str, torch.Size]
+) -> None:
+    """Refuse own parameters, the last ones of the vector, whose change no output shows."""
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(size: int) -> Tensor:
+        return torch.randn(size, generator=draw, dtype=torch.float64).to(like.device, like.dtype)
+
+    at = like.numel() - sum(shape.numel() for shape in own.values())
+    for name, shape in own.items():
+        seen = False
+        for _ in range(DRAWS):
+            x = like + drawn(like.numel())
+            other = x.clone()
+            other[at : at + shape.numel()] += drawn(shape.numel())
+            with torch.no_grad():
+                before, after = outputs(x), outputs(other)
+            change = (after - before).abs().max()
+            seen = seen or not bool(change <= EFFECT * before.abs().max())
+        if not seen:
+            raise ValueError(
+                f"own: the parameter {name} has no effect on the model's outputs (a layer after it "
+                "takes it out again); leave it out."
+            )
+        at += shape.numel()

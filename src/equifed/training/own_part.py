@@ -1,0 +1,84 @@
+"""Own parts from round to round: what clients keep is part of the state that training saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.arrays import Vector
+from equifed.contract.clients import Clients
+from equifed.contract.own import KeepsOwn
+from equifed.contract.streams import Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """The algorithm's state, and the own parts (N, p) of all clients."""
+
+    inner: Any
+    own: Vector
+
+    @property
+    def x(self) -> Vector:
+        """The shared model."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class KeepingOwn:
+    """Any algorithm on clients that move own parts by local steps.
+
+    The algorithm works with the shared model and does not notice: in a round the clients start from
+    the own parts of the state, and those with which their last local steps ended are in the next
+    one. Clients that take no part keep theirs.
+    """
+
+    algorithm: AnyAlgorithm
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        assert isinstance(clients, KeepsOwn)
+        return State(self.algorithm.init(clients, x), clients.own_parts(x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round of the algorithm."""
+        assert isinstance(clients, KeepsOwn)
+        bound: Any = clients.with_own(state.own)
+        inner, info = self.algorithm.round(state.inner, bound, stream)
+        return State(inner, bound.own_after()), info
+
+    def model(self, state: State) -> Vector:
+        """Return the algorithm's shared model."""
+        return self.algorithm.model(state.inner)
+
+
+def keep_own(algorithm: AnyAlgorithm, clients: Clients) -> AnyAlgorithm:
+    """Return the algorithm as it runs on these clients."""
+    keeps = isinstance(clients, KeepsOwn) and clients.remembers_own()
+    return KeepingOwn(algorithm) if keeps else algorithm
+
+
+def own_of(state: Any) -> Vector | None:
+    """Return the own parts that a state holds; None if it holds none."""
+    return state.own if isinstance(state, State) else None
+
+
+def bind_own(clients: Clients, own: Vector | None) -> Any:
+    """Return the clients with these own parts, if there are any."""
+    return clients.with_own(own) if own is not None and isinstance(clients, KeepsOwn) else clients
+
+
+def give_own(clients: Clients, x: Vector) -> dict[str, Vector] | None:
+    """Return the own parts that belong to a shared model, by name; None if there are none."""
+    if not isinstance(clients, KeepsOwn) or clients.describe_own() is None:
+        return None
+    return clients.own_parameters(clients.own_parts(x))
+
+
+def tell_own(clients: Clients) -> list[dict[str, Any]]:
+    """Return the events that say which own parts there are and what to know about them."""
+    if not isinstance(clients, KeepsOwn):
+        return []
+    told = {"note": clients.describe_own(), "warning": clients.warn_of_own()}
+    return [{"event": e, "round": 0, "reason": text} for e, text in told.items() if text]
