@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.certified import Certified
+from equifed.algorithms.in_metric import play_in_metric
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
@@ -15,6 +16,7 @@ from equifed.contract.participation import carry_over, check_participation, samp
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
+from equifed.steps.metric import MetricKind
 from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
 
 
@@ -67,6 +69,7 @@ class ScaffPD:
     participation: float = 1.0
     loss_batch_size: int | None = None
     patience: int = PATIENCE
+    metric: MetricKind = "auto"
 
     def __post_init__(self) -> None:
         check_participation(self.participation, self.patience)
@@ -78,6 +81,8 @@ class ScaffPD:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round: one line of code for one line of the paper."""
+        if (done := play_in_metric(self, state, clients, stream)) is not None:  # in the metric P
+            return done
         clients, x = sample_clients(clients, self.participation, stream), state.x
         seen, c = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch_size)
         if self.loss_batch_size != self.gradient_batch_size:

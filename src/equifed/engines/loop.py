@@ -21,6 +21,7 @@ from equifed.engines.in_process import (
     to_numpy,
 )
 from equifed.engines.minibatches import Batch, Minibatches
+from equifed.models.hessians import LinearHessian
 
 
 class LoopClients(InProcessClients):
@@ -83,6 +84,19 @@ class LoopClients(InProcessClients):
         self.refuse_non_finite(lengths, "squared length of the local update")
         ends = None if thresholds is None else to_numpy(thresholds)
         return Moved(steps=steps, thresholds=ends, **moved)
+
+    @override
+    def sum_hessians(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
+        total = hessian.zeros(thin)
+        for k in self._each():
+            inputs, own = self._inputs_of(int(self.index[k])), hessian.zeros(thin)
+            hessian.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
+            if not torch.isfinite(own).all():
+                self._refuse_curvature(hessian, x)
+            total += float(weights[k]) * own  # sum of w_i H_i
+        return total
 
     def _walk(
         self,
