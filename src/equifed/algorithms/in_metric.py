@@ -21,9 +21,6 @@ from equifed.steps.schedule import StepSizes
 MOST_CLIENTS = 4000
 """Clients up to which the dual step is exact: it takes all inner products of their gradients."""
 
-LONGEST = {True: 1.0, False: 2.0}
-"""The longest step in a metric of exact Hessians, and of upper bounds of them."""
-
 
 @dataclass(frozen=True, eq=False)
 class MetricSizes(StepSizes):
@@ -37,8 +34,8 @@ class MetricSizes(StepSizes):
         Its form, or its rank.
     weights : Weights, optional
         Those by which the clients' Hessians were summed.
-    longest : float
-        The most that tau may be.
+    exact, constant : bool
+        Whether P is a sum of Hessians, and whether they are the same at every model.
     origin : Vector, optional
         Where the last step began; None where there is nothing to compare with.
     value, gain : float
@@ -46,7 +43,11 @@ class MetricSizes(StepSizes):
     share : float
         How much of that step was taken in the end.
     steep : float
-        The squared length of the gradient in the metric, a round ago.
+        The squared length of the gradient in the metric: a round ago, relative to the round before.
+    age : int
+        Rounds since Hessians were summed.
+    pull : Vector, optional
+        The weighted gradient at ``origin``.
     coupling : float
         The coupling of weights and model in the metric, where the dual step is not exact.
     sums, shortened : int
@@ -56,7 +57,10 @@ class MetricSizes(StepSizes):
     metric: Metric | None = None
     kind: Form | int = "blocks"
     weights: Weights | None = None
-    longest: float = 1.0
+    exact: bool = True
+    constant: bool = False
+    age: int = 0
+    pull: Vector | None = None
     origin: Vector | None = None
     value: float = np.inf
     gain: float = 0.0
@@ -120,7 +124,7 @@ def play_in_metric(
     everybody = len(clients.index) == len(clients.names) and batch is None
     size, kept = _judge(size, value, _rounding(x, value)) if everybody else (size, True)
     if kept:
-        size = _refresh(size, roll, clients, x, stream)
+        size = _refresh(size, roll, clients, x, c, stream)
         new_x, weights, size = _step(size, roll, clients, x, c, losses, state, everybody, value)
     else:
         assert size.origin is not None
@@ -142,30 +146,42 @@ def _judge(size: MetricSizes, value: float, rounding: float) -> tuple[MetricSize
             size, share=size.share / 4, primal=size.primal / 2, shortened=size.shortened + 1
         ), False
     if kept_promise > 0.7:
-        return replace(size, primal=min(size.longest, 2 * size.primal)), True
+        return replace(size, primal=min(1.0, 2 * size.primal)), True
     return size, True
 
 
 def _refresh(
-    size: MetricSizes, roll: Attendance, clients: Clients, x: Vector, stream: Stream
-) -> MetricSizes:
-    """Return the sizes with a new metric where the old one is too far away to be good."""
-    if size.metric is not None and not _is_stale(size, roll.weights):
-        return size
+    size: MetricSizes, roll: Attendance, clients: Clients, x: Vector, c: ClientVectors,
+    stream: Stream,
+) -> MetricSizes:  # fmt: skip
+    """Return the sizes with a new metric, or with the old one corrected by the last step."""
+    metric = size.metric
+    if metric is not None and not (size.exact and _is_stale(size, roll.weights)):
+        if size.origin is not None and size.pull is not None:
+            change = c.weighted_sum(roll.weights) - size.pull
+            size = replace(size, metric=metric.with_secant(x - size.origin, change))
+        if not _is_stale(size, roll.weights):
+            return replace(size, age=size.age + 1)
     present = np.abs(roll.scale(roll.weights))
     found = form_metric(clients, x, present, size.kind, stream.at("metric"))
     if isinstance(found, str):
         return size
-    metric, summed = found
-    longest = LONGEST[summed.exact]
-    tau = longest if size.metric is None else min(size.primal, longest)
-    return replace(
-        size, metric=metric, weights=roll.weights, longest=longest, primal=tau, sums=size.sums + 1
-    )
+    new, summed = found
+    if size.metric is not None and not summed.exact:
+        new = replace(new, steps=size.metric.steps, changes=size.metric.changes)
+    known = {"exact": summed.exact, "constant": summed.constant, "age": 0}
+    return replace(size, metric=new, weights=roll.weights, sums=size.sums + 1, **known)
 
 
 def _is_stale(size: MetricSizes, weights: Weights) -> bool:
-    return True
+    """Tell whether Hessians are to be summed again."""
+    assert size.weights is not None
+    if not size.exact:  # a bound stays one: seldom, and ever more so
+        return size.age + 1 >= size.sums
+    turned = float(np.abs(weights - size.weights).sum())
+    if size.constant and turned <= 0.01 * float(np.abs(weights).sum()):
+        return False
+    return size.steep > 0.02
 
 
 def _step(
@@ -177,14 +193,15 @@ def _step(
     assert metric is not None
     products: Losses | str = "somebody is missing"
     if everybody and len(losses) <= MOST_CLIENTS and roll.members is None:
-        products = clients.inner_products(c, metric.whiten)
+        products = clients.inner_products(c, metric.solve)
     if isinstance(products, str):
         raise NotImplementedError(products)
     weights, gain = step_exactly(roll.objective, losses, products, roll.weights, tau)
-    new_x = x - tau * metric.solve(c.weighted_sum(weights))
-    steep = float(weights @ products @ weights)
+    pull = c.weighted_sum(weights)
+    new_x = x - tau * metric.solve(pull[None])[0].to(x.dtype)
+    steep = gain / size.gain if size.gain > 0 else np.inf
     return new_x, weights, replace(
-        size, origin=x, value=value, gain=gain, share=1.0, steep=steep
+        size, origin=x, value=value, gain=gain, share=1.0, steep=steep, pull=pull
     )
 
 

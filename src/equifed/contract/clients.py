@@ -155,11 +155,11 @@ class Clients(Protocol):
         ...
 
     def inner_products(
-        self, vectors: ClientVectors, whiten: Callable[[Vector], Vector]
+        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
     ) -> Losses | str:
-        """Return <W v_i, W v_j> for all pairs of clients, shape (n, n), or why they stay unknown.
+        """Return <v_i, P^-1 v_j> for all pairs of clients, shape (n, n), or why they stay unknown.
 
-        ``whiten`` applies W to the rows of a matrix. Where sums are hidden, nobody may see this.
+        ``solve`` applies P^-1 to the rows of a matrix. Where sums are hidden, nobody may see this.
         """
         ...
 

@@ -219,11 +219,11 @@ class InProcessClients(TorchClients):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, whiten: Callable[[Tensor], Tensor]
+        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
     ) -> Losses | str:
         if not isinstance(vectors, DenseVectors):
             return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(vectors.matrix, whiten)
+        return products_of_rows(vectors.matrix, solve)
 
     @override
     def group(self) -> None:
@@ -285,10 +285,10 @@ def check_local_arguments(
         raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
 
 
-def products_of_rows(rows: Tensor, whiten: Callable[[Tensor], Tensor]) -> Losses:
-    """Return the inner products of whitened rows, in float64."""
-    white = whiten(rows.double())
-    return to_numpy(white @ white.T)
+def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
+    """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
+    products = rows.double() @ solve(rows.double()).T
+    return to_numpy((products + products.T) / 2)
 
 
 def to_numpy(values: Tensor) -> Losses:

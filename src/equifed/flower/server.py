@@ -97,7 +97,7 @@ class FlowerClients(Messenger, Clients):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, whiten: Callable[[Vector], Vector]
+        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
     ) -> Losses | str:
         return "the server of a Flower federation compares no clients' vectors"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from equifed.objectives.base import SaddleObjective
 
 MetricKind = Literal["auto", "none", "diagonal", "low-rank", "full"]
 
-WHOLE = 2500
+WHOLE = 1000
 """Parameters up to which outputs that softmax mixes have one Hessian together."""
 
 BLOCKS = 1 << 25
@@ -24,6 +24,10 @@ BLOCKS = 1 << 25
 
 RANK = 200
 """Columns of the random matrix by which a low-rank metric is found."""
+
+
+SECANTS = 10
+"""Steps that correct a metric."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,45 +39,65 @@ class Metric:
     places : Tensor, shape (k, q)
         Where the coordinates of each block lie in a model vector.
     basis : Tensor
-        Cholesky factors (b, q, q), eigenvectors (b, q, r) or square roots of a diagonal (b, q).
+        Cholesky factors (b, q, q), eigenvectors (b, q, r) or a diagonal (b, q).
     values : Tensor, shape (b, r), optional
         Eigenvalues that belong to the eigenvectors.
     rest : Tensor, shape (b,), optional
         What P is on everything orthogonal to them.
+    steps, changes : Tensor, shape (m, d), optional
+        Steps of the model and what they did to the gradient: P is corrected by them (BFGS).
     """
 
     places: Vector
     basis: Vector
     values: Vector | None = None
     rest: Vector | None = None
+    steps: Vector | None = None
+    changes: Vector | None = None
 
-    def whiten(self, rows: Vector) -> Vector:
-        """Return W v for the rows v of a matrix, with W'W = P^-1."""
+    def solve(self, rows: Vector) -> Vector:
+        """Return P^-1 v for the rows v of a matrix, in float64."""
+        rows = rows.double()
+        out = self._solve_first(rows)
+        if self.steps is None or self.changes is None:
+            return out
+        s, y = self.steps, self.changes
+        hy = self._solve_first(y)  # compact form of the limited-memory inverse (Byrd et al. 1994)
+        sy = s @ y.T
+        inverse = sy.triu().inverse()
+        sx, yx = rows @ s.T, rows @ hy.T
+        inner = (sy.diagonal().diag() + y @ hy.T) @ inverse
+        first = sx @ (inverse.T @ inner).T - yx @ inverse
+        return out + first @ s - sx @ inverse.T @ hy
+
+    def with_secant(self, step: Vector, change: Vector, most: int = SECANTS) -> Metric:
+        """Return the metric in which a step of the model changes the gradient as it was seen to."""
+        import torch
+
+        step, change = step.double(), change.double()
+        bend = float(step @ change)
+        if not bend > 1e-8 * float(step.norm() * change.norm()):
+            return self  # not convex there, or rounding
+        if self.steps is None or self.changes is None:
+            return replace(self, steps=step[None], changes=change[None])
+        steps, changes = (
+            torch.cat([old, new[None]])[-most:]
+            for old, new in ((self.steps, step), (self.changes, change))
+        )
+        return replace(self, steps=steps, changes=changes)
+
+    def _solve_first(self, rows: Vector) -> Vector:
         columns = self._columns(rows)
         if self.basis.dim() == 2:
-            return self._rows(columns / self.basis[..., None], rows)
-        if self.values is None:
-            return self._rows(_solve(self.basis, columns), rows)
-        assert self.rest is not None
-        scale = self.values.rsqrt() - self.rest.rsqrt()[:, None]
-        return self._rows(self._low_rank(columns, scale, self.rest.rsqrt()), rows)
-
-    def solve(self, vector: Vector) -> Vector:
-        """Return P^-1 v in the vector's precision."""
-        columns = self._columns(vector.double()[None])
-        if self.basis.dim() == 2:
-            out = columns / self.basis.square()[..., None]
+            out = columns / self.basis[..., None]
         elif self.values is None:
             out = _solve(self.basis, _solve(self.basis, columns), transposed=True)
         else:
             assert self.rest is not None
             scale = 1 / self.values - 1 / self.rest[:, None]
-            out = self._low_rank(columns, scale, 1 / self.rest)
-        return self._rows(out, vector[None])[0].to(vector.dtype)
-
-    def _low_rank(self, columns: Vector, scale: Vector, rest: Vector) -> Vector:
-        inside = scale[..., None] * (self.basis.mT @ columns)
-        return self.basis @ inside + rest[:, None, None] * columns
+            inside = scale[..., None] * (self.basis.mT @ columns)
+            out = self.basis @ inside + columns / self.rest[:, None, None]
+        return self._rows(out, rows)
 
     def _columns(self, rows: Vector) -> Vector:
         """Return the rows of a matrix (n, d) as the columns of blocks (b, q, ...)."""
@@ -109,7 +133,7 @@ def form_metric(
         lift = 1e-13 if found.penalty > 0 else 1e-10  # what rounding leaves of rank
         if kind == "diagonal":
             top = found.blocks.max(dim=-1, keepdim=True).values
-            return Metric(found.places, (found.blocks + lift * top + 1e-300).sqrt()), found
+            return Metric(found.places, found.blocks + lift * top + 1e-300), found
         return Metric(found.places, _factor(found.blocks, lift)), found
     shape = clients.curvature_sum(x, weights, "diagonal")
     if isinstance(shape, str):

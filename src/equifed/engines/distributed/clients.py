@@ -195,12 +195,12 @@ class DistributedClients(TorchClients):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, whiten: Callable[[Tensor], Tensor]
+        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
     ) -> Losses | str:
         assert isinstance(vectors, DistributedVectors)
         if vectors.n * self.model.size * self.model.dtype.itemsize > MEMORY:
             return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(vectors.collect().matrix, whiten)
+        return products_of_rows(vectors.collect().matrix, solve)
 
     @override
     def group(self) -> Workers | None:
