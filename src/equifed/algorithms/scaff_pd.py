@@ -16,7 +16,7 @@ from equifed.contract.participation import carry_over, check_participation, samp
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.metric import MetricKind
+from equifed.steps.metric import MetricKind, check_metric
 from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
 
 
@@ -74,6 +74,7 @@ class ScaffPD:
     def __post_init__(self) -> None:
         check_participation(self.participation, self.patience)
         check_saddle(self.objective, "SCAFF-PD")
+        check_metric(self.metric)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

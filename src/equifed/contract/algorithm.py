@@ -34,6 +34,8 @@ class Info:
     gradient : Vector, optional
         Sum of the clients' full gradients at the round's starting point, weighted by ``weights``,
         where the round had it.
+    lower : float, optional
+        A value that the objective of all clients never falls below, where the round proves one.
     """
 
     weights: Weights
@@ -43,6 +45,7 @@ class Info:
     numbers: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     gradient: Vector | None = None
+    lower: float | None = None
 
 
 class Algorithm(Protocol[S]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -116,6 +116,31 @@ class Metric:
         return out
 
 
+def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | None:
+    """Return the form or the rank of a metric of that kind; None where there is no curvature.
+
+    ``"full"`` has all of the Hessian up to :data:`WHOLE` parameters, and beyond that one block for
+    each output that softmax mixes. ``"auto"`` is full as long as the blocks have no more than
+    :data:`BLOCKS` numbers, and of low rank beyond. The diagonals tell how many there are.
+    """
+    share = np.full(len(clients.index), 1 / len(clients.index))
+    shape = clients.curvature_sum(x, share, "diagonal")
+    if isinstance(shape, str):
+        return None
+    (b, q), k = shape.blocks.shape, len(shape.places)
+    if kind == "diagonal":
+        return "diagonal"
+    if kind == "low-rank" or (kind == "auto" and b * q * q > BLOCKS):
+        return min(RANK, q)
+    return "full" if k * q <= WHOLE else "blocks"
+
+
+def check_metric(kind: str) -> None:
+    """Refuse a metric that there is not."""
+    if kind not in get_args(MetricKind):
+        raise ValueError(f"metric must be one of {', '.join(get_args(MetricKind))}, got {kind!r}.")
+
+
 def form_metric(
     clients: Clients, x: Vector, weights: Weights, kind: Form | int, stream: Stream
 ) -> tuple[Metric, CurvatureSum] | str:
@@ -165,6 +190,36 @@ def _nystroem(found: CurvatureSum, thin: Vector, diagonal: Vector) -> Metric:
     return Metric(found.places, basis, values + lift, rest + lift[:, 0])
 
 
+def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) -> float:
+    r"""Return how far at most a quadratic weighted loss lies above its minimum; infinite: unknown.
+
+    With :math:`\delta \approx P^{-1} c` it is :math:`\langle c, \delta\rangle
+    - \delta^\top P \delta / 2 + |c - P\delta|^2 / (2 \mu)`, whatever the error of
+    :math:`\delta`; mu is the penalty's, or the smallest eigenvalue of P where that is certain.
+    What rounding may have done is added.
+    """
+    import torch
+
+    c, eps = gradient.double(), float(torch.finfo(gradient.dtype).eps)
+    places = summed.places
+    if not summed.exact or summed.blocks.dim() != 3:
+        return math.inf
+    top = float(summed.blocks.diagonal(dim1=-2, dim2=-1).sum(dim=-1).max())
+    error = 8 * eps * top * math.sqrt(places.shape[1])  # of every eigenvalue
+    modulus = summed.penalty * (1 - 1e-9)
+    if modulus <= 0:
+        modulus = float(torch.linalg.eigvalsh(summed.blocks)[..., 0].min()) - error
+    if not modulus > 100 * error * (summed.penalty <= 0):
+        return math.inf
+    delta = metric.solve(c[None])[0]
+    bent = torch.zeros_like(c)
+    bent[places] = (summed.blocks @ delta[places].unsqueeze(-1)).squeeze(-1)
+    left = float((c - bent).square().sum())
+    descent = float(c @ delta) - 0.5 * float(delta @ bent)
+    rounding = error * float(delta @ delta) + 16 * eps * float(c.abs() @ delta.abs())
+    return descent + left / (2 * modulus) + rounding
+
+
 def _factor(blocks: Vector, lift: float) -> Vector:
     """Return Cholesky factors; what is singular is lifted a little."""
     import torch
@@ -194,7 +249,7 @@ def step_exactly(
     weights: Weights,
     tau: float,
     accuracy: float = 1e-4,
-    most: int = 2000,
+    most: int = 500,
 ) -> tuple[Weights, float]:
     r"""Return the weights that are best against the model's best answer, and that answer's gain.
 
@@ -222,8 +277,8 @@ def step_exactly(
             pull = curvature @ new
             half = 0.5 * float(new @ pull)
             dual = float(new @ losses) - objective.penalty(new) - half
-            gain = value - dual
-            gap = objective.value(losses - pull) + half - dual
-            if gap <= accuracy * gain or gain <= 1e-15 * abs(value):
+            answer = objective.value(losses - pull) + half
+            gain, gap = value - answer, answer - dual
+            if gap <= accuracy * (value - dual) or value - dual <= 1e-15 * abs(value):
                 break
     return new, max(gain, 0.0)
