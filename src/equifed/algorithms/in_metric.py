@@ -19,12 +19,15 @@ from equifed.steps.automatic import DECAY, AutoSteps
 from equifed.steps.metric import (
     Metric,
     MetricKind,
+    check_metric,
     choose_form,
     form_metric,
     least_weighted_loss,
     step_exactly,
 )
 from equifed.steps.schedule import StepSizes
+
+__all__ = ["MetricKind", "MetricSizes", "check_metric", "play_in_metric"]
 
 MOST_CLIENTS = 4000
 """Clients up to which the dual step is exact: it takes all inner products of their gradients."""
@@ -244,8 +247,10 @@ def _step(size: MetricSizes, here: Here, state: Any) -> tuple[Vector, Weights, M
     new_x = x - tau * _answer(metric, pull)  # x - tau P^-1 sum_i lambda_i c_i
     size = replace(size, origin=x, pull=pull, value=here.value, gain=gain, share=1.0)
     most = float(np.linalg.norm(products, 2)) if size.coupling == 0 else size.coupling
-    return new_x, weights, replace(
-        size, faster=gain / before if before > 0 else math.inf, coupling=most
+    return (
+        new_x,
+        weights,
+        replace(size, faster=gain / before if before > 0 else math.inf, coupling=most),
     )
 
 

@@ -248,7 +248,7 @@ def step_exactly(
     products: Losses,
     weights: Weights,
     tau: float,
-    accuracy: float = 1e-4,
+    accuracy: float = 1e-2,
     most: int = 500,
 ) -> tuple[Weights, float]:
     r"""Return the weights that are best against the model's best answer, and that answer's gain.
