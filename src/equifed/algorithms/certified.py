@@ -43,9 +43,9 @@ class Certified:
     model they start from, as SCAFF-PD, SCAFF-PD-IA, SCAFFOLD with fresh variates and AFL with one
     local step on all samples do; then it costs no exchange. The bound is valid where everybody took
     part and the weighted loss is strongly convex; where it is not the reason is recorded instead
-    (:func:`equifed.steps.certificate.certificate` has the formula). What the optimum cannot be below
-    holds for good, so the best bound of all rounds counts; where that is not the round's own, its
-    own gap is the number ``own_gap``. The round in which an algorithm changes its objective
+    (:func:`equifed.steps.certificate.certificate` has the formula). What the optimum is proved not
+    to be below holds for good, so the best bound of all rounds counts; where that is not the
+    round's own, its own gap is the number ``own_gap``. The round in which an algorithm changes its objective
     (SCAFF-PD-IA chooses phi) has a number ``new_objective``: what was proved before is about
     another problem.
 

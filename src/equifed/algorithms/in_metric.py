@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.curvature import Form
-from equifed.contract.participation import carry_over, sample_clients
 from equifed.contract.streams import Stream
-from equifed.steps.automatic import DECAY, AutoSteps
+from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import (
     Metric,
     MetricKind,
-    check_metric,
     choose_form,
     form_metric,
     least_weighted_loss,
@@ -31,9 +29,6 @@ __all__ = ["MetricKind", "MetricSizes", "check_metric", "play_in_metric"]
 
 MOST_CLIENTS = 4000
 """Clients up to which the dual step is exact: it takes all inner products of their gradients."""
-
-COUPLING = 0.7
-"""The product of step sizes and squared coupling where the dual step is not exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +56,8 @@ class MetricSizes(StepSizes):
         How much of that step was taken in the end.
     shortened : int
         How often a step was shortened.
-    coupling : float
-        That of weights and model in the metric: used where the dual step is not exact.
+    plain : StepSizes, optional
+        Those of the rounds in which somebody is missing.
     """
 
     metric: Metric | None = None
@@ -79,7 +74,7 @@ class MetricSizes(StepSizes):
     faster: float = math.inf
     share: float = 1.0
     shortened: int = 0
-    coupling: float = 0.0
+    plain: StepSizes | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the step size, and how often Hessians were summed and steps shortened."""
@@ -88,9 +83,10 @@ class MetricSizes(StepSizes):
 
     def halved(self) -> StepSizes | None:
         """Return half the step sizes; None where rounds judge their steps themselves."""
-        if self.origin is not None or self.metric is None:
+        halved = None if self.plain is None else self.plain.halved()
+        if self.origin is not None or halved is None:
             return None
-        return replace(self, primal=self.primal / 2, shortened=self.shortened + 1)
+        return replace(self, plain=halved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,22 +99,34 @@ class Here:
     losses: Losses
     gradients: ClientVectors
     value: float
-    complete: bool  # everybody answered, on all samples
+
+
+def check_metric(algorithm: Any) -> None:
+    """Refuse a metric that there is not, and one for parts of the samples or clients."""
+    kind = algorithm.metric
+    if kind not in get_args(MetricKind):
+        raise ValueError(f"metric must be one of {', '.join(get_args(MetricKind))}, got {kind!r}.")
+    if kind not in ("auto", "none") and not _hears_everything(algorithm):
+        raise ValueError(
+            f"metric={kind!r} needs losses and gradients on all samples of all clients; leave out "
+            "gradient_batch_size, loss_batch_size and participation, or the metric."
+        )
+
+
+def _hears_everything(algorithm: Any) -> bool:
+    batches = (algorithm.gradient_batch_size, algorithm.loss_batch_size)
+    return batches == (None, None) and bool(algorithm.participation == 1)
 
 
 def may_use_metric(algorithm: Any) -> bool:
-    """Tell whether rounds of this algorithm may be steps in a metric.
+    """Tell whether rounds of this algorithm may be steps in a metric: on all samples of everybody.
 
-    ``"auto"`` leaves alone what somebody chose: step sizes, local work, samples of clients and
-    minibatches.
+    ``"auto"`` leaves alone what somebody chose: step sizes and local work.
     """
     kind: MetricKind = algorithm.metric
-    if kind != "auto":
-        return kind != "none"
-    chosen = (algorithm.steps, algorithm.local)
-    default = (AutoSteps(), type(algorithm).local)
-    batches = (algorithm.gradient_batch_size, algorithm.loss_batch_size)
-    return chosen == default and batches == (None, None) and algorithm.participation == 1
+    whole = _hears_everything(algorithm)
+    chosen, default = (algorithm.steps, algorithm.local), (AutoSteps(), type(algorithm).local)
+    return whole and kind != "none" and (kind != "auto" or chosen == default)
 
 
 def play_in_metric(
@@ -139,41 +147,44 @@ def play_in_metric(
     should is shortened in the next round. Between two sums of Hessians the steps themselves correct
     P (:meth:`equifed.steps.metric.Metric.with_secant`).
 
-    Where somebody is missing, or inner products stay unknown, the dual step is (4.1) itself with
-    the coupling measured in the last P. Signed weights enter P by their absolute values.
+    A round in which somebody is missing is SCAFF-PD's own, with its own step sizes; it is all of
+    them where the clients' curvature or their inner products cannot be had. Signed weights enter P
+    by their absolute values.
     """
     size = state.sizes or _first_sizes(algorithm, state, clients)
+    plain = replace(algorithm, metric="none")
+    if isinstance(size, str):
+        return _without_metric(plain, state, clients, stream, size)
     if not isinstance(size, MetricSizes):
         return None
+    if len(clients.index) < len(clients.names):
+        moved, info = plain.round(replace(state, sizes=size.plain), clients, stream)
+        size = replace(size, plain=moved.sizes, origin=None, pull=None)
+        return replace(moved, sizes=size), info
     here = _listen(algorithm, state, clients, stream)
-    size, kept = _judge(size, here) if here.complete else (replace(size, origin=None), True)
+    size, kept = _judge(size, here)
     lower = None
     if kept:
         size, lower = _refresh(size, here, stream)
-        new_x, weights, size = _step(size, here, state)
+        stepped = _step(size, here)
+        if isinstance(stepped, str):
+            return _without_metric(plain, state, clients, stream, stepped)
+        new_x, weights, size = stepped
     else:
         assert size.origin is not None
         new_x, weights = size.origin + 0.25 * (here.x - size.origin), here.roll.weights
-    roll, full = here.roll, algorithm.gradient_batch_size is None
-    gradient = here.gradients.weighted_sum(roll.scale(weights)) if full else None
-    notes = (*(() if state.sizes else _say(size, here)), *roll.notes)
-    index = here.clients.index
-    info = Info(weights, here.losses, here.value, index, size.numbers(), notes, gradient, lower)
+    gradient = here.gradients.weighted_sum(weights)
+    notes = (*(() if size.sums > 1 or not kept else _say(size, here)), *here.roll.notes)
+    told = (here.value, clients.index, size.numbers(), notes, gradient, lower)
     after = {"x": new_x, "weights": weights, "losses": here.losses, "sizes": size}
-    return replace(state, **after, away=roll.away), info
+    return replace(state, **after, away=here.roll.away), Info(weights, here.losses, *told)
 
 
 def _listen(algorithm: Any, state: Any, clients: Clients, stream: Stream) -> Here:
-    """Ask those who take part for losses and gradients."""
-    clients, x = sample_clients(clients, algorithm.participation, stream), state.x
-    batch = algorithm.gradient_batch_size
-    seen, c = clients.value_and_gradient(x, stream.at("gradient"), batch)
-    if algorithm.loss_batch_size != batch:
-        seen = clients.losses(x, stream.at("losses"), algorithm.loss_batch_size)
-    n, roll = len(clients.names), take_attendance(algorithm, state, clients)
-    losses = carry_over(state.losses, clients.index, seen, n)
-    complete = len(clients.index) == n and batch is None and algorithm.loss_batch_size is None
-    return Here(clients, roll, x, losses, c, roll.objective.value(losses), complete)
+    """Ask everybody for loss and gradient."""
+    losses, c = clients.value_and_gradient(state.x, stream.at("gradient"))
+    roll = take_attendance(algorithm, state, clients)
+    return Here(clients, roll, state.x, losses, c, roll.objective.value(losses))
 
 
 def _judge(size: MetricSizes, here: Here) -> tuple[MetricSizes, bool]:
@@ -203,13 +214,12 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
             size = replace(size, metric=corrected)
         if not stale:
             return replace(size, age=size.age + 1), None
-    present = np.abs(here.roll.scale(weights))
-    found = form_metric(here.clients, here.x, present, size.form, stream.at("metric"))
+    found = form_metric(here.clients, here.x, np.abs(weights), size.form, stream.at("metric"))
     if isinstance(found, str):
         raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
     metric, summed = found
     lower = None
-    if summed.constant and summed.exact and here.complete and weights.min() >= 0:
+    if summed.constant and summed.exact and weights.min() >= 0:
         least = least_weighted_loss(summed, metric, here.gradients.weighted_sum(weights))
         lower = float(weights @ here.losses) - here.roll.objective.penalty(weights) - least
     if size.metric is not None and not summed.exact:
@@ -219,12 +229,10 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
 
 
 def _is_stale(size: MetricSizes, here: Here) -> bool:
-    """Tell whether Hessians are to be summed: seldom where they are bounds or somebody is away."""
+    """Tell whether Hessians are to be summed: ever more seldom where they are bounds."""
     if size.metric is None or size.weights is None:
         return True
-    if len(here.clients.index) < len(here.clients.names) and len(here.roll.away) > 0:
-        return size.age + 1 >= 4 * size.sums
-    if not (size.exact and here.complete):
+    if not size.exact:
         return size.age + 1 >= size.sums
     turned = float(np.abs(here.roll.weights - size.weights).sum())
     if size.constant and turned <= 0.01 * float(np.abs(size.weights).sum()):
@@ -232,65 +240,39 @@ def _is_stale(size: MetricSizes, here: Here) -> bool:
     return size.faster > 0.02
 
 
-def _step(size: MetricSizes, here: Here, state: Any) -> tuple[Vector, Weights, MetricSizes]:
-    """Return model, weights and sizes after the dual and the primal step."""
-    metric, roll, x, c = size.metric, here.roll, here.x, here.gradients
+def _step(size: MetricSizes, here: Here) -> tuple[Vector, Weights, MetricSizes] | str:
+    """Return model, weights and sizes after the dual and the primal step, or why there are none."""
+    metric, tau, before = size.metric, size.primal, size.gain
     assert metric is not None
-    products: Losses | str = "somebody is missing"
-    if here.complete and len(here.losses) <= MOST_CLIENTS:
-        products = here.clients.inner_products(c, metric.solve)
+    products = here.clients.inner_products(here.gradients, metric.solve)
     if isinstance(products, str):
-        return _step_by_coupling(size, here, state)
-    before, tau = size.gain, size.primal
-    weights, gain = step_exactly(roll.objective, here.losses, products, roll.weights, tau)
-    pull = c.weighted_sum(weights)
-    new_x = x - tau * _answer(metric, pull)  # x - tau P^-1 sum_i lambda_i c_i
-    size = replace(size, origin=x, pull=pull, value=here.value, gain=gain, share=1.0)
-    most = float(np.linalg.norm(products, 2)) if size.coupling == 0 else size.coupling
-    return (
-        new_x,
-        weights,
-        replace(size, faster=gain / before if before > 0 else math.inf, coupling=most),
-    )
+        return products
+    objective, old = here.roll.objective, here.roll.weights
+    weights, gain = step_exactly(objective, here.losses, products, old, tau)
+    pull = here.gradients.weighted_sum(weights)
+    new_x = here.x - tau * metric.solve(pull[None])[0].to(pull.dtype)
+    size = replace(size, origin=here.x, pull=pull, value=here.value, gain=gain, share=1.0)
+    return new_x, weights, replace(size, faster=gain / before if before > 0 else math.inf)
 
 
-def _step_by_coupling(
-    size: MetricSizes, here: Here, state: Any
-) -> tuple[Vector, Weights, MetricSizes]:
-    """Take (4.1) with sigma = 0.7 / (tau K), K in the metric, and one step of the model."""
-    metric, roll, c = size.metric, here.roll, here.gradients
-    assert metric is not None
-    steepest, tau = size.coupling, COUPLING * size.primal
-    if steepest == 0:  # the sum of all squared lengths, as signs at random show it
-        signs = np.where(np.arange(len(here.clients.index)) % 2, 1.0, -1.0)
-        steepest = 2 * _squared_length(metric, c.weighted_sum(signs))
-        steepest = max(steepest, _squared_length(metric, c.weighted_sum(np.abs(signs))))
-    sigma = min(COUPLING / max(tau * steepest, 1e-300), 1e300)
-    ahead = 2 * here.losses - roll.previous(state.losses, here.losses)  # s
-    weights = roll.objective.prox(roll.weights + sigma * ahead, sigma)  # (4.1)
-    pull = c.weighted_sum(roll.scale(weights))
-    turned = roll.scale(weights) - roll.scale(roll.weights)
-    if (length := float(turned @ turned)) > 1e-24 * float(weights @ weights):
-        seen = _squared_length(metric, c.weighted_sum(turned)) / length
-        steepest = max(seen, DECAY * steepest)
-    new_x = here.x - tau * _answer(metric, pull)
-    return new_x, weights, replace(size, origin=None, pull=None, coupling=steepest, dual=sigma)
-
-
-def _answer(metric: Metric, pull: Vector) -> Vector:
-    return metric.solve(pull[None])[0].to(pull.dtype)
-
-
-def _squared_length(metric: Metric, vector: Vector) -> float:
-    return float(vector.double() @ metric.solve(vector[None])[0])
-
-
-def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | None:
-    """Return the sizes of the first round, if there is to be a metric and it can be had."""
+def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | str | None:
+    """Return the sizes of the first round; why there is no metric, where one was asked for."""
     if not may_use_metric(algorithm):
         return None
-    form = choose_form(clients, state.x, algorithm.metric)
-    return None if form is None else MetricSizes(1.0, 0.0, 1.0, form=form)
+    form: Form | int | str = f"there are more than {MOST_CLIENTS} clients"
+    if len(clients.names) <= MOST_CLIENTS:
+        form = choose_form(clients, state.x, algorithm.metric)
+    if not isinstance(form, int) and form not in get_args(Form):
+        return None if algorithm.metric == "auto" else form
+    return MetricSizes(1.0, 0.0, 1.0, form=form)  # type: ignore[arg-type]
+
+
+def _without_metric(
+    plain: Any, state: Any, clients: Clients, stream: Stream, reason: str
+) -> tuple[Any, Info]:
+    """Return the state after a round of the algorithm's own, and say why it is one."""
+    moved, info = plain.round(replace(state, sizes=None), clients, stream)
+    return moved, replace(info, notes=(f"no steps in a metric: {reason}", *info.notes))
 
 
 def _say(size: MetricSizes, here: Here) -> tuple[str, ...]:

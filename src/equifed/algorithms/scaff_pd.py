@@ -68,7 +68,7 @@ class ScaffPD:
     def __post_init__(self) -> None:
         check_participation(self.participation, self.patience)
         check_saddle(self.objective, "SCAFF-PD")
-        check_metric(self.metric)
+        check_metric(self)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

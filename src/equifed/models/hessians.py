@@ -1,6 +1,6 @@
-"""Weighted sums of the Hessians of linear models: one matrix product over all samples.
+r"""Weighted sums of the Hessians of linear models: one matrix product over all samples.
 
-A sample with features a and outputs z adds :math:`w\\, h(z) \\otimes a a^\\top` to the Hessian, h
+A sample with features a and outputs z adds :math:`w\, h(z) \otimes a a^\top` to the Hessian, h
 being the second derivative of its loss in the outputs. A weighted sum over clients is a sum over
 their samples in which each counts its client's weight divided by that client's number of samples.
 """

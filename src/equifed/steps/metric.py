@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -116,8 +116,8 @@ class Metric:
         return out
 
 
-def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | None:
-    """Return the form or the rank of a metric of that kind; None where there is no curvature.
+def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | str:
+    """Return the form or the rank of a metric of that kind, or why there is no curvature.
 
     ``"full"`` has all of the Hessian up to :data:`WHOLE` parameters, and beyond that one block for
     each output that softmax mixes. ``"auto"`` is full as long as the blocks have no more than
@@ -126,19 +126,13 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | N
     share = np.full(len(clients.index), 1 / len(clients.index))
     shape = clients.curvature_sum(x, share, "diagonal")
     if isinstance(shape, str):
-        return None
+        return shape
     (b, q), k = shape.blocks.shape, len(shape.places)
     if kind == "diagonal":
         return "diagonal"
     if kind == "low-rank" or (kind == "auto" and b * q * q > BLOCKS):
         return min(RANK, q)
     return "full" if k * q <= WHOLE else "blocks"
-
-
-def check_metric(kind: str) -> None:
-    """Refuse a metric that there is not."""
-    if kind not in get_args(MetricKind):
-        raise ValueError(f"metric must be one of {', '.join(get_args(MetricKind))}, got {kind!r}.")
 
 
 def form_metric(
