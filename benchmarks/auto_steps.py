@@ -225,9 +225,7 @@ def drfa_distances(
 
 def worst_case_rate() -> None:
     """Slope of log(suboptimality) over log(rounds) for the worst-case objective, no metric."""
-    print(
-        "\nworst case, no metric: slope of log gap over log rounds between round 5 and 1e-8 (1/R^2 is -2)"
-    )
+    print("\nworst case, no metric: slope of log gap over log rounds, round 5 to 1e-8 (-2: 1/R^2)")
     for seed in (2, 26, 50, 27, 51, 75):
         slope, last = observed_rate(convex_problem(seed), 300)
         print(f"{seed:3d} slope {slope:.1f} (to round {last})", flush=True)

@@ -45,9 +45,9 @@ class Certified:
     part and the weighted loss is strongly convex; where it is not the reason is recorded instead
     (:func:`equifed.steps.certificate.certificate` has the formula). What the optimum is proved not
     to be below holds for good, so the best bound of all rounds counts; where that is not the
-    round's own, its own gap is the number ``own_gap``. The round in which an algorithm changes its objective
-    (SCAFF-PD-IA chooses phi) has a number ``new_objective``: what was proved before is about
-    another problem.
+    round's own, its own gap is the number ``own_gap``. The round in which an algorithm changes its
+    objective (SCAFF-PD-IA chooses phi) has a number ``new_objective``: what was proved before is
+    about another problem.
 
     Nothing need be given for linear models with the losses of :mod:`equifed.models.losses`. The
     numbers given here are taken on trust: a certificate is a proof as far as they are right.
