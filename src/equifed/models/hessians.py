@@ -97,12 +97,15 @@ class LinearHessian:
         if self.whole:
             self._add_whole(total[0], a, self._chances(x, inputs), counts)
             return
-        for block, h in zip(total, self._second_derivatives(x, inputs), strict=True):
+        derivatives = list(self._second_derivatives(x, inputs))
+        if self.form == "diagonal":
+            total += (torch.stack([counts * h for h in derivatives]) @ a.square()).double()
+            return
+        product = None if thin is None else a @ thin.to(a)
+        for block, h in zip(total, derivatives, strict=True):
             scaled = counts * h
-            if self.form == "diagonal":
-                block += (scaled @ a.square()).double()
-            elif thin is not None:
-                block += (a.T @ (scaled[:, None] * (a @ thin.to(a)))).double()
+            if product is not None:
+                block += (a.T @ (scaled[:, None] * product)).double()
             else:
                 block += (a.T @ (scaled[:, None] * a)).double()
 

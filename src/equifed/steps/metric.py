@@ -22,7 +22,10 @@ WHOLE = 1000
 BLOCKS = 1 << 25
 """Numbers in all blocks up to which they are kept whole; beyond it, low rank."""
 
-RANK = 200
+WORK = 2e11
+"""Products of numbers in a sum of Hessians up to which it is taken whole; beyond it, low rank."""
+
+RANK = 100
 """Columns of the random matrix by which a low-rank metric is found."""
 
 
@@ -121,7 +124,8 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
 
     ``"full"`` has all of the Hessian up to :data:`WHOLE` parameters, and beyond that one block for
     each output that softmax mixes. ``"auto"`` is full as long as the blocks have no more than
-    :data:`BLOCKS` numbers, and of low rank beyond. The diagonals tell how many there are.
+    :data:`BLOCKS` numbers and take no more than :data:`WORK` to sum, and of low rank beyond. The
+    diagonals tell how many there are.
     """
     share = np.full(len(clients.index), 1 / len(clients.index))
     shape = clients.curvature_sum(x, share, "diagonal")
@@ -130,7 +134,9 @@ def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | s
     (b, q), k = shape.blocks.shape, len(shape.places)
     if kind == "diagonal":
         return "diagonal"
-    if kind == "low-rank" or (kind == "auto" and b * q * q > BLOCKS):
+    numbers = b * q * q
+    large = numbers > BLOCKS or numbers * int(clients.sizes.sum()) > WORK
+    if kind == "low-rank" or (kind == "auto" and large):
         return min(RANK, q)
     return "full" if k * q <= WHOLE else "blocks"
 
