@@ -25,7 +25,7 @@ BLOCKS = 1 << 25
 WORK = 2e11
 """Products of numbers in a sum of Hessians up to which it is taken whole; beyond it, low rank."""
 
-RANK = 100
+RANK = 64
 """Columns of the random matrix by which a low-rank metric is found."""
 
 
@@ -261,8 +261,8 @@ def step_exactly(
     restarts, until the two values differ by ``accuracy`` of the gain.
     """
     curvature = tau * products
-    step = 1 / max(float(np.linalg.eigvalsh(products)[-1]) * tau, 1e-300)
-    step = min(step, 1e300)
+    steepest = tau * min(float(np.linalg.norm(products)), float(np.abs(products).sum(0).max()))
+    step = 1 / max(steepest, 1e-300)  # no eigenvalue is larger than these norms
     value, point, momentum = objective.value(losses), weights, 1.0
     new, gain = weights, 0.0
     for k in range(most):
