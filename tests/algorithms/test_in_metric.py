@@ -195,7 +195,8 @@ def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) 
     _, objective = drawn_objective(seed, problem.n)
     best, _ = interior_point(problem, objective)
     infos = certified(problem, objective, 20)
-    gaps, values = (np.array(v) for v in zip(*((i.numbers["gap"], i.objective) for i in infos)))
+    gaps = np.array([i.numbers["gap"] for i in infos])
+    values = np.array([i.objective for i in infos])
     assert (gaps >= values - best - 1e-8 * abs(best)).all()
     assert gaps[-1] <= 1e-8 * abs(best)
     assert (np.diff(values - gaps) >= -1e-12 * abs(best)).all()  # bounds hold for good
@@ -239,7 +240,7 @@ def test_hard_cases_are_solved(name: str, objective: object) -> None:
     values = np.array([i.objective for i in infos])
     gaps = np.array([i.numbers["gap"] for i in infos])
     assert values.min() <= best + 1e-6 * abs(best) + 1e-9
-    assert (gaps >= values - min(best, values.min()) - 1e-7 * abs(best)).all()
+    assert (gaps >= values - best - 1e-7 * abs(best) - 1e-9).all()  # 1e-9: the solver's own
     assert gaps[-1] <= 1e-3 * abs(best) + 1e-9
 
 
