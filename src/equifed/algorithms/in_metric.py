@@ -222,6 +222,7 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
     if summed.constant and summed.exact and weights.min() >= 0:
         least = least_weighted_loss(summed, metric, here.gradients.weighted_sum(weights))
         lower = float(weights @ here.losses) - here.roll.objective.penalty(weights) - least
+        lower -= _rounding(here.x, float(weights @ np.abs(here.losses)))
     if size.metric is not None and not summed.exact:
         metric = replace(metric, steps=size.metric.steps, changes=size.metric.changes)
     known = {"exact": summed.exact, "constant": summed.constant, "age": 0}

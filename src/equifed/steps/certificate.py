@@ -123,7 +123,8 @@ def with_best_bound(
     if isinstance(proof, Certificate) and proof.uncapped is None:
         best = max(best, info.objective - proof.gap)
     size = abs(info.objective) if info.losses is None else float(np.abs(info.losses).max())
-    rounding = ROUNDING * float(np.finfo(np.float64).eps) * max(size, abs(info.objective))
+    precision = "float32" if info.gradient is None else _dtype(info.gradient)
+    rounding = ROUNDING * float(np.finfo(precision).eps) * max(size, abs(info.objective))
     gap = max(info.objective - best, 0.0) + rounding
     if not math.isfinite(gap):
         return proof, best
