@@ -28,7 +28,6 @@ from equifed.training.loop import Callback, train
 WORK = LocalSGD(lr=0.1, steps=4, batch_size=5)
 ALGORITHMS = {
     "scaff-pd": ScaffPD(ChiSquare(0.1), WORK, ConstantSteps(0.4, 0.1)),
-    "scaff-pd/metric": ScaffPD(ChiSquare(0.1), metric="full"),
     "scaffold": Scaffold(WORK, participation=0.6),
     "drfa": DRFA(WORK, clients_per_round=3, output="average"),
     "rfedfair": RFedFair(WORK, clients_per_round=3),
