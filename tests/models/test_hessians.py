@@ -11,6 +11,8 @@ from torch.autograd.functional import hessian
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum, check_curvature
+from equifed.contract.streams import Stream
+from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.simulate import simulate
 
@@ -115,6 +117,23 @@ def test_engines_agree_and_book_the_same(
     assert loop.traffic.up[1] == 0  # who does not take part sends nothing
 
 
+@pytest.mark.parametrize("form", ["full", "blocks", "diagonal"])
+def test_a_group_of_processes_agrees(form: str) -> None:
+    """A group of one: sums and inner products go through the group all the same."""
+    own = {"l2": 0.01, "dtype": DOUBLE}
+    alone = simulate(classification(), "logistic", **own)
+    group = DistributedClients(classification(), "logistic", **own)
+    x = point(alone)
+    found = [c.curvature_sum(x, WEIGHTS, form).blocks for c in (alone, group)]
+    torch.testing.assert_close(*found)
+    assert alone.traffic.totals() == group.traffic.totals()
+    gradients = [c.value_and_gradient(x, Stream(0))[1] for c in (alone, group)]
+    products = [
+        c.inner_products(g, lambda v: v) for c, g in zip((alone, group), gradients, strict=True)
+    ]
+    np.testing.assert_allclose(*products)
+
+
 def test_single_precision_is_near() -> None:
     exact, rough = (CASES["softmax"](l2=0.01, dtype=t) for t in (DOUBLE, torch.float32))
     x = point(exact)
@@ -176,8 +195,6 @@ def test_a_hostile_hessian_is_recognised(block: list[list[float]], reason: str |
 
 
 def test_inner_products_are_those_of_the_gradients() -> None:
-    from equifed.contract.streams import Stream
-
     clients = engine("softmax")
     x = point(clients)
     _, gradients = clients.value_and_gradient(x, Stream(0))

@@ -76,9 +76,9 @@ class GivenOut:
                 f"nothing is proved yet: the bound on the gap is not below the objective {itself}"
             )
         assert self.gap is not None
-        share = (
-            f", {100 * self.gap / abs(self.objective):.2g} % of its own" if self.objective else ""
-        )
+        share = ""
+        if self.objective:
+            share = f", {100 * self.gap / abs(self.objective):.2g} % of its own"
         return f"certified to be within {self.gap:.3g} of the smallest objective there is{share}"
 
 
