@@ -194,7 +194,7 @@ def _judge(size: MetricSizes, here: Here) -> tuple[MetricSizes, bool]:
     rounding = _rounding(here.x, here.value)
     kept_promise = (size.value - here.value + rounding) / max(size.gain * size.share, rounding)
     if kept_promise < 0.1 and size.share > 1e-6:
-        less = {"share": size.share / 4, "primal": size.primal / 2}
+        less: dict[str, Any] = {"share": size.share / 4, "primal": size.primal / 2}
         return replace(size, shortened=size.shortened + 1, **less), False
     if kept_promise > 0.7:
         size = replace(size, primal=min(1.0, 2 * size.primal))
@@ -225,7 +225,7 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
         lower -= _rounding(here.x, float(weights @ np.abs(here.losses)))
     if size.metric is not None and not summed.exact:
         metric = replace(metric, steps=size.metric.steps, changes=size.metric.changes)
-    known = {"exact": summed.exact, "constant": summed.constant, "age": 0}
+    known: dict[str, Any] = {"exact": summed.exact, "constant": summed.constant, "age": 0}
     return replace(size, metric=metric, weights=weights, sums=size.sums + 1, **known), lower
 
 

@@ -193,8 +193,8 @@ class InProcessClients(TorchClients):
         """
         counts, total = np.zeros(len(self._inputs)), hessian.zeros(thin)
         for i, weight in zip(self.index, weights, strict=True):
-            rows = slice(self._offsets[i], self._offsets[i + 1])
-            counts[rows] = weight / (rows.stop - rows.start)
+            first, last = self._offsets[i], self._offsets[i + 1]
+            counts[first:last] = weight / (last - first)
         step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
         for start in range(0, len(counts), step):
             used = np.flatnonzero(counts[start : start + step])
