@@ -1,6 +1,7 @@
 """SCAFF-PD with automatic steps on random convex problems: rounds to 1e-6, and the certificate.
 
-Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``); prints a table for every part.
+Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``, ``--metric none``); prints a
+table for every part.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
+from equifed.steps.metric import MetricKind
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
 
@@ -47,10 +50,14 @@ class Outcome:
 
 
 def solve(
-    problem: Problem, objective: SaddleObjective, best: float, rounds: int = ROUNDS
+    problem: Problem,
+    objective: SaddleObjective,
+    best: float,
+    rounds: int = ROUNDS,
+    metric: MetricKind = "auto",
 ) -> Outcome:
     """Run SCAFF-PD with every default until the certificate says that it is done."""
-    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
+    clients, algorithm = problem.clients(), ScaffPD(objective, metric=metric).wrapped()
     state, wanted = algorithm.init(clients, problem.start()), TOLERANCE * abs(best)
     reached = certified = rounds + 1
     values, gaps = [], []
@@ -67,11 +74,12 @@ def solve(
     least = min(best, *values)
     true = np.array(values) - least
     rounding = 1e-9 * abs(best)  # of the oracle
-    slack = float(np.min(np.array(gaps)[true > rounding] / true[true > rounding], initial=np.inf))
+    proved, wrong = np.array(gaps) + rounding, true > rounding
+    slack = float(np.min(proved[wrong] / true[wrong], initial=np.inf))
     return Outcome(reached, certified, slack, int(info.numbers["halvings"]))
 
 
-def fifty_problems(count: int) -> dict[str, list[Outcome]]:
+def fifty_problems(count: int, metric: MetricKind) -> dict[str, list[Outcome]]:
     """Return the outcomes by objective, one line printed for each problem."""
     out: dict[str, list[Outcome]] = defaultdict(list)
     for seed in range(count):
@@ -82,7 +90,7 @@ def fifty_problems(count: int) -> dict[str, list[Outcome]]:
         except RuntimeError:
             print(f"{seed:3d} {problem.loss:9} {name:25} the interior-point solver failed")
             continue
-        outcome = solve(problem, objective, best)
+        outcome = solve(problem, objective, best, metric=metric)
         out[name].append(outcome)
         size = f"N={problem.n:<3d}d={problem.d:<3d}"
         print(f"{seed:3d} {problem.loss:9} {name:25} {size} {outcome}", flush=True)
@@ -216,8 +224,8 @@ def drfa_distances(
 
 
 def worst_case_rate() -> None:
-    """Slope of log(suboptimality) over log(rounds) for the worst-case objective."""
-    print("\nworst case: slope of log gap over log rounds between round 5 and 1e-8 (1/R^2 is -2)")
+    """Slope of log(suboptimality) over log(rounds) for the worst-case objective, no metric."""
+    print("\nworst case, no metric: slope of log gap over log rounds, round 5 to 1e-8 (-2: 1/R^2)")
     for seed in (2, 26, 50, 27, 51, 75):
         slope, last = observed_rate(convex_problem(seed), 300)
         print(f"{seed:3d} slope {slope:.1f} (to round {last})", flush=True)
@@ -227,7 +235,7 @@ def observed_rate(problem: Problem, rounds: int) -> tuple[float, int]:
     """Return the slope of the least-squares line through (log r, log of the best gap so far)."""
     objective = WorstCase()
     best, _ = interior_point(problem, objective)
-    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
+    clients, algorithm = problem.clients(), ScaffPD(objective, metric="none").wrapped()
     state, values = algorithm.init(clients, problem.start()), []
     for r in range(rounds):
         state, info = algorithm.round(state, clients, Stream(0).at("round", r))
@@ -240,9 +248,10 @@ def observed_rate(problem: Problem, rounds: int) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=50)
+    parser.add_argument("--metric", default="auto", choices=get_args(MetricKind))
     torch.set_num_threads(1)
-    started, count = time.perf_counter(), parser.parse_args().problems
-    table(fifty_problems(count))
+    started, asked = time.perf_counter(), parser.parse_args()
+    table(fifty_problems(asked.problems, asked.metric))
     signed_weights()
     papers_regression()
     against_drfa()

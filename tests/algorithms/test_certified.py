@@ -117,7 +117,7 @@ def test_without_a_proof_there_is_a_reason(changes: dict, reason: str) -> None:
         l2=changes.get("l2", 0.1),
         dtype=torch.float64,
     )
-    algorithm = ScaffPD(WorstCase(), **changes.get("algorithm", {}))
+    algorithm = ScaffPD(WorstCase(), metric="none", **changes.get("algorithm", {}))
     history = train(algorithm, clients, rounds=2)
     text = history.summary()["certificate"]
     assert text.startswith("no certificate: ") and reason in text

@@ -133,7 +133,7 @@ def test_step_sizes_that_somebody_chose_stay() -> None:
 def test_signed_weights_are_judged_by_the_residual(phi: float, measure: str) -> None:
     problem = convex_problem(6)
     objective = RelativeFairness(phi, CVaR(0.4), CVaR(0.4))
-    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
+    clients, algorithm = problem.clients(), ScaffPD(objective, metric="none").wrapped()
     state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
     assert state.measure == measure and state.first == state.best.merit
 
@@ -146,7 +146,7 @@ def test_an_overflow_goes_back_to_the_best_model() -> None:
     start = bold.init(clients, torch.zeros(problem.d, dtype=torch.float64))
     with pytest.raises(MissingClients):  # nothing to go back to yet
         bold.round(start, clients, Stream(0))
-    careful, _ = ScaffPD(Average()).wrapped().round(start, clients, Stream(0))
+    careful, _ = ScaffPD(Average(), metric="none").wrapped().round(start, clients, Stream(0))
     inner = inner_state(careful)
     wild = replace(inner, sizes=replace(inner.sizes, primal=1e60, local=1e60))
     back, info = bold.round(with_inner_state(careful, wild), clients, Stream(0))

@@ -53,7 +53,7 @@ CASES: dict[str, Any] = {
     "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
     "scaff-pd/partial": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
     "scaff-pd/auto": ScaffPD(ChiSquare(0.5), LOCAL, AutoSteps(smoothness=5.0)),
-    "scaff-pd/measured": ScaffPD(ChiSquare(0.5)),
+    "scaff-pd/measured": ScaffPD(ChiSquare(0.5), metric="none"),
     "scaff-pd-ia": ScaffPDIA(0.1, local=LOCAL, steps=ConstantSteps(0.4, 0.5)),
 }
 CASES |= {  # whatever else the catalogue has

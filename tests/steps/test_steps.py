@@ -176,7 +176,9 @@ def test_the_measured_smoothness_is_the_largest_eigenvalue(
 
 def test_the_chosen_sizes_are_recorded_and_said_once() -> None:
     problem = convex_problem(24)
-    history = train(ScaffPD(CVaR(0.5)), problem.clients(), rounds=3, x=problem.start())
+    history = train(
+        ScaffPD(CVaR(0.5), metric="none"), problem.clients(), rounds=3, x=problem.start()
+    )
     (note,) = (e["reason"] for e in history.events if e["event"] == "note")
     first = history.rounds[0].numbers
     for name in ("smoothness", "primal_step", "local_step", "dual_step"):
@@ -232,7 +234,10 @@ def test_signed_weights_reach_a_saddle_point(phi: float) -> None:
 def test_signed_weights_shorten_the_steps_by_their_norm() -> None:
     problem, sizes = convex_problem(6), {}
     for phi in (0.0, 0.4):
-        clients, algorithm = problem.clients(), ScaffPD(RelativeFairness(phi, CVaR(0.4), CVaR(0.4)))
+        clients, algorithm = (
+            problem.clients(),
+            ScaffPD(RelativeFairness(phi, CVaR(0.4), CVaR(0.4)), metric="none"),
+        )
         state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
         sizes[phi] = state.sizes
     assert sizes[0.4].primal == pytest.approx(sizes[0.0].primal * 0.6 / 1.4)

@@ -15,16 +15,20 @@ from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature
 from equifed.contract.own import KeepsOwn
 from equifed.contract.streams import Stream
-from equifed.steps.certificate import Certificate, certificate
+from equifed.steps.certificate import Certificate, certificate, with_best_bound
 
 
 @dataclass(frozen=True)
 class State:
-    """The algorithm's state, and what is known of the losses' curvature, or why nothing is."""
+    """The algorithm's state, and what is known of the losses' curvature, or why nothing is.
+
+    ``lower`` is the largest value that the objective was proved not to fall below.
+    """
 
     inner: Any
     curvature: Curvature | str | None = None  # None before the first round
     round: int = 0
+    lower: float = -math.inf
 
     @property
     def x(self) -> Vector:
@@ -40,9 +44,11 @@ class Certified:
     model they start from, as SCAFF-PD, SCAFF-PD-IA, SCAFFOLD with fresh variates and AFL with one
     local step on all samples do; then it costs no exchange. The bound is valid where everybody took
     part and the weighted loss is strongly convex; where it is not the reason is recorded instead
-    (:func:`equifed.steps.certificate.certificate` has the formula). The round in which an algorithm
-    changes its objective (SCAFF-PD-IA chooses phi) has a number ``new_objective``: what was proved
-    before is about another problem.
+    (:func:`equifed.steps.certificate.certificate` has the formula). What the optimum is proved not
+    to be below holds for good, so the best bound of all rounds counts; where that is not the
+    round's own, its own gap is the number ``own_gap``. The round in which an algorithm changes its
+    objective (SCAFF-PD-IA chooses phi) has a number ``new_objective``: what was proved before is
+    about another problem.
 
     Nothing need be given for linear models with the losses of :mod:`equifed.models.losses`. The
     numbers given here are taken on trust: a certificate is a proof as far as they are right.
@@ -79,9 +85,12 @@ class Certified:
         """Return the state after one round of the algorithm, which is recorded with its proof."""
         inner, info = self.algorithm.round(state.inner, clients, stream)
         known = self._known(clients) if state.curvature is None else state.curvature
-        proof = self._proof(state, inner, info, known, clients, stream)
-        after = State(inner, known, state.round + 1)
         changed = changes_objective(self.algorithm, state.inner, inner)
+        lower = -math.inf if changed else state.lower
+        proof = self._proof(state, inner, info, known, clients, stream)
+        if self._is_complete(info, clients) and info.objective is not None:
+            proof, lower = with_best_bound(proof, info, lower)
+        after = State(inner, known, state.round + 1, lower)
         numbers = info.numbers | ({"new_objective": 1.0} if changed else {})
         if isinstance(proof, Certificate):
             return after, replace(info, numbers=numbers | proof.numbers())
@@ -103,6 +112,11 @@ class Certified:
         largest = min(float(known.smoothness.max()), self.smoothness or math.inf)
         return Curvature(np.full(n, largest), np.full(n, least), known.tight, known.lowest)
 
+    def _is_complete(self, info: Info, clients: Clients) -> bool:
+        """Tell whether everybody took part in the round."""
+        asked = clients.index if info.index is None else info.index
+        return min(len(clients.index), len(asked)) == len(clients.names)
+
     def _proof(
         self, state: State, inner: Any, info: Info, known: Curvature | str, clients: Clients,
         stream: Stream,
@@ -110,10 +124,7 @@ class Certified:
         """Return a round's certificate, why there is none, or None if its turn has not come."""
         if isinstance(known, str):
             return known
-        everybody = len(clients.names)
-        if len(clients.index) < everybody or (
-            info.index is not None and len(info.index) < everybody
-        ):
+        if not self._is_complete(info, clients):
             return "not all clients took part"
         losses, gradient = info.losses, info.gradient
         if losses is None or gradient is None:

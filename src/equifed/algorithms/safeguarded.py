@@ -182,7 +182,8 @@ class Safeguarded:
     def _merit(self, state: State, info: Info) -> float | None:
         """Return what a round is judged by; smaller is better."""
         if state.measure == "gap":
-            return info.numbers.get("uncapped_gap", info.numbers.get("gap"))
+            own = info.numbers.get("own_gap", info.numbers.get("gap"))  # of this round alone
+            return info.numbers.get("uncapped_gap", own)
         if state.measure == "mean":
             return state.mean
         if state.measure == "value":

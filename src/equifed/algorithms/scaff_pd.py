@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.in_metric import MetricKind, check_metric, play_in_metric
 from equifed.algorithms.safeguarded import Safeguarded, safeguard
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients
+from equifed.contract import Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import carry_over, check_participation, sample_clients
-from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
@@ -32,10 +30,9 @@ class State:
 class ScaffPD:
     r"""SCAFF-PD (Yu et al. 2023), Algorithms 1 and 2.
 
-    .. math:: \min_x \max_{\lambda \in \Lambda} \sum_i \lambda_i f_i(x) - \psi(\lambda)
-
     .. math::
 
+       \min_x\ &\max_{\lambda \in \Lambda} \textstyle\sum_i \lambda_i f_i(x) - \psi(\lambda) \\
        s &= l + \theta\,(l - l_{\text{prev}}) \\
        \lambda &\leftarrow \mathrm{prox}(\lambda + \sigma s, \sigma) && (4.1) \\
        c &= \textstyle\sum_i \lambda_i c_i, \quad c_i = \nabla f_i(x) \\
@@ -53,10 +50,9 @@ class ScaffPD:
         Set Lambda and penalty psi of the weights; with ``RelativeFairness`` it is SCAFF-PD-IA.
     local, steps
         J steps of size eta, which the schedule may set; tau, sigma and theta of every round.
-    gradient_batch_size, loss_batch_size : int, optional
-        Samples for the c_i and for l; None means all. Different numbers cost one exchange more.
-    participation, patience
-        Fraction of clients in a round; rounds without an answer after which a client leaves Lambda.
+    gradient_batch_size, loss_batch_size, participation, patience, metric
+        Samples for the c_i and for l (None: all); fraction of clients in a round; rounds without an
+        answer after which one leaves Lambda; steps in a metric P (:mod:`.in_metric`), or "none".
     """
 
     objective: SaddleObjective
@@ -66,10 +62,12 @@ class ScaffPD:
     participation: float = 1.0
     loss_batch_size: int | None = None
     patience: int = PATIENCE
+    metric: MetricKind = "auto"
 
     def __post_init__(self) -> None:
         check_participation(self.participation, self.patience)
         check_saddle(self.objective, "SCAFF-PD")
+        check_metric(self)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -77,6 +75,8 @@ class ScaffPD:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round: one line of code for one line of the paper."""
+        if (done := play_in_metric(self, state, clients, stream)) is not None:
+            return done  # in the metric P, where there is one
         clients, x = sample_clients(clients, self.participation, stream), state.x
         seen, c = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch_size)
         if self.loss_batch_size != self.gradient_batch_size:
@@ -94,11 +94,11 @@ class ScaffPD:
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
         new_x = x - size.primal * (update - (present.sum() - share.sum()) * target)  # (4.2)
         turned = WeightChange(total * present - roll.scale(roll.weights), weights, c)
-        value, said = roll.objective.value(losses), () if state.sizes else size.said()
+        said = (() if state.sizes else size.said()) + roll.notes
+        value, told = roll.objective.value(losses), (clients.index, size.numbers(), said)
         gradient = total * target if self.gradient_batch_size is None else None
-        info = Info(weights, losses, value, clients.index, size.numbers(), said, gradient)
         after = State(new_x, weights, losses, self.steps.next(size, turned), roll.away)
-        return replace(state, **vars(after)), replace(info, notes=said + roll.notes)
+        return replace(state, **vars(after)), Info(weights, losses, value, *told, gradient)
 
     def model(self, state: State) -> Vector:
         """Return the last model."""

@@ -16,6 +16,7 @@ from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness, Side
 from equifed.objectives.worst_case import WorstCase
 from equifed.steps.automatic import AutoSteps
+from equifed.steps.metric import MetricKind
 from equifed.steps.phi import beyond_theory, choose_phi
 from equifed.steps.schedule import Schedule
 
@@ -60,7 +61,7 @@ class ScaffPDIA:
         As for :class:`equifed.objectives.RelativeFairness`.
     warmup : int
         Rounds with phi = 0 before phi is chosen.
-    local, steps, gradient_batch_size, participation, loss_batch_size, patience
+    local, steps, gradient_batch_size, participation, loss_batch_size, patience, metric
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
     cap
         As for :class:`equifed.objectives.RelativeFairness`.
@@ -78,6 +79,7 @@ class ScaffPDIA:
     loss_batch_size: int | None = None
     patience: int = PATIENCE
     cap: float | None = None
+    metric: MetricKind = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -129,7 +131,7 @@ class ScaffPDIA:
         local = replace(self.local, radius=None)
         return ScaffPD(
             objective, local, self.steps, self.gradient_batch_size, self.participation,
-            self.loss_batch_size, self.patience,
+            self.loss_batch_size, self.patience, self.metric,
         )  # fmt: skip
 
     def _choose(

@@ -39,6 +39,8 @@ class Info:
         where the round had it.
     touches : tuple of Touch
         What a guard did to clients, or what it would have done.
+    lower : float, optional
+        A value that the objective of all clients never falls below, where the round proves one.
     """
 
     weights: Weights
@@ -49,6 +51,7 @@ class Info:
     notes: tuple[str, ...] = ()
     gradient: Vector | None = None
     touches: tuple[Touch, ...] = ()
+    lower: float | None = None
 
 
 class Algorithm(Protocol[S]):

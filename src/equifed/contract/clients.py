@@ -14,14 +14,14 @@ sampled are the same thing to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
 from equifed.contract.local import LocalSGD
@@ -148,6 +148,24 @@ class Clients(Protocol):
 
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature of all clients' losses, or why none are known."""
+        ...
+
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        """Return the sum of the clients' Hessians at x by ``weights`` >= 0, or why there is none.
+
+        One exchange. ``thin`` of shape (q, r) asks for the product of every block with it alone.
+        """
+        ...
+
+    def inner_products(
+        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        """Return <v_i, P^-1 v_j> for all pairs of clients, shape (n, n), or why they stay unknown.
+
+        ``solve`` applies P^-1 to the rows of a matrix. Where sums are hidden, nobody may see this.
+        """
         ...
 
     def group(self) -> Group | None:

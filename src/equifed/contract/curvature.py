@@ -1,13 +1,17 @@
-"""Bounds on how curved the client losses are: an engine's answer, on which a proof may rest."""
+"""How curved the client losses are: bounds on which a proof may rest, and weighted sums."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Vector, Weights
+
+Form = Literal["full", "blocks", "diagonal"]
+"""What of the Hessians is summed: all of them, one block for each output, or their diagonals."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,3 +55,55 @@ class Curvature:
         up, down = (l1_norm + 1) / 2, (l1_norm - 1) / 2
         least = float(self.strong_convexity.min())
         return up * least - (down * float(self.smoothness.max()) if down > 0 else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class CurvatureSum:
+    r"""A weighted sum :math:`P = \sum_i w_i H_i(x)` of the clients' Hessians, in blocks.
+
+    H_i is the Hessian of f_i at x, L2 penalty included, or an upper bound of it there: one block
+    for each output in place of softmax's full Hessian.
+
+    Parameters
+    ----------
+    blocks : Tensor, shape (b, q, q); (b, q, r) times a thin matrix; (b, q) for the diagonals
+        In float64.
+    places : Tensor, shape (k, q)
+        Where the coordinates of each block lie in a model vector; b is k, or 1 where all share it.
+    penalty : float
+        The L2 penalty's part of the diagonal.
+    exact, constant : bool
+        Whether the H_i are the Hessians themselves, and whether they are the same at every model.
+    """
+
+    blocks: Vector
+    places: Vector
+    penalty: float
+    exact: bool
+    constant: bool
+
+
+def check_curvature(blocks: Vector, limit: float = math.inf) -> str | None:
+    """Return what is wrong with one client's Hessian blocks (b, q, q), or None.
+
+    A Hessian of a convex loss is finite, symmetric and has no negative eigenvalue; ``limit`` bounds
+    its trace where that is known.
+
+    >>> import torch
+    >>> check_curvature(torch.tensor([[[1.0, 2.0], [2.0, 1.0]]]))
+    'its curvature has the negative eigenvalue -1'
+    """
+    import torch
+
+    if not torch.isfinite(blocks).all():
+        return "its curvature is not finite"
+    size = float(blocks.abs().max())
+    if float((blocks - blocks.mT).abs().max()) > 1e-5 * size:
+        return "its curvature is not symmetric"
+    trace = float(blocks.diagonal(dim1=-2, dim2=-1).sum())
+    if trace > limit:
+        return f"its curvature has the trace {trace:.3g}, above {limit:.3g}"
+    least = float(torch.linalg.eigvalsh(blocks.double())[..., 0].min())
+    if least < -1e-5 * size:
+        return f"its curvature has the negative eigenvalue {least:.3g}"
+    return None

@@ -8,7 +8,7 @@ without either knowing. It changes numbers (:meth:`ClientsView.see_numbers`) and
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -16,10 +16,12 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved, Traffic
-from equifed.contract.curvature import Curvature
-from equifed.contract.evaluation import SPLITS, Evaluation
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
+from equifed.contract.hessian import KnowsHessians
 from equifed.contract.local import LocalSGD
+from equifed.contract.own import Inexactness, KeepsOwn
 from equifed.contract.streams import Stream
 
 Kind = Literal["gradient", "displacement", "snapshot", "average", "mean_gradient", "memory"]
@@ -168,16 +170,88 @@ class ClientsView(Clients):
         return replace(moved, **seen)
 
     @override
-    def evaluate(self, x: Vector, splits: Sequence[str] = SPLITS) -> list[Evaluation]:
-        return self.behind.evaluate(x, splits)
+    def evaluate(
+        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
+        return self.behind.evaluate(x, splits, *([metrics] if metrics else []))
 
     @override
     def curvature(self) -> Curvature | str:
         return self.behind.curvature()
 
     @override
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        return self.behind.curvature_sum(x, weights, form, thin)
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        plain = _behind(vectors)
+        assert plain is not None
+        return self.behind.inner_products(plain, solve)
+
+    def hessian(self, x: Vector, weights: Weights) -> Vector | str:
+        """Return the weighted sum of second derivatives; KnowsHessians asks."""
+        if isinstance(self.behind, KnowsHessians):
+            return self.behind.hessian(x, weights)
+        return "these clients do not add up second derivatives"
+
+    @override
     def group(self) -> Group | None:
         return self.behind.group()
+
+    # -- own parts ----------------------------------------------------------------------------------
+
+    def _keeper(self) -> KeepsOwn | None:
+        return self.behind if isinstance(self.behind, KeepsOwn) else None
+
+    def describe_own(self) -> str | None:
+        """Say what the own parts are; None: there are none."""
+        keeper = self._keeper()
+        return None if keeper is None else keeper.describe_own()
+
+    def warn_of_own(self) -> str | None:
+        """Say for which clients own parts rest on their penalty alone."""
+        keeper = self._keeper()
+        return None if keeper is None else keeper.warn_of_own()
+
+    def remembers_own(self) -> bool:
+        """Tell whether a state must hold the own parts."""
+        keeper = self._keeper()
+        return keeper is not None and keeper.remembers_own()
+
+    def with_own(self, own: Vector) -> Self:
+        """Return a view of the same clients with these own parts."""
+        part, keeper = copy.copy(self), self._keeper()
+        assert keeper is not None
+        part.behind = keeper.with_own(own)  # type: ignore[assignment]
+        return part
+
+    def own_after(self) -> Vector:
+        """Return the own parts after the last local steps."""
+        keeper = self._keeper()
+        assert keeper is not None
+        return keeper.own_after()
+
+    def own_parts(self, x: Vector) -> Vector:
+        """Return the own part that every client uses with the shared model x."""
+        keeper = self._keeper()
+        assert keeper is not None
+        return keeper.own_parts(x)
+
+    def own_parameters(self, own: Vector) -> dict[str, Vector]:
+        """Return own parts by the parameters' names."""
+        keeper = self._keeper()
+        assert keeper is not None
+        return keeper.own_parameters(own)
+
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        """Return how far answers at x may be off."""
+        keeper = self._keeper()
+        return None if keeper is None else keeper.inexactness(x)
 
     @override
     def subset(self, index: Index) -> Self:

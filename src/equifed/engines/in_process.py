@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self, runtime_checkable
 
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import Clients, ClientVectors, MissingClients, Traffic, check_index
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
@@ -29,6 +30,7 @@ from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.hessian import linear_hessian
+from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
 from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor, describe_predictor
@@ -106,6 +108,12 @@ class TorchClients(OwnParts, Clients):
         """Book an exchange of model-sized vectors down and up, and of numbers up, per client."""
         vector = self.model.size * self.model.dtype.itemsize
         self.traffic.record(self.index, down=down * vector, up=up * vector + 8 * losses)
+
+    def _book_hessians(self, hessian: LinearHessian, thin: Tensor | None) -> None:
+        """Book the model down (and what it is multiplied with), the client's Hessian up."""
+        width = self.model.dtype.itemsize
+        down = self.model.size + (0 if thin is None else thin.numel())
+        self.traffic.record(self.index, down=width * down, up=width * hessian.numbers(thin))
 
     def _book_local(self, work: LocalSGD, corrected: bool) -> None:
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
@@ -229,6 +237,59 @@ class InProcessClients(FoundOwnParts, TorchClients):
         return found + torch.diag(ridge)
 
     @override
+    def curvature_sum(
+        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
+    ) -> CurvatureSum | str:
+        hessian = LinearHessian.of(self.model, form, thin)
+        if isinstance(hessian, str):
+            return hessian
+        check_sum_weights(weights, len(self.index))
+        total = self.sum_hessians(hessian, x, weights, thin)
+        self._book_hessians(hessian, thin)
+        return hessian.answer(total, weights, thin)
+
+    def sum_hessians(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
+        """Return the weighted sum of the clients' Hessians without the penalty, sample by sample.
+
+        Each sample counts its client's weight; a few samples at a time bound the memory.
+        """
+        counts, total = np.zeros(len(self._inputs)), hessian.zeros(thin)
+        for i, weight in zip(self.index, weights, strict=True):
+            first, last = self._offsets[i], self._offsets[i + 1]
+            counts[first:last] = weight / (last - first)
+        step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
+        for start in range(0, len(counts), step):
+            used = np.flatnonzero(counts[start : start + step])
+            if len(used):
+                rows = torch.as_tensor(used + start, device=self._inputs.device)
+                share = torch.as_tensor(counts[used + start], dtype=x.dtype, device=x.device)
+                hessian.add(total, x, self._inputs[rows], share, thin)
+        if not torch.isfinite(total).all():
+            self._refuse_curvature(hessian, x)
+        return total
+
+    def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:
+        """Name those whose Hessian is not finite."""
+        sizes = np.zeros(len(self.index))
+        plain = dataclasses.replace(hessian, form="diagonal")
+        for k, i in enumerate(self.index):
+            own = plain.zeros()
+            inputs = self._inputs_of(int(i))
+            plain.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
+            sizes[k] = float(own.sum())
+        self.refuse_non_finite(sizes, "trace of its curvature")
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
+    ) -> Losses | str:
+        if not isinstance(vectors, DenseVectors):
+            return "the clients' vectors do not fit into memory at once"
+        return products_of_rows(vectors.matrix, solve)
+
+    @override
     def group(self) -> None:
         return None
 
@@ -286,6 +347,12 @@ def check_local_arguments(
         raise ValueError("local_steps takes control and target together or neither.")
     if (work.hinge is None) != (slopes is None):
         raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
+
+
+def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
+    """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
+    products = rows.double() @ solve(rows.double()).T
+    return to_numpy((products + products.T) / 2)
 
 
 def to_numpy(values: Tensor) -> Losses:

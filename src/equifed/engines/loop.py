@@ -26,6 +26,7 @@ from equifed.engines.in_process import (
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
 from equifed.engines.profile import MOST_NEWTON
+from equifed.models.hessians import LinearHessian
 
 Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Displacement, snapshot, average, mean gradient and threshold of one client."""
@@ -102,6 +103,19 @@ class LoopClients(InProcessClients):
             self.own_rows.put(self.index, before - moved["displacement"][:, d:])
         shared = {kind: DenseVectors(rows[:, :d]) for kind, rows in moved.items()}
         return Moved(steps=steps, thresholds=ends, **shared)
+
+    @override
+    def sum_hessians(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
+        total = hessian.zeros(thin)
+        for k in self._each():
+            inputs, own = self._inputs_of(int(self.index[k])), hessian.zeros(thin)
+            hessian.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
+            if not torch.isfinite(own).all():
+                self._refuse_curvature(hessian, x)
+            total += float(weights[k]) * own  # sum of w_i H_i
+        return total
 
     def _walk(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import ClientDetail, Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
@@ -126,6 +126,18 @@ class FlowerClients(Messenger, Clients):
     @override
     def curvature(self) -> Curvature | str:
         return known_curvature(self.model, len(self.names))
+
+    @override
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        return "Flower's messages carry no Hessians"
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        return "the server of a Flower federation compares no clients' vectors"
 
     def group(self) -> None:
         """Return None: the server is one process."""

@@ -225,7 +225,7 @@ def _check_stop(config: RunConfig, federation: Federation) -> None:
 
 def _check_give_out(config: RunConfig, federation: Federation) -> None:
     try:
-        Giver(config.give_out, config.stop.at_gap is not None)
+        Giver(config.give_out, config.stop.needs_proof)
     except ValueError as error:
         raise ConfigError([f"give_out: {error}"]) from error
     held = "validation" in federation.splits() and "validation" in config.evaluate.splits

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.curvature import Curvature
 from equifed.contract.own import Inexactness
@@ -29,15 +30,19 @@ class Certificate:
     uncapped : float, optional
         The formula's bound where it is above the gap, which then only says that no objective is
         below the smallest value there can be: nothing is proved yet.
+    own : float, optional
+        The formula's bound where another round proved a better one.
     """
 
     gap: float
     distance: float
     uncapped: float | None = None
+    own: float | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers of the round's record."""
         found = {"gap": self.gap, "distance": self.distance, "uncapped_gap": self.uncapped}
+        found["own_gap"] = self.own
         return {k: v for k, v in found.items() if v is not None and math.isfinite(v)}
 
 
@@ -113,6 +118,32 @@ def certificate(
     uncapped, gap = gap if gap > most else None, min(gap, most)
     least = curvature.least_modulus(norm) if math.isfinite(norm) else 0.0  # free sums reach zero
     return Certificate(gap, math.sqrt(2 * gap / least) if least > 0 else math.inf, uncapped)
+
+
+def with_best_bound(
+    proof: Certificate | str | None, info: Info, lower: float
+) -> tuple[Certificate | str | None, float]:
+    """Return a round's certificate by the best bound so far, and that bound.
+
+    ``lower`` is what earlier rounds proved the objective not to fall below. A round may prove more
+    in its own way (``info.lower``), also where it has no certificate.
+    """
+    assert info.objective is not None
+    best = max(lower, -math.inf if info.lower is None else info.lower)
+    if isinstance(proof, Certificate) and proof.uncapped is None:
+        best = max(best, info.objective - proof.gap)
+    size = abs(info.objective) if info.losses is None else float(np.abs(info.losses).max())
+    precision = "float32" if info.gradient is None else _dtype(info.gradient)
+    rounding = ROUNDING * float(np.finfo(precision).eps) * max(size, abs(info.objective))
+    gap = max(info.objective - best, 0.0) + rounding
+    if not math.isfinite(gap):
+        return proof, best
+    if not isinstance(proof, Certificate):
+        return (proof if proof is None else Certificate(gap, math.inf)), best
+    if gap >= proof.gap:
+        return proof, best
+    own = proof.gap if proof.uncapped is None else proof.uncapped
+    return Certificate(gap, proof.distance * math.sqrt(gap / proof.gap), own=own), best
 
 
 def _smallest_value(

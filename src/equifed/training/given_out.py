@@ -65,6 +65,8 @@ class GivenOut:
 
         >>> GivenOut("certified", 7, gap=0.00123).proof()
         'certified to be within 0.00123 of the smallest objective there is'
+        >>> GivenOut("certified", 7, gap=0.001, objective=0.4).proof()
+        'certified to be within 0.001 of the smallest objective there is, 0.25 % of its own'
         >>> GivenOut("certified", 7, gap=0.5, objective=0.5, capped=True).proof()
         'nothing is proved yet: the bound on the gap is not below the objective itself, 0.5'
         """
@@ -73,7 +75,11 @@ class GivenOut:
             return (
                 f"nothing is proved yet: the bound on the gap is not below the objective {itself}"
             )
-        return f"certified to be within {self.gap:.3g} of the smallest objective there is"
+        assert self.gap is not None
+        share = ""
+        if self.objective:
+            share = f", {100 * self.gap / abs(self.objective):.2g} % of its own"
+        return f"certified to be within {self.gap:.3g} of the smallest objective there is{share}"
 
 
 def certified(round: int, numbers: Mapping[str, float], objective: float | None) -> GivenOut:

@@ -239,7 +239,10 @@ class History:
         found = self.certificate()
         if not isinstance(found, dict):
             return found
-        about = GivenOut("certified", int(found["round"]), found["gap"])
+        about = self.given_out
+        if about is None or about.gap is None:
+            about = self._smallest_gap()
+        assert about is not None
         which = "best model so far" if self.given_out is None else "model given out"
         return f"the {which}, that of round {about.round}, is {about.proof()}"
 

@@ -40,9 +40,9 @@ class TimeLimit:
 class StopAtGap:
     """Stop when a round's certificate proves the objective this close to its minimum.
 
-    It is the certificate of the model that the round started from, which is then given out. Rounds
-    of a warm-up (SCAFF-PD-IA before it chooses phi) prove something about another problem; they do
-    not stop a run.
+    It is the certificate of the model that the round started from, which is then given out. A
+    ``relative`` gap is a fraction of the objective there. Rounds of a warm-up (SCAFF-PD-IA before
+    it chooses phi) prove something about another problem; they do not stop a run.
 
     >>> from equifed.training.history import RoundRecord
     >>> record = RoundRecord(7, 0.5, 1, 0, 0, seconds=2.0, numbers={"gap": 1e-7})
@@ -51,15 +51,20 @@ class StopAtGap:
     """
 
     gap: float
+    relative: bool = False
     proof: ClassVar[bool] = True
 
     def __call__(self, history: History) -> str | None:
         """Return why to stop, or None."""
-        numbers = history.rounds[-1].numbers
-        gap = numbers.get("gap")
-        if gap is None or gap > self.gap or "warmup" in numbers:
+        last = history.rounds[-1]
+        gap, value = last.numbers.get("gap"), last.objective
+        if gap is None or "warmup" in last.numbers or (self.relative and not value):
             return None
-        return f"the objective is certified to be within {gap:.3g} of its minimum"
+        size = abs(value or 0.0) if self.relative else 1.0
+        if gap > self.gap * size:
+            return None
+        within = f"{gap / size:.2%}" if self.relative else f"{gap:.3g}"
+        return f"the objective is certified to be within {within} of its minimum"
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,9 @@ class StopWhen:
     ----------
     seconds : float, optional
         After this much training time.
-    at_gap : float, optional
-        When a certificate proves the training objective to be this close to its minimum; the model
-        of which it is proved is given out.
+    at_gap, at_relative_gap : float, optional
+        When a certificate proves the training objective to be this close to its minimum, as a
+        number or as a fraction of the objective; the model of which it is proved is given out.
     target : float, optional
         When the metric is this good.
     patience : int, optional
@@ -128,6 +133,7 @@ class StopWhen:
     split: SplitName = "validation"
     of: Of = "worst"
     at_gap: float | None = None
+    at_relative_gap: float | None = None
 
     def __post_init__(self) -> None:
         if self.seconds is not None and not self.seconds > 0:
@@ -135,6 +141,8 @@ class StopWhen:
         if self.at_gap is not None and not self.at_gap > 0:
             raise ValueError(f"at_gap must be positive, got {self.at_gap}.")
         as_metric(self.metric)
+        if self.at_relative_gap is not None and not 0 < self.at_relative_gap < 1:
+            raise ValueError(f"at_relative_gap must lie in (0, 1), got {self.at_relative_gap}.")
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
@@ -142,6 +150,11 @@ class StopWhen:
     def needs_metric(self) -> bool:
         """Whether a rule looks at an evaluation."""
         return self.target is not None or self.patience is not None
+
+    @property
+    def needs_proof(self) -> bool:
+        """Whether a rule looks at the certificate."""
+        return self.at_gap is not None or self.at_relative_gap is not None
 
     def rules(self) -> tuple[StopRule, ...]:
         """Return the rules for :func:`equifed.train`."""
@@ -151,6 +164,8 @@ class StopWhen:
             rules.append(TimeLimit(self.seconds))
         if self.at_gap is not None:
             rules.append(StopAtGap(self.at_gap))
+        if self.at_relative_gap is not None:
+            rules.append(StopAtGap(self.at_relative_gap, relative=True))
         if self.target is not None:
             rules.append(Reached(self.target, *watched))
         if self.patience is not None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, MissingClients, Moved
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
@@ -36,6 +36,7 @@ from equifed.engines.in_process import (
     InProcessClients,
     InProcessVectors,
     TorchClients,
+    products_of_rows,
 )
 from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
@@ -43,6 +44,7 @@ from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import SampleLoss
+from equifed.models.hessians import LinearHessian, check_sum_weights
 from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor
 
@@ -237,6 +239,29 @@ class DistributedClients(TorchClients):
         if self.remembers_own():
             return JOINT
         return known_curvature(self.model, len(self.names))
+
+    @override
+    def curvature_sum(
+        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
+    ) -> CurvatureSum | str:
+        hessian = LinearHessian.of(self.model, form, thin)
+        if isinstance(hessian, str):
+            return hessian
+        check_sum_weights(weights, len(self.index))
+        places, part = self._part()
+        own = self.guard(part, lambda p: p.sum_hessians(hessian, x, weights[places], thin))
+        self._book_hessians(hessian, thin)
+        total = self.workers.sum_in_order(hessian.zeros(thin) if own is None else own)
+        return hessian.answer(total, weights, thin)
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
+    ) -> Losses | str:
+        assert isinstance(vectors, DistributedVectors)
+        if vectors.n * self.model.size * self.model.dtype.itemsize > MEMORY:
+            return "the clients' vectors do not fit into memory at once"
+        return products_of_rows(vectors.collect().matrix, solve)
 
     @override
     def group(self) -> Workers | None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
@@ -133,6 +133,14 @@ class StackedClients(InProcessClients):
         if self._precision != "full":
             return f"gradients are computed in {self._precision}, whose rounding no bound covers"
         return super().curvature()
+
+    @override
+    def curvature_sum(
+        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
+    ) -> CurvatureSum | str:
+        if self._precision != "full":
+            return f"gradients are computed in {self._precision}"
+        return super().curvature_sum(x, weights, form, thin)
 
     # The verbs.
 

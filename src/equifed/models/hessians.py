@@ -1,0 +1,173 @@
+r"""Weighted sums of the Hessians of linear models: one matrix product over all samples.
+
+A sample with features a and outputs z adds :math:`w\, h(z) \otimes a a^\top` to the Hessian, h
+being the second derivative of its loss in the outputs. A weighted sum over clients is a sum over
+their samples in which each counts its client's weight divided by that client's number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.contract.arrays import Weights
+from equifed.contract.curvature import CurvatureSum, Form
+from equifed.models.curvature import PARTS, linear_layer
+from equifed.models.flat import FlatModel
+
+KNOWN = ("squared", "binary_logistic", "cross_entropy")
+"""Losses whose second derivatives are written down here."""
+
+PIECE = 1 << 25
+"""Features that are multiplied at once, in bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHessian:
+    """The Hessians of a linear model's loss: where their blocks lie, and how samples add to them.
+
+    Parameters
+    ----------
+    model : FlatModel
+        One linear layer with one of the :data:`KNOWN` losses.
+    loss : str
+        Its name.
+    places : Tensor, shape (k, q)
+        Flat positions of the k outputs' parameters.
+    weight, bias : bool
+        Which of the layer's parameters are trained.
+    form : Form
+        What is summed.
+    """
+
+    model: FlatModel
+    loss: str
+    places: Tensor
+    weight: bool
+    bias: bool
+    form: Form
+
+    @classmethod
+    def of(cls, model: FlatModel, form: Form, thin: Tensor | None = None) -> LinearHessian | str:
+        """Return the Hessians of a model, or why they are not known."""
+        if thin is not None and form != "blocks":
+            raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
+        if linear_layer(model.module, model.input_dimensions) is None:
+            return "the model is not linear"
+        loss = getattr(model.loss, "__name__", "?")
+        if loss not in KNOWN or getattr(model.loss, "__module__", "") != "equifed.models.losses":
+            return f"the second derivative of the loss {loss} is not known"
+        if model.own_size:
+            return "clients have own parameters, and the sum would have to do without them"
+        if model.penalised is not None:
+            return "biases are not penalised, and blocks know one penalty for all parameters"
+        if model.dtype not in (torch.float32, torch.float64):
+            return f"the model computes in {model.dtype}"
+        parts = model.unflatten(torch.arange(model.size, device=model.device))
+        weight, bias = ([p for n, p in parts.items() if n.endswith(part)] for part in PARTS)
+        columns = [w.reshape(len(w), -1) for w in weight] + [b[:, None] for b in bias]
+        places = torch.cat(columns, dim=1)
+        return cls(model, loss, places, bool(weight), bool(bias), form)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all outputs have one Hessian together: softmax mixes them."""
+        return self.loss == "cross_entropy" and self.form == "full"
+
+    def shape(self, thin: Tensor | None = None) -> tuple[int, ...]:
+        """Return the shape of the blocks."""
+        k, q = self.places.shape
+        if self.whole:
+            k, q = 1, k * q
+        elif self.loss == "squared":
+            k = 1
+        if self.form == "diagonal":
+            return k, q
+        return k, q, q if thin is None else thin.shape[1]
+
+    def zeros(self, thin: Tensor | None = None) -> Tensor:
+        """Return the blocks of nobody."""
+        return torch.zeros(self.shape(thin), dtype=torch.float64, device=self.model.device)
+
+    def add(
+        self, total: Tensor, x: Tensor, inputs: Tensor, counts: Tensor, thin: Tensor | None = None
+    ) -> None:
+        """Add samples to the blocks, each as often as ``counts`` says."""
+        a = self._features(inputs)
+        if self.whole:
+            self._add_whole(total[0], a, self._chances(x, inputs), counts)
+            return
+        derivatives = list(self._second_derivatives(x, inputs))
+        if self.form == "diagonal":
+            total += (torch.stack([counts * h for h in derivatives]) @ a.square()).double()
+            return
+        product = None if thin is None else a @ thin.to(a)
+        for block, h in zip(total, derivatives, strict=True):
+            scaled = counts * h
+            if product is not None:
+                block += (a.T @ (scaled[:, None] * product)).double()
+            else:
+                block += (a.T @ (scaled[:, None] * a)).double()
+
+    def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
+        """Return the blocks with the penalty's part."""
+        penalty = self.model.l2 * float(np.sum(weights))
+        if self.form == "diagonal":
+            total += penalty
+        elif thin is not None:
+            total += penalty * thin.to(total)
+        else:
+            total.diagonal(dim1=-2, dim2=-1).add_(penalty)
+        places = self.places.reshape(1, -1) if self.whole else self.places
+        exact = self.form != "diagonal" and (self.loss != "cross_entropy" or self.whole)
+        return CurvatureSum(total, places, penalty, exact, self.loss == "squared")
+
+    def numbers(self, thin: Tensor | None = None) -> int:
+        """Return how many numbers a client sends: of a symmetric matrix one triangle."""
+        shape = self.shape(thin)
+        if self.form == "diagonal" or thin is not None:
+            return int(np.prod(shape))
+        return shape[0] * shape[1] * (shape[1] + 1) // 2
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        a = inputs.to(self.model.device, self.model.dtype).reshape(len(inputs), -1)
+        return torch.cat([a, a.new_ones(len(a), 1)][not self.weight : 1 + self.bias], dim=1)
+
+    def _chances(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return torch.softmax(self.model.outputs(x, inputs.to(self.model.device)), dim=1)
+
+    def _second_derivatives(self, x: Tensor, inputs: Tensor) -> Iterable[Tensor]:
+        """Return one row of second derivatives for each block, or bounds of them."""
+        if self.loss == "squared":
+            return [torch.full((), 2.0, dtype=x.dtype, device=x.device)]
+        if self.loss == "binary_logistic":
+            p = torch.sigmoid(self.model.outputs(x, inputs.to(self.model.device)))[:, 0]
+            return [p * (1 - p)]
+        p = self._chances(x, inputs)
+        return (2 * p * (1 - p)).T  # diag(p) - pp' <= 2 diag(p (1 - p)): diagonally dominant
+
+    def _add_whole(self, total: Tensor, a: Tensor, p: Tensor, counts: Tensor) -> None:
+        """Add diag(p) - pp' times aa', block by block."""
+        k, q = self.places.shape
+        for c in range(k):
+            for e in range(c + 1):
+                h = counts * p[:, c] * ((1.0 if c == e else 0.0) - p[:, e])
+                block = (a.T @ (h[:, None] * a)).double()
+                rows, columns = slice(c * q, (c + 1) * q), slice(e * q, (e + 1) * q)
+                total[rows, columns] += block
+                if c != e:
+                    total[columns, rows] += block  # symmetric itself
+
+
+def check_sum_weights(weights: Weights, n: int) -> None:
+    """Refuse weights that make no positive sum of Hessians."""
+    if weights.shape != (n,) or not np.isfinite(weights).all() or weights.min() < 0:
+        raise ValueError(
+            f"A sum of Hessians needs one weight of at least 0 for each of {n} clients, got "
+            f"{np.array2string(np.asarray(weights), threshold=8)}; take absolute values of signed "
+            "ones."
+        )

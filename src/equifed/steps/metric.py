@@ -1,0 +1,284 @@
+"""The metric of the clients' summed curvature, and the dual step that is exact in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.curvature import CurvatureSum, Form
+from equifed.contract.streams import Stream
+from equifed.objectives.base import SaddleObjective
+
+MetricKind = Literal["auto", "none", "diagonal", "low-rank", "full"]
+
+WHOLE = 1000
+"""Parameters up to which outputs that softmax mixes have one Hessian together."""
+
+BLOCKS = 1 << 25
+"""Numbers in all blocks up to which they are kept whole; beyond it, low rank."""
+
+WORK = 2e11
+"""Products of numbers in a sum of Hessians up to which it is taken whole; beyond it, low rank."""
+
+RANK = 64
+"""Columns of the random matrix by which a low-rank metric is found."""
+
+
+SECANTS = 10
+"""Steps that correct a metric."""
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    r"""A positive definite matrix P in blocks, factored.
+
+    Parameters
+    ----------
+    places : Tensor, shape (k, q)
+        Where the coordinates of each block lie in a model vector.
+    basis : Tensor
+        Cholesky factors (b, q, q), eigenvectors (b, q, r) or a diagonal (b, q).
+    values : Tensor, shape (b, r), optional
+        Eigenvalues that belong to the eigenvectors.
+    rest : Tensor, shape (b,), optional
+        What P is on everything orthogonal to them.
+    steps, changes : Tensor, shape (m, d), optional
+        Steps of the model and what they did to the gradient: P is corrected by them (BFGS).
+    """
+
+    places: Vector
+    basis: Vector
+    values: Vector | None = None
+    rest: Vector | None = None
+    steps: Vector | None = None
+    changes: Vector | None = None
+
+    def solve(self, rows: Vector) -> Vector:
+        """Return P^-1 v for the rows v of a matrix, in float64."""
+        rows = rows.double()
+        out = self._solve_first(rows)
+        if self.steps is None or self.changes is None:
+            return out
+        s, y = self.steps, self.changes
+        hy = self._solve_first(y)  # compact form of the limited-memory inverse (Byrd et al. 1994)
+        sy = s @ y.T
+        inverse = sy.triu().inverse()
+        sx, yx = rows @ s.T, rows @ hy.T
+        inner = (sy.diagonal().diag() + y @ hy.T) @ inverse
+        first = sx @ (inverse.T @ inner).T - yx @ inverse
+        return out + first @ s - sx @ inverse.T @ hy
+
+    def with_secant(self, step: Vector, change: Vector, most: int = SECANTS) -> Metric:
+        """Return the metric in which a step of the model changes the gradient as it was seen to."""
+        import torch
+
+        step, change = step.double(), change.double()
+        bend = float(step @ change)
+        if not bend > 1e-8 * float(step.norm() * change.norm()):
+            return self  # not convex there, or rounding
+        if self.steps is None or self.changes is None:
+            return replace(self, steps=step[None], changes=change[None])
+        steps, changes = (
+            torch.cat([old, new[None]])[-most:]
+            for old, new in ((self.steps, step), (self.changes, change))
+        )
+        return replace(self, steps=steps, changes=changes)
+
+    def _solve_first(self, rows: Vector) -> Vector:
+        columns = self._columns(rows)
+        if self.basis.dim() == 2:
+            out = columns / self.basis[..., None]
+        elif self.values is None:
+            out = _solve(self.basis, _solve(self.basis, columns), transposed=True)
+        else:
+            assert self.rest is not None
+            scale = 1 / self.values - 1 / self.rest[:, None]
+            inside = scale[..., None] * (self.basis.mT @ columns)
+            out = self.basis @ inside + columns / self.rest[:, None, None]
+        return self._rows(out, rows)
+
+    def _columns(self, rows: Vector) -> Vector:
+        """Return the rows of a matrix (n, d) as the columns of blocks (b, q, ...)."""
+        k, q = self.places.shape
+        parts = rows[:, self.places.reshape(-1)].view(len(rows), k, q).permute(1, 2, 0)
+        if len(self.basis) == k:
+            return parts
+        return parts.permute(1, 0, 2).reshape(1, q, k * len(rows))  # one block for all
+
+    def _rows(self, columns: Vector, like: Vector) -> Vector:
+        k, q = self.places.shape
+        if len(self.basis) != k:
+            columns = columns.view(q, k, len(like)).permute(1, 0, 2)
+        out = columns.new_zeros(len(like), like.shape[1])
+        out[:, self.places.reshape(-1)] = columns.permute(2, 0, 1).reshape(len(like), k * q)
+        return out
+
+
+def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | str:
+    """Return the form or the rank of a metric of that kind, or why there is no curvature.
+
+    ``"full"`` has all of the Hessian up to :data:`WHOLE` parameters, and beyond that one block for
+    each output that softmax mixes. ``"auto"`` is full as long as the blocks have no more than
+    :data:`BLOCKS` numbers and take no more than :data:`WORK` to sum, and of low rank beyond. The
+    diagonals tell how many there are.
+    """
+    share = np.full(len(clients.index), 1 / len(clients.index))
+    shape = clients.curvature_sum(x, share, "diagonal")
+    if isinstance(shape, str):
+        return shape
+    (b, q), k = shape.blocks.shape, len(shape.places)
+    if kind == "diagonal":
+        return "diagonal"
+    numbers = b * q * q
+    large = numbers > BLOCKS or numbers * int(clients.sizes.sum()) > WORK
+    if kind == "low-rank" or (kind == "auto" and large):
+        return min(RANK, q)
+    return "full" if k * q <= WHOLE else "blocks"
+
+
+def form_metric(
+    clients: Clients, x: Vector, weights: Weights, kind: Form | int, stream: Stream
+) -> tuple[Metric, CurvatureSum] | str:
+    """Return the metric of the clients' Hessians at x, summed by ``weights``, or why none.
+
+    ``kind`` is a form of the sum, or the rank of an approximation: by one product with a random
+    thin matrix, Nystroem's (Frangella, Tropp and Udell 2023).
+    """
+    import torch
+
+    if not isinstance(kind, int):
+        found = clients.curvature_sum(x, weights, kind)
+        if isinstance(found, str):
+            return found
+        lift = 1e-13 if found.penalty > 0 else 1e-10  # what rounding leaves of rank
+        if kind == "diagonal":
+            top = found.blocks.max(dim=-1, keepdim=True).values
+            return Metric(found.places, found.blocks + lift * top + 1e-300), found
+        return Metric(found.places, _factor(found.blocks, lift)), found
+    shape = clients.curvature_sum(x, weights, "diagonal")
+    if isinstance(shape, str):
+        return shape
+    q = shape.places.shape[1]
+    drawn = stream.at("thin").generator().standard_normal((q, min(kind, q)))
+    thin = torch.linalg.qr(torch.as_tensor(drawn, device=x.device))[0]
+    found = clients.curvature_sum(x, weights, "blocks", thin)
+    return found if isinstance(found, str) else (_nystroem(found, thin, shape.blocks), found)
+
+
+def _nystroem(found: CurvatureSum, thin: Vector, diagonal: Vector) -> Metric:
+    """Return U diag(values) U' + rest (1 - U U') from one product of the blocks."""
+    import torch
+
+    sketch = found.blocks - found.penalty * thin  # without the penalty
+    shift = 1e-12 * float(diagonal.sum(dim=-1).max())
+    sketch = sketch + shift * thin
+    core = thin.T @ sketch
+    factor = _factor((core + core.mT) / 2, 1e-14)
+    half = torch.linalg.solve_triangular(factor.mT, sketch, upper=True, left=False)
+    basis, roots, _ = torch.linalg.svd(half, full_matrices=False)
+    values = (roots.square() - shift).clamp(min=0.0)
+    # What the trace has beyond the eigenvalues found, spread over the other directions.
+    q, r = basis.shape[1:]
+    left = (diagonal.sum(dim=-1) - q * found.penalty - values.sum(dim=-1)).clamp(min=0.0)
+    rest = torch.minimum(values[:, -1], 4 * left / max(q - r, 1))
+    lift = found.penalty + 1e-10 * values[:, :1]
+    return Metric(found.places, basis, values + lift, rest + lift[:, 0])
+
+
+def least_weighted_loss(summed: CurvatureSum, metric: Metric, gradient: Vector) -> float:
+    r"""Return how far at most a quadratic weighted loss lies above its minimum; infinite: unknown.
+
+    With :math:`\delta \approx P^{-1} c` it is :math:`\langle c, \delta\rangle
+    - \delta^\top P \delta / 2 + |c - P\delta|^2 / (2 \mu)`, whatever the error of
+    :math:`\delta`; mu is the penalty's, or the smallest eigenvalue of P where that is certain.
+    What rounding may have done is added.
+    """
+    import torch
+
+    c, eps = gradient.double(), float(torch.finfo(gradient.dtype).eps)
+    places = summed.places
+    if not summed.exact or summed.blocks.dim() != 3:
+        return math.inf
+    top = float(summed.blocks.diagonal(dim1=-2, dim2=-1).sum(dim=-1).max())
+    error = 8 * eps * top * math.sqrt(places.shape[1])  # of every eigenvalue
+    modulus = summed.penalty * (1 - 1e-9)
+    if modulus <= 0:
+        modulus = float(torch.linalg.eigvalsh(summed.blocks)[..., 0].min()) - error
+    if not modulus > 100 * error * (summed.penalty <= 0):
+        return math.inf
+    delta = metric.solve(c[None])[0]
+    bent = torch.zeros_like(c)
+    bent[places] = (summed.blocks @ delta[places].unsqueeze(-1)).squeeze(-1)
+    left = float((c - bent).square().sum())
+    descent = float(c @ delta) - 0.5 * float(delta @ bent)
+    rounding = error * float(delta @ delta) + 16 * eps * float(c.abs() @ delta.abs())
+    return descent + left / (2 * modulus) + rounding
+
+
+def _factor(blocks: Vector, lift: float) -> Vector:
+    """Return Cholesky factors; what is singular is lifted a little."""
+    import torch
+
+    size = blocks.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=1e-300)
+    eye = torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
+    for _ in range(12):
+        lifted = blocks + (lift * size)[:, None, None] * eye
+        factor, failed = torch.linalg.cholesky_ex(lifted)
+        if not bool(failed.any()):
+            return factor
+        lift *= 10
+    raise ArithmeticError("The clients' summed curvature is not positive.")
+
+
+def _solve(factor: Vector, columns: Vector, transposed: bool = False) -> Vector:
+    import torch
+
+    matrix = factor.mT if transposed else factor
+    return torch.linalg.solve_triangular(matrix, columns, upper=transposed)
+
+
+def step_exactly(
+    objective: SaddleObjective,
+    losses: Losses,
+    products: Losses,
+    weights: Weights,
+    tau: float,
+    accuracy: float = 1e-2,
+    most: int = 500,
+) -> tuple[Weights, float]:
+    r"""Return the weights that are best against the model's best answer, and that answer's gain.
+
+    .. math:: \max_{\lambda \in \Lambda}\ \langle\lambda, l\rangle - \psi(\lambda)
+              - \tfrac\tau2 \lambda^\top Q \lambda, \qquad Q_{ij} = \langle c_i, P^{-1} c_j\rangle
+
+    is the dual of the step :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, whose
+    solution is :math:`\delta = -\tau P^{-1} \sum_i \lambda_i c_i`. Accelerated proximal steps with
+    restarts, until the two values differ by ``accuracy`` of the gain.
+    """
+    curvature = tau * products
+    steepest = tau * min(float(np.linalg.norm(products)), float(np.abs(products).sum(0).max()))
+    step = 1 / max(steepest, 1e-300)  # no eigenvalue is larger than these norms
+    value, point, momentum = objective.value(losses), weights, 1.0
+    new, gain = weights, 0.0
+    for k in range(most):
+        old, slope = new, losses - curvature @ point
+        new = objective.prox(point + step * slope, step)
+        if float((point - new) @ (new - old)) > 0:
+            point, momentum = new, 1.0  # the momentum leads astray
+        else:
+            after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+            point, momentum = new + (momentum - 1) / after * (new - old), after
+        if k % 5 == 4 or k == most - 1:
+            pull = curvature @ new
+            half = 0.5 * float(new @ pull)
+            dual = float(new @ losses) - objective.penalty(new) - half
+            answer = objective.value(losses - pull) + half
+            gain, gap = value - answer, answer - dual
+            if gap <= accuracy * (value - dual) or value - dual <= 1e-15 * abs(value):
+                break
+    return new, max(gain, 0.0)

@@ -1,0 +1,300 @@
+"""Rounds in the metric of the clients' curvature: oracles, reductions, hard cases, resuming."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.optima import interior_point
+from tests.problems import (
+    LeastSquares,
+    Logistic,
+    Problem,
+    classification,
+    convex_problem,
+    drawn_objective,
+    least_squares,
+    logistic,
+    rounds,
+)
+from torch import nn
+
+from equifed.algorithms.in_metric import MetricSizes
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.algorithm import Info
+from equifed.contract.clients import MissingClients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.engines.simulate import simulate
+from equifed.objectives import Average, ChiSquare, CVaR, QFair, RelativeFairness, WorstCase
+from equifed.runs.config import RunConfig
+from equifed.runs.run import resume, run
+from equifed.steps.automatic import AutoSteps
+from equifed.steps.metric import Metric, form_metric, least_weighted_loss, step_exactly
+from equifed.steps.schedules import ConstantSteps
+from equifed.training.history import RoundRecord
+from equifed.training.loop import Callback, train
+from equifed.training.stopping import StopAtGap, StopWhen
+
+DOUBLE = torch.float64
+
+
+def certified(problem: Problem, objective: object, count: int = 40, **options: object) -> list:
+    algorithm = ScaffPD(objective, **options).wrapped()
+    return rounds(algorithm, problem.clients("stacked"), problem.start().numpy(), count)[1]
+
+
+# -- the metric ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["full", "blocks", "diagonal", 4])
+def test_a_metric_solves_with_its_matrix(kind: str | int) -> None:
+    """Full rank, so that also the low-rank form has all there is."""
+    clients = simulate(classification(sizes=(9, 12, 8)), "logistic", l2=0.1, dtype=DOUBLE)
+    x, weights = torch.randn(12, dtype=DOUBLE), np.array([0.2, 0.5, 0.3])
+    metric, _ = form_metric(clients, x, weights, kind, Stream(0))
+    form = {"full": "full", "diagonal": "diagonal"}.get(str(kind), "blocks")
+    found = clients.curvature_sum(x, weights, form)
+    rows = torch.randn(3, 12, dtype=DOUBLE)
+    solved = metric.solve(rows)
+    for places, block in zip(found.places, found.blocks, strict=True):
+        part = solved[:, places]
+        back = part * block if kind == "diagonal" else part @ block
+        torch.testing.assert_close(back, rows[:, places], rtol=1e-6, atol=1e-8)
+
+
+def test_secants_are_those_of_bfgs() -> None:
+    """The compact form against the textbook's rank-two updates, one after the other."""
+    draw = np.random.default_rng(0)
+    a = draw.normal(size=(8, 5))
+    matrix, first = torch.as_tensor(a.T @ a), torch.diag(torch.arange(1.0, 6.0, dtype=DOUBLE))
+    metric = Metric(torch.arange(5)[None], torch.linalg.cholesky(first)[None])
+    inverse, eye = first.inverse(), torch.eye(5, dtype=DOUBLE)
+    for _ in range(3):
+        s = torch.as_tensor(draw.normal(size=5))
+        y = matrix @ s
+        metric, rho = metric.with_secant(s, y), 1 / (s @ y)
+        left = eye - rho * torch.outer(s, y)
+        inverse = left @ inverse @ left.T + rho * torch.outer(s, s)
+    torch.testing.assert_close(metric.solve(eye), inverse)
+    assert metric.with_secant(s, -y) is metric  # no step of a convex function
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [WorstCase(), CVaR(0.4), ChiSquare(0.2), QFair(1.0), RelativeFairness(0.3)],
+    ids=repr,
+)
+def test_no_feasible_weights_beat_the_exact_dual_step(objective: object) -> None:
+    draw = np.random.default_rng(1)
+    losses, root = draw.uniform(1, 2, 6), draw.normal(size=(6, 4))
+    products, tau = root @ root.T, 0.7
+    start = objective.start(6)
+
+    def value(w: np.ndarray) -> float:
+        return float(w @ losses - objective.penalty(w) - tau / 2 * w @ products @ w)
+
+    best, gain = step_exactly(objective, losses, products, start, tau, accuracy=1e-12, most=20000)
+    for _ in range(200):
+        other = objective.prox(best + draw.normal(size=6) * 10 ** draw.uniform(-3, 1), 0.1)
+        assert value(other) <= value(best) + 1e-8
+    assert gain == pytest.approx(objective.value(losses) - value(best), abs=1e-7)
+
+
+def test_the_exact_dual_value_is_the_minimum() -> None:
+    """Of a weighted quadratic loss, also without a penalty; unknown where rank is missing."""
+    weights = np.array([0.1, 0.2, 0.3, 0.4])
+    for problem in (least_squares(1), replace(least_squares(1), l2=0.0)):
+        clients, x = problem.clients("stacked"), torch.randn(problem.d, dtype=DOUBLE)
+        metric, summed = form_metric(clients, x, weights, "full", Stream(0))
+        losses, gradients = clients.value_and_gradient(x, Stream(0))
+        matrix = sum(w * problem.hessian_of(i, x.numpy()) for i, w in enumerate(weights))
+        gradient = gradients.weighted_sum(weights)
+        solution = x.numpy() - np.linalg.solve(matrix, gradient.numpy())
+        above = float(weights @ losses - weights @ problem.losses(solution))
+        found = least_weighted_loss(summed, metric, gradient)
+        assert above <= found <= above * (1 + 1e-9) + 1e-12
+    flat = LeastSquares(tuple(a[:1] for a in problem.inputs[:2]), (np.ones(1),) * 2, 0.0)
+    clients = flat.clients("stacked")
+    metric, summed = form_metric(clients, x, np.array([0.5, 0.5]), "full", Stream(0))
+    assert least_weighted_loss(summed, metric, torch.ones(3, dtype=DOUBLE)) == np.inf
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def test_the_average_of_quadratics_takes_one_round() -> None:
+    problem = convex_problem(24)
+    best, _ = interior_point(problem, Average())
+    assert certified(problem, Average(), 2)[1].objective == pytest.approx(best, rel=1e-9)
+
+
+def test_the_average_of_logistic_losses_is_newtons_method() -> None:
+    problem = logistic(3, n=5)
+    state, _ = rounds(ScaffPD(Average()), problem.clients("stacked"), np.zeros(problem.d), 2)
+    x, uniform = np.zeros(problem.d), np.full(problem.n, 1 / problem.n)
+    for _ in range(2):
+        matrix = sum(problem.hessian_of(i, x) for i in range(problem.n)) / problem.n
+        x = x - np.linalg.solve(matrix, uniform @ problem.gradients(x))
+    np.testing.assert_allclose(state.x, x, rtol=1e-9)
+
+
+def test_what_somebody_chose_stays() -> None:
+    """Step sizes, local work, minibatches and samples of clients have no metric by themselves."""
+    problem = convex_problem(24)
+    local = LocalSGD(lr=0.01, steps=3)
+    for options in (
+        {"steps": ConstantSteps(0.01, 0.01)},
+        {"steps": AutoSteps(horizon=2.0)},
+        {"local": local},
+        {"gradient_batch_size": 3},
+        {"participation": 0.5},
+        {"metric": "none"},
+    ):
+        algorithm = ScaffPD(CVaR(0.5), **options)
+        state, _ = rounds(algorithm, problem.clients("stacked"), problem.start().numpy(), 1)
+        assert not isinstance(state.sizes, MetricSizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "best"}, "metric must be one of auto, none, diagonal, low-rank, full"),
+        ({"metric": "full", "gradient_batch_size": 2}, "on all samples of all clients"),
+        ({"metric": "low-rank", "participation": 0.5}, "on all samples of all clients"),
+    ],
+)
+def test_nonsense_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScaffPD(CVaR(0.5), **options)
+
+
+def test_a_metric_that_cannot_be_had_is_said() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    clients = simulate(classification(), module, dtype=DOUBLE)
+    notes = {
+        kind: [
+            e["reason"] for e in train(ScaffPD(CVaR(0.5), metric=kind), clients, rounds=1).events
+        ]
+        for kind in ("auto", "full")
+    }
+    assert not any("metric" in note for note in notes["auto"])
+    assert any(n == "no steps in a metric: the model is not linear" for n in notes["full"])
+
+
+# -- solutions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [2, 5, 8, 30])
+def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) -> None:
+    problem = convex_problem(seed)
+    _, objective = drawn_objective(seed, problem.n)
+    best, _ = interior_point(problem, objective)
+    infos = certified(problem, objective, 20)
+    gaps = np.array([i.numbers["gap"] for i in infos])
+    values = np.array([i.objective for i in infos])
+    assert (gaps >= values - best - 1e-8 * abs(best)).all()
+    assert gaps[-1] <= 1e-8 * abs(best)
+    assert (np.diff(values - gaps) >= -1e-12 * abs(best)).all()  # bounds hold for good
+
+
+@pytest.mark.parametrize("metric", ["diagonal", "low-rank", "full"])
+@pytest.mark.parametrize("objective", [Average(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
+def test_softmax_is_certified_in_every_metric(objective: object, metric: str) -> None:
+    clients = simulate(classification(sizes=(20, 30, 25, 22)), "logistic", l2=1e-2, dtype=DOUBLE)
+    algorithm = ScaffPD(objective, metric=metric)
+    history = train(algorithm, clients, rounds=60, stop=[StopAtGap(1e-3, relative=True)])
+    last = history.rounds[-1]
+    assert last.numbers["gap"] <= 1e-3 * last.objective
+    assert any("% of its minimum" in e["reason"] for e in history.events)
+
+
+HARD = {
+    "more clients than parameters": least_squares(2, n=40, d=2),
+    "few samples": least_squares(5, n=3, d=12, samples=2, l2=1e-6),
+    "hardly a penalty": logistic(7, n=6, d=5, l2=1e-6),
+    "mostly penalty": logistic(8, n=6, d=5, l2=1.0),
+    "two clients": least_squares(9, n=2, d=6),
+    "one class each": Logistic(
+        tuple(np.random.default_rng(i).normal(size=(8, 3)) for i in range(4)),
+        tuple(np.full(8, i % 2) for i in range(4)),
+        1e-3,
+    ),
+    "the same client twice": LeastSquares(
+        least_squares(3).inputs[:1] * 4, least_squares(3).targets[:1] * 4, 0.1
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.05)], ids=repr)
+@pytest.mark.parametrize("name", HARD)
+def test_hard_cases_are_solved(name: str, objective: object) -> None:
+    problem = HARD[name]
+    best, _ = interior_point(problem, objective)
+    infos = certified(problem, objective, 60)
+    values = np.array([i.objective for i in infos])
+    gaps = np.array([i.numbers["gap"] for i in infos])
+    assert values.min() <= best + 1e-6 * abs(best) + 1e-9
+    assert (gaps >= values - best - 1e-7 * abs(best) - 1e-9).all()  # 1e-9: the solver's own
+    assert gaps[-1] <= 1e-3 * abs(best) + 1e-9
+
+
+def test_squared_losses_without_a_penalty_are_certified() -> None:
+    problem = replace(least_squares(1, samples=9), l2=0.0)
+    best, _ = interior_point(problem, CVaR(0.5))
+    infos = certified(problem, CVaR(0.5), 20)
+    gaps = np.array([i.numbers["gap"] for i in infos])
+    assert (gaps >= np.array([i.objective for i in infos]) - best - 1e-8).all()
+    assert gaps[-1] <= 1e-8
+
+
+def test_a_round_without_somebody_is_scaff_pds_own() -> None:
+    """And the metric is used again when everybody is back."""
+    problem = convex_problem(24)
+    clients, algorithm = problem.clients("stacked"), ScaffPD(CVaR(0.5))
+    own = replace(algorithm, metric="none")
+    state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
+    some = clients.subset(np.arange(1, problem.n))
+    moved, _ = algorithm.round(state, some, Stream(1))
+    expected, _ = own.round(replace(state, sizes=None), some, Stream(1))
+    assert torch.equal(moved.x, expected.x)
+    back, info = algorithm.round(moved, clients, Stream(2))
+    assert isinstance(back.sizes, MetricSizes) and info.numbers["primal_step"] == 1.0
+    with pytest.raises(MissingClients):
+        clients._inputs[0] = torch.nan
+        algorithm.round(back, clients, Stream(3))
+
+
+def test_a_run_that_was_killed_resumes_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {
+        "rounds": 6, "data": {"name": "heart-disease"}, "model": {"name": "logistic", "l2": 1e-3},
+        "algorithm": {"name": "scaff-pd", "objective": {"name": "cvar", "tail": 0.5},
+                      "metric": "low-rank"},
+    }  # fmt: skip
+    whole = run(RunConfig.from_dict(table), tmp_path / "whole")
+
+    class Breaks(Callback):
+        def round(self, record: RoundRecord, info: Info) -> None:
+            if record.round == 4:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr("equifed.training.loop.CHECKPOINT_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(RunConfig.from_dict(table), tmp_path / "half", callbacks=[Breaks()])
+    again = resume(tmp_path / "half")
+    for name, value in whole.parameters.items():
+        assert torch.equal(value, again.parameters[name])
+    assert [r.numbers for r in whole.rounds] == [r.numbers for r in again.rounds]
+
+
+def test_relative_gaps_are_fractions() -> None:
+    with pytest.raises(ValueError, match="at_relative_gap must lie in"):
+        StopWhen(at_relative_gap=1.5)
+    assert StopWhen(at_relative_gap=0.01).rules() == (StopAtGap(0.01, relative=True),)
