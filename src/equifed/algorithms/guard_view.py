@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import ClientVectors, Moved
-from equifed.contract.curvature import Curvature
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import bound_share, limit_shares
 from equifed.contract.streams import Stream
@@ -198,6 +198,14 @@ class GuardedClients(ClientsView):
     def __init__(self, behind: Any, watch: Watch) -> None:
         super().__init__(behind)
         self.watch = watch
+
+    @override
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        if self.watch.acts:
+            return "a guard is on, and it cannot judge what a client says of its curvature"
+        return super().curvature_sum(x, weights, form, thin)
 
     @property
     def few(self) -> bool:

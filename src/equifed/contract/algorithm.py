@@ -50,8 +50,8 @@ class Info:
     numbers: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     gradient: Vector | None = None
-    touches: tuple[Touch, ...] = ()
     lower: float | None = None
+    touches: tuple[Touch, ...] = ()
 
 
 class Algorithm(Protocol[S]):

@@ -203,7 +203,7 @@ class ClientsView(Clients):
     def group(self) -> Group | None:
         return self.behind.group()
 
-    # -- own parts ----------------------------------------------------------------------------------
+    # -- own parts --------------------------------------------------------------------------------
 
     def _keeper(self) -> KeepsOwn | None:
         return self.behind if isinstance(self.behind, KeepsOwn) else None

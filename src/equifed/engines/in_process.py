@@ -179,7 +179,8 @@ class InProcessClients(FoundOwnParts, TorchClients):
     @override
     def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
         # Own parts start as in what is given, if they are there, else as in the module.
-        given = dict(self._template.named_parameters(remove_duplicate=False))
+        given: dict[str, Tensor] = {}
+        given |= dict(self._template.named_parameters(remove_duplicate=False))
         given |= model.state_dict() if isinstance(model, nn.Module) else {}
         given |= model if isinstance(model, Mapping) else {}
         x = self.model.flatten_any(model)

@@ -77,7 +77,7 @@ class OwnParts:
     def own_parameters(self, own: Tensor) -> dict[str, Tensor]:
         """Return own parts by the parameters' names, in their shapes, clients first."""
         shapes = self.model.own_shapes
-        parts = own.to("cpu").split([shape.numel() for shape in shapes.values()], dim=1)
+        parts = torch.split(own.to("cpu"), [s.numel() for s in shapes.values()], dim=1)
         pairs = zip(shapes.items(), parts, strict=True)
         return {n: part.reshape(-1, *shape).clone() for (n, shape), part in pairs}
 
@@ -152,9 +152,11 @@ class FoundOwnParts(OwnParts):
 
     def repeat_own(self, start: nn.Module | Mapping[str, Tensor]) -> Tensor:
         """Return the own parts that a module begins with, a row for every client."""
-        held = start
-        if isinstance(start, nn.Module):
-            held = dict(start.named_parameters(remove_duplicate=False))
+        held: Mapping[str, Tensor] = (
+            dict(start.named_parameters(remove_duplicate=False))
+            if isinstance(start, nn.Module)
+            else start
+        )
         like = torch.zeros(0, dtype=self.model.dtype, device=self.model.device)
         parts = [torch.as_tensor(held[name]).detach().to(like) for name in self.model.own_shapes]
         row = torch.cat([like, *(part.reshape(-1) for part in parts)])

@@ -65,7 +65,7 @@ def known_curvature(
     ends = [_eigenvalues(inputs_of(i), weight, bias, n) for i in range(n)]
     if quadratic and model.own_shapes:
         both = [_eigenvalues(inputs_of(i), True, True, n)[0] for i in range(n)]
-        ends = [(least, *rest) for least, (_, *rest) in zip(both, ends, strict=True)]
+        ends = [(least, e[1], e[2]) for least, e in zip(both, ends, strict=True)]
     least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
     smoothness = STEEPEST[loss] * largest + model.l2
     exact = all(e[2] for e in ends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -230,7 +230,7 @@ def _factor(blocks: Vector, lift: float) -> Vector:
         lifted = blocks + (lift * size)[:, None, None] * eye
         factor, failed = torch.linalg.cholesky_ex(lifted)
         if not bool(failed.any()):
-            return factor
+            return cast("Vector", factor)
         lift *= 10
     raise ArithmeticError("The clients' summed curvature is not positive.")
 
@@ -239,7 +239,7 @@ def _solve(factor: Vector, columns: Vector, transposed: bool = False) -> Vector:
     import torch
 
     matrix = factor.mT if transposed else factor
-    return torch.linalg.solve_triangular(matrix, columns, upper=transposed)
+    return cast("Vector", torch.linalg.solve_triangular(matrix, columns, upper=transposed))
 
 
 def step_exactly(

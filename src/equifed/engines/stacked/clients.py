@@ -151,8 +151,8 @@ class StackedClients(InProcessClients):
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
                 if self.own is not None:  # every client has a model of its own
-                    samples = self.supply(chunk, stream, batch_size).at(0)
-                    put_rows(values, chunk.places, self.rule.value(self.models(x, chunk), samples))
+                    blocks = self.supply(chunk, stream, batch_size).at(0)
+                    put_rows(values, chunk.places, self.rule.value(self.models(x, chunk), blocks))
                     continue
                 total = self.model.penalty(x).expand(len(chunk))
                 for samples in self.supply(chunk, stream, batch_size).at(0):

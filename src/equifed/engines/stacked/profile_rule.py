@@ -100,7 +100,7 @@ class ProfileRule(PenalisedRule):
         slope = self._offsets.slopes(outputs, at.targets, at.weights)
         widths = [samples.weights.shape[1] for samples in blocks]
         with products_in(self._precision, out.device):
-            for samples, delta in zip(blocks, slope.split(widths, dim=2), strict=True):
+            for samples, delta in zip(blocks, torch.split(slope, widths, dim=2), strict=True):
                 self._layer.add_gradient(out, delta, _columns(samples), beta, alpha)
                 beta = 1.0
 
