@@ -149,7 +149,8 @@ def fit(objective: SaddleObjective, losses: np.ndarray) -> np.ndarray:
 
 def test_the_whole_catalogue_is_here():
     kinds = {type(build(np.arange(N))) for build in (CATALOGUE | FREE).values()}
-    assert kinds == {entry.load() for entry in catalogue.OBJECTIVES.values()}
+    capped = {CappedKL, CappedTail}  # made by guards, never named
+    assert kinds - capped == {entry.load() for entry in catalogue.OBJECTIVES.values()}
 
 
 @EVERY
@@ -372,7 +373,7 @@ def test_penalties_have_the_gradient_they_say_or_refuse(build, target, other, lo
             lambda: objective.penalty_gradient(here),
             lambda: ProjectedGradient().check(objective, "it"),
         ):
-            with pytest.raises(ValueError, match="prox"):
+            with pytest.raises(ValueError, match="does not have exactly|prox"):
                 call()
         return
     ProjectedGradient().check(objective, "it")

@@ -28,7 +28,7 @@ class State:
     inner: Any
     curvature: Curvature | str | None = None  # None before the first round
     round: int = 0
-    lower: float = -math.inf
+    lower: float | None = None
 
     @property
     def x(self) -> Vector:
@@ -86,7 +86,7 @@ class Certified:
         inner, info = self.algorithm.round(state.inner, clients, stream)
         known = self._known(clients) if state.curvature is None else state.curvature
         changed = changes_objective(self.algorithm, state.inner, inner)
-        lower = -math.inf if changed else state.lower
+        lower = None if changed else state.lower
         proof = self._proof(state, inner, info, known, clients, stream)
         if self._is_complete(info, clients) and info.objective is not None:
             proof, lower = with_best_bound(proof, info, lower)

@@ -69,9 +69,9 @@ class MetricSizes(StepSizes):
     age: int = 0
     origin: Vector | None = None
     pull: Vector | None = None
-    value: float = math.inf
+    value: float = 0.0
     gain: float = 0.0
-    faster: float = math.inf
+    faster: float = 1.0
     share: float = 1.0
     shortened: int = 0
     plain: StepSizes | None = None
@@ -210,8 +210,9 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
     if size.metric is not None and not (stale and size.exact):
         if size.origin is not None and size.pull is not None:
             change = here.gradients.weighted_sum(weights) - size.pull
-            corrected = size.metric.with_secant(here.x - size.origin, change)
-            size = replace(size, metric=corrected)
+            step, eps = here.x - size.origin, _epsilon(here.x)
+            if float(step.norm()) > math.sqrt(eps) / 100 * float(here.x.norm()):  # not rounding
+                size = replace(size, metric=size.metric.with_secant(step, change))
         if not stale:
             return replace(size, age=size.age + 1), None
     found = form_metric(here.clients, here.x, np.abs(weights), size.form, stream.at("metric"))
@@ -253,7 +254,7 @@ def _step(size: MetricSizes, here: Here) -> tuple[Vector, Weights, MetricSizes] 
     pull = here.gradients.weighted_sum(weights)
     new_x = here.x - tau * metric.solve(pull[None])[0].to(pull.dtype)
     size = replace(size, origin=here.x, pull=pull, value=here.value, gain=gain, share=1.0)
-    return new_x, weights, replace(size, faster=gain / before if before > 0 else math.inf)
+    return new_x, weights, replace(size, faster=gain / before if before > 0 else 1.0)
 
 
 def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | str | None:
@@ -299,5 +300,8 @@ def _bytes(count: int) -> str:
 
 def _rounding(x: Vector, value: float) -> float:
     """Return by how much a computed objective may be off."""
-    eps = np.finfo(str(x.dtype).removeprefix("torch.")).eps
-    return float(8 * eps * abs(value)) + 1e-300
+    return 8 * _epsilon(x) * abs(value) + 1e-300
+
+
+def _epsilon(x: Vector) -> float:
+    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)

@@ -35,6 +35,9 @@ from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
 from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor, describe_predictor
 
+MOST_BYTES = 1 << 30
+"""Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
+
 
 @runtime_checkable
 class InProcessVectors(ClientVectors, Protocol):
@@ -286,9 +289,13 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def inner_products(
         self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
     ) -> Losses | str:
-        if not isinstance(vectors, DenseVectors):
+        if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
             return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(vectors.matrix, solve)
+        return products_of_rows(self._rows_of(vectors), solve)
+
+    def _rows_of(self, vectors: ClientVectors) -> Tensor:
+        assert isinstance(vectors, DenseVectors)
+        return vectors.matrix
 
     @override
     def group(self) -> None:

@@ -121,15 +121,15 @@ def certificate(
 
 
 def with_best_bound(
-    proof: Certificate | str | None, info: Info, lower: float
-) -> tuple[Certificate | str | None, float]:
+    proof: Certificate | str | None, info: Info, lower: float | None
+) -> tuple[Certificate | str | None, float | None]:
     """Return a round's certificate by the best bound so far, and that bound.
 
     ``lower`` is what earlier rounds proved the objective not to fall below. A round may prove more
     in its own way (``info.lower``), also where it has no certificate.
     """
     assert info.objective is not None
-    best = max(lower, -math.inf if info.lower is None else info.lower)
+    best = max(-math.inf if bound is None else bound for bound in (lower, info.lower))
     if isinstance(proof, Certificate) and proof.uncapped is None:
         best = max(best, info.objective - proof.gap)
     size = abs(info.objective) if info.losses is None else float(np.abs(info.losses).max())
@@ -137,7 +137,7 @@ def with_best_bound(
     rounding = ROUNDING * float(np.finfo(precision).eps) * max(size, abs(info.objective))
     gap = max(info.objective - best, 0.0) + rounding
     if not math.isfinite(gap):
-        return proof, best
+        return proof, lower
     if not isinstance(proof, Certificate):
         return (proof if proof is None else Certificate(gap, math.inf)), best
     if gap >= proof.gap:

@@ -230,7 +230,7 @@ def _factor(blocks: Vector, lift: float) -> Vector:
         lifted = blocks + (lift * size)[:, None, None] * eye
         factor, failed = torch.linalg.cholesky_ex(lifted)
         if not bool(failed.any()):
-            return cast("Vector", factor)
+            return cast("Vector", factor.contiguous())  # as a checkpoint gives it back
         lift *= 10
     raise ArithmeticError("The clients' summed curvature is not positive.")
 

@@ -32,6 +32,7 @@ from equifed.data.federation import Federation
 from equifed.engines.distributed.group import Workers
 from equifed.engines.distributed.shards import assign_clients, cut_shard
 from equifed.engines.in_process import (
+    MOST_BYTES,
     DenseVectors,
     InProcessClients,
     InProcessVectors,
@@ -259,7 +260,7 @@ class DistributedClients(TorchClients):
         self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
     ) -> Losses | str:
         assert isinstance(vectors, DistributedVectors)
-        if vectors.n * self.model.size * self.model.dtype.itemsize > MEMORY:
+        if vectors.n * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
             return "the clients' vectors do not fit into memory at once"
         return products_of_rows(vectors.collect().matrix, solve)
 
