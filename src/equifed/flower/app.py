@@ -22,11 +22,11 @@ from equifed.flower.messenger import HiddenSums
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
-from equifed.runs.versions import package_versions
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import Callback, train
+from equifed.training.versions import package_versions
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,
@@ -71,6 +71,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         stop=config.stop.rules(),
         give_out=config.give_out,
         callbacks=[RoundLog()],
+        progress=False,
         missing=deadlines.to_policy(),
         folder=_open_folder(settings, members),
         resume=settings.resume,

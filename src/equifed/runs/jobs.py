@@ -118,7 +118,7 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
             # Its configuration is the one that was handed over here: see check_folders.
             runs.resume(job.folder, callbacks, trust=True)
         else:
-            runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks)
+            runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks, progress=False)
     except TrainingError as error:
         return f"{job.title}: {error}"
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
-from equifed.runs.versions import package_versions
+from equifed.training.versions import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
 """Flower versions that this library works with: from the first up to, not including, the second."""
