@@ -104,6 +104,9 @@ def run(
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
     workers: Workers = 1,
     track: Track = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html and a page per participant.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
     ] = False,
@@ -133,6 +136,8 @@ def run(
         followers = runs.open_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
+        if report:
+            comparing.write_run_report(folder)
         _show_end(history, folder, quiet, json)
 
 

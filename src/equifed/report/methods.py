@@ -138,7 +138,9 @@ def as_methods(
 def _as_run(history: History) -> RunData:
     told = {key: value for key, value in history.provenance.items() if key != "config"}
     folder = "" if history.folder is None else str(history.folder)
-    return RunData(history, history.seed, history.provenance.get("config", {}), told, folder)
+    complete = history.given_out is not None or not told
+    config = history.provenance.get("config", {})
+    return RunData(history, history.seed, config, told, folder, complete)
 
 
 def read_methods(folders: Iterable[str | Path]) -> list[Method]:

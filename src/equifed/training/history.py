@@ -19,7 +19,7 @@ from equifed.training.frames import draw_history, tabulate_history
 from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
 from equifed.training.notebook import describe_history, render_clients
-from equifed.training.provenance import read_provenance, write_provenance
+from equifed.training.provenance import format_preparation, read_provenance, write_provenance
 from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class History:
         out.hits(self.hits)
         out.details(self.details)
         out.alone(self.alone)
-        prepared = getattr(self.trained, "preparation", None)
+        prepared = format_preparation(self.trained, self.folder)
         write_provenance(out.path, self.provenance, prepared)
         out.finish(self.summary(), self.parameters)
         return out.path

@@ -72,11 +72,7 @@ class ProgressBar(Callback):
         details = "  ".join([*parts, self._worst])
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=record.round, details=details)
-        elif (
-            self._bar is None
-            and not self._console.is_terminal
-            and time.monotonic() - self._said >= PLAIN_SECONDS
-        ):
+        elif not self._console.is_terminal and time.monotonic() - self._said >= PLAIN_SECONDS:
             self._said = time.monotonic()
             self._print(f"round {record.round}/{self._rounds}  {details}")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from equifed.contract.clients import Clients
 from equifed.contract.provenance import KnowsOrigin
-from equifed.training.files import digest, read_json, seal, write_file
+from equifed.training.files import Damaged, digest, read_json, seal, write_file
 from equifed.training.versions import package_versions
 
 CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
@@ -51,13 +52,14 @@ def describe_run(algorithm: Any, clients: Clients, seed: int, settings: Any) -> 
     }
 
 
-def write_provenance(folder: Path, told: Mapping[str, Any], preparation: Any = None) -> None:
+def write_provenance(folder: Path, told: Mapping[str, Any], preparation: bytes | None) -> None:
     """Write ``run.json``, the configuration if there was one, and how the data were prepared."""
     import tomli_w
 
+    for name in (CONFIG, RUN, PREPARATION):  # of a run that was replaced
+        (folder / name).unlink(missing_ok=True)
     if preparation is not None:
-        text = json.dumps(preparation.to_json(), indent=1)
-        write_file(folder / PREPARATION, text.encode() + b"\n")
+        write_file(folder / PREPARATION, preparation)
     if not told:
         return
     plain = {key: value for key, value in told.items() if key not in ("config", "sha256")}
@@ -68,14 +70,31 @@ def write_provenance(folder: Path, told: Mapping[str, Any], preparation: Any = N
     write_file(folder / RUN, seal(plain))
 
 
+def format_preparation(trained: Any, folder: Path | None) -> bytes | None:
+    """Return how the data of a run were prepared: from what predicts, or from the run's folder."""
+    prepared = getattr(trained, "preparation", None)
+    if prepared is not None:
+        return json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
+    path = None if folder is None else folder / PREPARATION
+    return path.read_bytes() if path is not None and path.exists() else None
+
+
 def read_provenance(folder: Path) -> dict[str, Any]:
     """Return what a folder tells of its run; nothing if it has no ``run.json``."""
-    path = folder / RUN
-    return dict(read_json(path)) if path.exists() else {}
+    path, config = folder / RUN, folder / CONFIG
+    told = dict(read_json(path)) if path.exists() else {}
+    if not config.exists():
+        return told
+    try:
+        table = tomllib.loads(config.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{config} is damaged: it cannot be read ({error}).") from None
+    known = {key: table[key] for key in ("seed", "algorithm") if key in table}
+    return {**told, **known, "config": table}
 
 
 def share_of_method(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two runs of one method share: all but the seed, and what files are called."""
+    """Return what the runs of one method have in common: all but seed and checksums of files."""
     apart = ("seed", "sha256", CONFIG, "replaced")
     config = {key: value for key, value in told.get("config", {}).items() if key != "seed"}
     return {**{k: v for k, v in told.items() if k not in (*apart, "config")}, "config": config}
