@@ -20,7 +20,8 @@ from equifed.runs.run import load_preparation
 def journey(table: Path, new: pd.DataFrame, out: Path) -> pd.Series:
     data = ef.Federation.from_table(table, "hospital", "outcome", test=0.25)
     clients = ef.simulate(data, "logistic", l2=1e-4)
-    history = ef.train(ef.ScaffPD(), clients, rounds=60, evaluate=["test"], every=20)
+    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1))
+    history = ef.train(fair, clients, rounds=60, evaluate=["test"], every=20)
     history.save(out)
     ef.write_report(history, out / "report.html", per_client=True)
     return pd.Series(history.predictor().predict(new))

@@ -22,7 +22,7 @@ from equifed.training.progress import ProgressBar, follow_by_default
 from equifed.training.tables import RunFolderError
 
 LOCAL = LocalSGD(steps=2, lr=0.02, batch_size=4)
-METHODS = {"plain": ef.FedAvg(LOCAL), "fair": ef.ScaffPD(local=LOCAL)}
+METHODS = {"plain": ef.FedAvg(LOCAL), "fair": ef.ScaffPD(ef.objectives.ChiSquare(0.1), LOCAL)}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_figures_show_the_recorded_numbers(found):
     np.testing.assert_allclose(average.get_ydata(), np.mean([s.mean(1) for s in series], axis=0))
     history = found.histories["plain"][0]
     drawn = history.plot("mae", "test")
-    rounds, values = history.series("mae", "test")
+    rounds, _ = history.series("mae", "test")
     labels = [line.get_label() for line in drawn.get_lines()]
     if len(history.names) <= 10:
         assert labels == list(history.names)
