@@ -11,7 +11,7 @@ from typing import Any
 
 _FOLDERS = ("data", "metrics", "objectives", "steps", "testing")
 _HOMES = {
-    "Callback": "training.loop",
+    "Callback": "training.callback",
     "Federation": "data.federation",
     "Guard": "algorithms.guard_view",
     "History": "training.history",

@@ -175,11 +175,12 @@ def resume(
 def _ask_for_trust(folder: Path) -> bool:
     """Show what code a run's configuration names, and ask whether to load it."""
     from equifed.runs import run as runs
+    from equifed.training.provenance import CONFIG
 
     with explain_errors(run=folder):
-        code = runs.find_code(folder) if (folder / runs.CONFIG).exists() else []
+        code = runs.find_code(folder) if (folder / CONFIG).exists() else []
     for address in code:
-        typer.echo(f"{folder / runs.CONFIG} loads {address}", err=True)
+        typer.echo(f"{folder / CONFIG} loads {address}", err=True)
     return bool(code) and typer.confirm("Load and run it?", err=True)
 
 

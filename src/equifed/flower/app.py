@@ -22,10 +22,11 @@ from equifed.flower.messenger import HiddenSums
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
+from equifed.training.callback import Callback
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
-from equifed.training.loop import Callback, train
+from equifed.training.loop import train
 from equifed.training.versions import package_versions
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {

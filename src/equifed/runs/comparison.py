@@ -211,7 +211,7 @@ def compare(
     shared = data, model, loss, engine, options
     tasks = [(*shared, given, seed) for seed in numbers for given in methods.values()]
     titles = [f"{name}, seed {seed}" for seed in numbers for name in methods]
-    results = _run_all(tasks, titles, jobs, progress)
+    results = _run_all(tasks, jobs, progress)
     failed = [f"{t}: {r}" for t, r in zip(titles, results, strict=True) if isinstance(r, str)]
     histories: dict[str, list[History]] = {}
     for name, found in zip(itertools.cycle(methods), results, strict=False):
@@ -240,14 +240,14 @@ def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, j
 
 
 def _run_all(
-    tasks: Sequence[tuple[Any, ...]], titles: Sequence[str], jobs: int, progress: bool | None
+    tasks: Sequence[tuple[Any, ...]], jobs: int, progress: bool | None
 ) -> list[History | str]:
     """Return the history of every run, or why it failed."""
     if jobs == 1 or len(tasks) == 1:
-        return [_run_one(*task, progress) for task in tasks]
+        return [_run_one(*task, progress=progress) for task in tasks]
     # Spawned, not forked: a forked torch may hang in its thread pool.
     with ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn")) as pool:
-        futures = [pool.submit(_run_one, *task, False) for task in tasks]
+        futures = [pool.submit(_run_one, *task, progress=False) for task in tasks]
         return [future.result() for future in futures]
 
 
@@ -259,6 +259,7 @@ def _run_one(
     options: Mapping[str, Any],
     given: Any,
     seed: int,
+    *,
     progress: bool | None,
 ) -> History | str:
     from equifed.engines.simulate import simulate
@@ -292,7 +293,7 @@ def _name_folders(method: Method) -> Method:
 
 def _write(histories: Mapping[str, Sequence[History]], report: Report, out: Path) -> None:
     """Write the runs and what was measured, as ``equifed compare`` does."""
-    plan = [
+    plan: list[dict[str, Any]] = [
         {"name": m.name, "runs": [{"seed": r.seed, "folder": r.folder} for r in m.runs]}
         for m in report.methods
     ]

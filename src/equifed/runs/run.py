@@ -25,6 +25,7 @@ from equifed.runs.entries import load_address
 from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.workers import is_first
 from equifed.training import tables
+from equifed.training.callback import Callback
 from equifed.training.files import (
     Damaged,
     RunFolderError,
@@ -38,7 +39,7 @@ from equifed.training.files import (
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
-from equifed.training.loop import Callback, train
+from equifed.training.loop import train
 from equifed.training.provenance import CONFIG, FORMAT, PREPARATION, RUN
 from equifed.training.tables import SUMMARY, check_format, is_complete
 from equifed.training.versions import package_versions

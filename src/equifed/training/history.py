@@ -19,7 +19,12 @@ from equifed.training.frames import draw_history, tabulate_history
 from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
 from equifed.training.notebook import describe_history, render_clients
-from equifed.training.provenance import format_preparation, read_provenance, write_provenance
+from equifed.training.provenance import (
+    FORMAT,
+    format_preparation,
+    read_provenance,
+    write_provenance,
+)
 from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -199,7 +204,7 @@ class History:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
         given = self.given_out
         out: dict[str, Any] = {
-            "format": tables.FORMAT,
+            "format": FORMAT,
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,
             "given_out": None if given is None else asdict(given),
