@@ -122,6 +122,7 @@ def run(
     with explain_errors():
         from equifed.runs import run as runs
         from equifed.runs.config import RunConfig
+        from equifed.runs.workers import is_first
         from equifed.training.progress import ProgressBar
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
@@ -136,7 +137,7 @@ def run(
         followers = runs.open_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
-        if report:
+        if report and is_first():
             comparing.write_run_report(folder)
         _show_end(history, folder, quiet, json)
 
