@@ -34,8 +34,9 @@ from equifed.contract.arrays import Losses
 from equifed.contract.clients import Clients
 from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar
+from equifed.training.callback import Callback
 from equifed.training.history import History, RoundRecord
-from equifed.training.loop import Callback, train
+from equifed.training.loop import train
 from equifed.training.missing import TrainingError
 
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"

@@ -11,13 +11,14 @@ from typing import Any
 
 _FOLDERS = ("data", "metrics", "objectives", "steps", "testing")
 _HOMES = {
-    "Callback": "training.loop",
+    "Callback": "training.callback",
     "Federation": "data.federation",
     "Guard": "algorithms.guard_view",
     "History": "training.history",
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
+    "compare": "runs.comparison",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
     "resume": "runs.run",

@@ -29,11 +29,12 @@ from equifed.data.federation import Federation as Federation
 from equifed.datasets.registry import load as load
 from equifed.engines.simulate import simulate as simulate
 from equifed.report.page import write_report as write_report
+from equifed.runs.comparison import compare as compare
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
 from equifed.runs.trained import load_predictor as load_predictor
+from equifed.training.callback import Callback as Callback
 from equifed.training.history import History as History
-from equifed.training.loop import Callback as Callback
 from equifed.training.loop import train as train
 from equifed.training.missing import MissingPolicy as MissingPolicy
 from equifed.training.stopping import StopWhen as StopWhen

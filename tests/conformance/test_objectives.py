@@ -31,7 +31,7 @@ from equifed.objectives import (
     Transport,
     WorstCase,
 )
-from equifed.objectives.capped import with_cap
+from equifed.objectives.capped import CappedKL, CappedTail, with_cap
 from equifed.runs import catalogue
 
 pytestmark = pytest.mark.long
@@ -373,7 +373,7 @@ def test_penalties_have_the_gradient_they_say_or_refuse(build, target, other, lo
             lambda: objective.penalty_gradient(here),
             lambda: ProjectedGradient().check(objective, "it"),
         ):
-            with pytest.raises(ValueError, match="does not have exactly|prox"):
+            with pytest.raises(ValueError, match=r"does not have exactly|prox"):
                 call()
         return
     ProjectedGradient().check(objective, "it")

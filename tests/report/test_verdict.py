@@ -121,7 +121,7 @@ def test_the_page_has_what_its_numbers_need_beside_them():
     assert numbers["methods"][0]["clients"][3]["auroc"] is None
     assert numbers["methods"][0]["clients"][0]["majority"] == 0.6
     rows = format_comparison(report).splitlines()
-    assert any(row.startswith("run,majority_class,0.6") for row in rows)
+    assert any(row.startswith("run,majority_class,beside,,0.6") for row in rows)
     asides = [cell["aside"] for row in list_comparison(report) for cell in row["cells"]]
     assert sum(bool(aside) for aside in asides) == 2
 

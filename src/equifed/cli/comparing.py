@@ -55,6 +55,13 @@ def report(
             typer.echo(f"report: {path}")
 
 
+def write_run_report(folder: Path) -> Path:
+    """Write ``report.html`` into a run's folder, with a page per participant."""
+    from equifed.report import build, read_methods, write_report
+
+    return write_report(build(read_methods([folder])), folder / "report.html", per_client=True)
+
+
 def compare(
     configs: Annotated[
         list[Path], typer.Argument(help="Configuration files, or one with tables variants.NAME.")

@@ -104,6 +104,9 @@ def run(
     device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
     workers: Workers = 1,
     track: Track = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html and a page per participant.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
     ] = False,
@@ -119,6 +122,7 @@ def run(
     with explain_errors():
         from equifed.runs import run as runs
         from equifed.runs.config import RunConfig
+        from equifed.runs.workers import is_first
         from equifed.training.progress import ProgressBar
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
@@ -133,6 +137,8 @@ def run(
         followers = runs.open_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
+        if report and is_first():
+            comparing.write_run_report(folder)
         _show_end(history, folder, quiet, json)
 
 
@@ -170,11 +176,12 @@ def resume(
 def _ask_for_trust(folder: Path) -> bool:
     """Show what code a run's configuration names, and ask whether to load it."""
     from equifed.runs import run as runs
+    from equifed.training.provenance import CONFIG
 
     with explain_errors(run=folder):
-        code = runs.find_code(folder) if (folder / runs.CONFIG).exists() else []
+        code = runs.find_code(folder) if (folder / CONFIG).exists() else []
     for address in code:
-        typer.echo(f"{folder / runs.CONFIG} loads {address}", err=True)
+        typer.echo(f"{folder / CONFIG} loads {address}", err=True)
     return bool(code) and typer.confirm("Load and run it?", err=True)
 
 

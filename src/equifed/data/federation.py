@@ -96,6 +96,10 @@ class Federation:
         sizes = ", ".join(f"{label} {len(split)}" for label, split in self.splits().items())
         return f"<Federation {self.name!r}: {len(self)} clients; samples: {sizes}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the clients with their samples."""
+        return self.table()._repr_html_()
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample's features; () for a single number."""

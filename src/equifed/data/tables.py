@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,15 @@ class Table:
         """Draw the table, in several blocks of columns when the console is too narrow for all."""
         for number, columns in enumerate(self._blocks(options.max_width)):
             yield self._drawn(columns, self.title if number == 0 else None)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        head, *rows = self._lines()
+        body = "".join(_format_row("td", row) for row in rows)
+        return (
+            f"<table><caption>{escape(self.title)}</caption>"
+            f"<thead>{_format_row('th', head)}</thead><tbody>{body}</tbody></table>"
+        )
 
     def _drawn(self, columns: list[int], title: str | None) -> RichTable:
         from rich.table import Table as RichTable
@@ -101,6 +111,10 @@ def describe_clients(
         rows,
         ("all", *(str(total) for _, total in columns.values())),
     )
+
+
+def _format_row(kind: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

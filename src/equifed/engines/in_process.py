@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
+from equifed.contract.names import show_text
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.data.tables import Table
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
@@ -103,6 +105,12 @@ class TorchClients(OwnParts, Clients):
         part.index = check_index(index, len(self.names))
         return part
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: who takes part, and with how many samples."""
+        rows = [(show_text(self.names[i]), str(self._sizes[i])) for i in self.index]
+        title = f"{len(rows)} clients, {self.model.size:,} parameters each way"
+        return Table(title, ("client", "train"), rows)._repr_html_()
+
     def zeros(self, rows: int) -> Tensor:
         """Return a matrix of zeros as wide as the model."""
         return torch.zeros(rows, self.model.size, dtype=self.model.dtype, device=self.model.device)
@@ -151,6 +159,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         module, loss = resolve_model(data, model, loss)
         self._template, self._federation = module, data
         self._curvature: list[Curvature | str] = []
+        self._origin: list[dict[str, Any]] = []
         self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
@@ -215,6 +224,12 @@ class InProcessClients(FoundOwnParts, TorchClients):
         module = copy.deepcopy(self._template).to("cpu", self.model.dtype)
         loaded = load_weights(module, self.parameters(x))
         return describe_predictor(self._federation, loaded, self.model.loss)
+
+    def origin(self) -> dict[str, Any]:
+        """Return what the engine was made of; KnowsOrigin asks."""
+        if not self._origin:  # a list that subsets share: large data take a while
+            self._origin.append(describe_origin(self._federation, self._template, self.model))
+        return self._origin[0]
 
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
@@ -332,6 +347,24 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
         """Return the samples where they will stay."""
         return inputs.to(device)
+
+
+def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:
+    """Return model, loss and data as a run's record has them."""
+    prepared = data.preparation
+    loss: Any = model.loss
+    return {
+        "model": " ".join(str(module).split()),
+        "loss": str(getattr(loss, "__name__", type(loss).__name__)),
+        "l2": model.l2,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "data": {
+            "name": data.name,
+            "sha256": data.checksum(),
+            "source": data.source,
+            **({"preparation": prepared.digest()} if prepared is not None else {}),
+        },
+    }
 
 
 def resolve_model(

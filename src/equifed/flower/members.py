@@ -14,7 +14,7 @@ from equifed.flower.deadlines import Deadlines
 from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
 from equifed.flower.task import OneClient, Schema, Task
 from equifed.flower.wire import PARTS, Reply, Request, WireError
-from equifed.runs.versions import package_versions
+from equifed.training.versions import package_versions
 
 HELLO_SECONDS = 60.0
 """How long a node that came later may take to say hello."""

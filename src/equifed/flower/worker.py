@@ -25,7 +25,7 @@ from equifed.flower.secure.session import SecureError
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
 from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
 from equifed.metrics.metric import as_metrics
-from equifed.runs.versions import package_versions
+from equifed.training.versions import package_versions
 
 LEVELS = ("none", "sums", "secure")
 """How much of its vectors a client shows, from all to nothing but sums."""

@@ -215,7 +215,10 @@ def _compare_runs(
 
 def _positions(method: Method) -> list[object]:
     """Return what identifies a run among those of a method: its seed, or its place if unknown."""
-    return [("at", i) if run.seed is None else run.seed for i, run in enumerate(method.runs)]
+    unclear = len(set(method.seeds)) < len(method.runs)  # unknown, or the same twice
+    return [
+        ("at", i) if unclear or run.seed is None else run.seed for i, run in enumerate(method.runs)
+    ]
 
 
 def _by_seed(method: Method, scale: Scale, target: Target | None) -> dict[object, dict[str, float]]:

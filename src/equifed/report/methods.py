@@ -17,6 +17,7 @@ from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_
 from equifed.report.scales import Scale
 from equifed.training.files import Damaged, read_json
 from equifed.training.history import History
+from equifed.training.provenance import share_of_method
 from equifed.training.tables import is_complete
 
 PLAN = "comparison.json"
@@ -119,13 +120,27 @@ class Method:
 
 
 def as_methods(
-    runs: History | Mapping[str, History | Sequence[History]], name: str = "run"
+    runs: History | Sequence[History] | Mapping[str, History | Sequence[History]],
+    name: str = "run",
 ) -> list[Method]:
-    """Return methods for histories in memory."""
+    """Return methods for histories in memory; in a sequence, those that differ in the seed alone.
+
+    Runs that do not say what they were made of stay apart.
+    """
     if isinstance(runs, History):
         runs = {name: runs}
+    if not isinstance(runs, Mapping):
+        return check_methods(_group([_as_run(history) for history in runs]))
     listed = {k: [h] if isinstance(h, History) else list(h) for k, h in runs.items()}
-    return check_methods([Method(k, tuple(RunData(h) for h in hs)) for k, hs in listed.items()])
+    return check_methods([Method(k, tuple(map(_as_run, hs))) for k, hs in listed.items()])
+
+
+def _as_run(history: History) -> RunData:
+    told = {key: value for key, value in history.provenance.items() if key != "config"}
+    folder = "" if history.folder is None else str(history.folder)
+    complete = history.given_out is not None or not told
+    config = history.provenance.get("config", {})
+    return RunData(history, history.seed, config, told, folder, complete)
 
 
 def read_methods(folders: Iterable[str | Path]) -> list[Method]:
@@ -155,7 +170,7 @@ def read_run(folder: Path) -> RunData:
     table = _read_config(config) if config.exists() else {}
     return RunData(
         history,
-        table.get("seed"),
+        table.get("seed", history.seed),
         table,
         read_json(provenance) if provenance.exists() else {},
         str(folder),
@@ -186,17 +201,21 @@ def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> l
 def _group(runs: Sequence[RunData]) -> list[Method]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
-        rest = {key: value for key, value in run.config.items() if key != "seed"}
-        groups.setdefault(json.dumps(rest, default=str) if rest else run.folder, []).append(run)
+        rest = share_of_method({"config": run.config} if run.config else run.provenance)
+        known = run.config or "algorithm" in run.provenance
+        key = json.dumps(rest, default=str) if known else run.folder or str(id(run))
+        groups.setdefault(key, []).append(run)
     names = [_name(group) for group in groups.values()]
     twice = {name for name in names if names.count(name) > 1}
     return [
-        Method(group[0].folder if name in twice else name, tuple(group))
-        for name, group in zip(names, groups.values(), strict=True)
+        Method((group[0].folder or f"{name} {i + 1}") if name in twice else name, tuple(group))
+        for i, (name, group) in enumerate(zip(names, groups.values(), strict=True))
     ]
 
 
 def _name(group: Sequence[RunData]) -> str:
+    if not group[0].folder:
+        return group[0].history.method
     path = Path(group[0].folder).absolute()
     stem = re.sub(r"[-_]?(seed)?[-_]?\d+$", "", path.name) if len(group) > 1 else path.name
     return stem or path.parent.name

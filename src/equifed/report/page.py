@@ -70,7 +70,7 @@ POINT = (*SUMMARY, "gini")
 
 
 def write_report(
-    runs: Report | History | Mapping[str, History | Sequence[History]],
+    runs: Report | History | Sequence[History] | Mapping[str, History | Sequence[History]],
     out: str | Path,
     *,
     per_client: bool = False,
@@ -79,8 +79,9 @@ def write_report(
 
     Parameters
     ----------
-    runs : History, mapping of name to histories, or Report
-        One run, or methods with a run for each seed, or what was built of them already.
+    runs : History, sequence of them, mapping of name to histories, or Report
+        One run, several (those that differ in the seed alone go together), methods with a run for
+        each seed, or what was built of them already.
     out : path
         The page.
     per_client : bool

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equifed.metrics import Interval
 from equifed.report import Report, Target, as_json, build, write_report
 from equifed.report.figures import csv_text
+from equifed.report.measures import Estimate
 from equifed.report.methods import PLAN, Method, read_comparison
 from equifed.report.page import slug
 from equifed.runs.config import RunConfig, apply_override
@@ -218,21 +221,39 @@ def write_comparison(report: Report, out: Path, plan: list[Table]) -> None:
 
 
 def format_comparison(report: Report) -> str:
-    """Return the comparison as CSV: one line per method and measure."""
-    columns = ["method", "measure", "mean", "lower_95", "upper_95", "limits_about", "difference",
-               "difference_lower_95", "difference_upper_95", "difference_about", "pairs",
-               "seeds"]  # fmt: skip
-    rows = []
+    """Return the comparison as tidy CSV: one number, and its limits, to a line.
+
+    ``quantity`` says which: of one ``seed``, the ``mean`` over seeds, the ``difference`` of the
+    means to the baseline, or a number to hold a measure against (``beside``). What is not known,
+    not defined or infinite is empty.
+    """
+    columns = ["method", "measure", "quantity", "seed", "value", "lower_95", "upper_95",
+               "limits_about", "pairs"]  # fmt: skip
+    rows: list[list[object]] = []
     for m, (method, found) in enumerate(zip(report.methods, report.estimates, strict=True)):
         for name, value in report.beside[m].items():
-            rows.append([method.name, name, value, *[""] * 7, 0, f"{value:.8g}"])
-        for key, e in found.items():
-            d = e.difference
-            told = ["", "", "", "", 0]
-            if d is not None:
-                within = d.interval
-                told = [within.estimate, within.lower, within.upper, d.about, d.pairs]
-            values = " ".join(f"{value:.8g}" for value in e.values)
-            limits = [e.interval.estimate, e.interval.lower, e.interval.upper, e.source]
-            rows.append([method.name, key, *limits, *told, values])
+            rows.append([method.name, name, "beside", "", _finite(value), *[""] * 4])
+        for key, estimate in found.items():
+            rows += [[method.name, key, *line] for line in _list_numbers(method, estimate)]
     return csv_text(columns, rows)
+
+
+def _list_numbers(method: Method, estimate: Estimate) -> list[list[object]]:
+    """Return a measure's lines, without method and measure."""
+    seeds = zip(method.seeds, estimate.values, strict=True)
+    lines: list[list[object]] = [
+        ["seed", "" if seed is None else seed, _finite(value), *[""] * 4] for seed, value in seeds
+    ]
+    lines.append(["mean", "", *_ends(estimate.interval), estimate.source, ""])
+    d = estimate.difference
+    if d is not None:
+        lines.append(["difference", "", *_ends(d.interval), d.about, d.pairs])
+    return lines
+
+
+def _ends(interval: Interval) -> list[object]:
+    return [_finite(end) for end in (interval.estimate, interval.lower, interval.upper)]
+
+
+def _finite(value: float) -> object:
+    return value if math.isfinite(value) else ""

@@ -16,12 +16,13 @@ from typing_extensions import override
 
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
+from equifed.training.callback import Callback
 from equifed.training.files import RunFolderError
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
-from equifed.training.loop import Callback
 from equifed.training.missing import TrainingError
 from equifed.training.progress import draw_bar, print_line
+from equifed.training.provenance import CONFIG
 from equifed.training.tables import is_complete
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Job:
     @property
     def started(self) -> bool:
         """Whether the folder holds a run."""
-        return (self.folder / runs.CONFIG).exists()
+        return (self.folder / CONFIG).exists()
 
 
 def make_job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
@@ -83,8 +84,8 @@ def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
             continue
         if overwrite:
             RunFolder(job.folder, ()).create(overwrite=True)
-            (job.folder / runs.CONFIG).unlink()
-        elif not _same(RunConfig.read(job.folder / runs.CONFIG), job.config):
+            (job.folder / CONFIG).unlink()
+        elif not _same(RunConfig.read(job.folder / CONFIG), job.config):
             raise RunFolderError(
                 f"{job.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."
@@ -118,7 +119,7 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
             # Its configuration is the one that was handed over here: see check_folders.
             runs.resume(job.folder, callbacks, trust=True)
         else:
-            runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks)
+            runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks, progress=False)
     except TrainingError as error:
         return f"{job.title}: {error}"
     return None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +26,7 @@ from equifed.runs.entries import load_address
 from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.workers import is_first
 from equifed.training import tables
+from equifed.training.callback import Callback
 from equifed.training.files import (
     Damaged,
     RunFolderError,
@@ -41,13 +40,13 @@ from equifed.training.files import (
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
-from equifed.training.loop import Callback, train
-from equifed.training.tables import FORMAT, SUMMARY, check_format, is_complete
+from equifed.training.loop import train
+from equifed.training.provenance import CONFIG, FORMAT, PREPARATION, RUN
+from equifed.training.tables import SUMMARY, check_format, is_complete
+from equifed.training.versions import package_versions
 
 if TYPE_CHECKING:
     from torch import nn
-
-CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,11 @@ class Run:
         callbacks: Sequence[Callback] = (),
         folder: RunFolder | None = None,
         resume: bool = False,
+        progress: bool | None = False,
     ) -> History:
         """Train, and return what happened."""
-        with _threads(self.config.threads):
-            return train(
+        with limit_threads(self.config.threads):
+            history = train(
                 guard_algorithm(self.algorithm, self.config.guard),
                 self.clients,
                 rounds=self.config.rounds,
@@ -80,13 +80,18 @@ class Run:
                 give_out=self.config.give_out,
                 callbacks=callbacks,
                 missing=self.config.missing,
+                progress=progress,
                 folder=folder,
                 resume=resume,
             )
+        history.provenance = {**history.provenance, **provenance(self)}
+        history.provenance["config"] = self.config.to_dict()
+        return history
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def limit_threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many processor threads in a block; None: as many as it does."""
     import torch
 
     before = torch.get_num_threads()
@@ -244,20 +249,39 @@ def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any])
 
 
 def run(
-    config: RunConfig,
+    config: RunConfig | Mapping[str, Any] | str | Path,
     out: str | Path | None = None,
     *,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
 ) -> History:
-    """Run a configuration, into a run folder if ``out`` names one."""
+    """Run a configuration, into a run folder if ``out`` names one.
+
+    Parameters
+    ----------
+    config : RunConfig, path or mapping
+        A configuration, a TOML file, or what such a file would hold.
+    out : path, optional
+        Folder for the run.
+    overwrite : bool
+        Replace the run that the folder holds.
+    callbacks : sequence of Callback
+        Who wants to be told.
+    progress : bool, optional
+        Show a bar while training; by default in terminals and notebooks.
+    """
+    if isinstance(config, str | Path):
+        config = RunConfig.read(config)
+    elif not isinstance(config, RunConfig):
+        config = RunConfig.from_dict(config)
     if out is None:
-        return build(config).train(callbacks)
+        return build(config).train(callbacks, progress=progress)
     refuse_existing(Path(out), overwrite)
     built = build(config)
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        return start(built, Path(out), callbacks)
+        return start(built, Path(out), callbacks, progress)
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
@@ -266,7 +290,12 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
         tables.refuse_existing(out, overwrite, CONFIG)
 
 
-def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
+def start(
+    built: Run,
+    out: Path,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = False,
+) -> History:
     """Run from the first round into a folder, replacing the run that may be there.
 
     An old run loses its configuration and checkpoints before the new configuration is written, and
@@ -284,7 +313,7 @@ def start(built: Run, out: Path, callbacks: Sequence[Callback] = ()) -> History:
         write_file(out / RUN, seal({**provenance(built), CONFIG: digest(config)}))
         write_file(out / CONFIG, config)
     folder.create(overwrite=True)
-    return built.train(callbacks, folder)
+    return built.train(callbacks, folder, progress=progress)
 
 
 def _write_preparation(out: Path, federation: Federation) -> None:
@@ -316,10 +345,9 @@ def load_preparation(out: str | Path) -> Preparation | None:
 def provenance(built: Run) -> dict[str, Any]:
     """Return what the numbers depend on beside the configuration."""
     prepared = built.federation.preparation
-    packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
     return {
         "format": FORMAT,
-        "versions": {**packages, "python": platform.python_version()},
+        "versions": package_versions(),
         "data": {
             "name": built.federation.name,
             "sha256": built.federation.checksum(),

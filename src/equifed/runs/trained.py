@@ -16,9 +16,10 @@ from equifed.data.federation import Federation
 from equifed.data.split import DataError, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.run import CONFIG, RUN, build_module, load_preparation
+from equifed.runs.run import build_module, load_preparation
 from equifed.training.files import RunFolderError
 from equifed.training.history import History
+from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import CLIENTS, MODEL
 
 if TYPE_CHECKING:

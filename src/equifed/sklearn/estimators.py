@@ -88,6 +88,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             seed=int(seed),
             evaluate=("train",),
             every=self.rounds,
+            progress=False,
             stop=[StopAtDecrement(self.tol) if exact else StopAtGap(self.tol)],
         )
         warn_if_unfinished(self.history_, algorithm, engine, self.tol)

@@ -24,8 +24,9 @@ from equifed.training.files import (
     seal,
     write_file,
 )
+from equifed.training.provenance import FORMAT
 from equifed.training.states import pack, unpack
-from equifed.training.tables import FORMAT, check_format
+from equifed.training.tables import check_format
 
 KEEP = 2
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)

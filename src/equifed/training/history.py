@@ -15,9 +15,16 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
 from equifed.training.files import RunFolderError
+from equifed.training.frames import draw_history, tabulate_history
 from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
-from equifed.training.notebook import render_clients
+from equifed.training.notebook import describe_history, render_clients
+from equifed.training.provenance import (
+    FORMAT,
+    format_preparation,
+    read_provenance,
+    write_provenance,
+)
 from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -33,7 +40,7 @@ HELD = ("test", "validation", "train")
 __all__ = ["History", "MetricRecord", "RoundRecord"]
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """A run, as it is recorded; :func:`equifed.train` returns one and a run folder holds one.
 
@@ -58,6 +65,8 @@ class History:
         What single samples say about the model that was given out: limits, groups, calibration.
     alone : MetricRecord, optional
         What every client would have with a model of its own, in the main metric on its split.
+    provenance : dict
+        Seed, algorithm, model, loss, data and versions, as far as they are known.
     trained : Predictor, optional
         What :meth:`predictor` gives, where the engine knew the module.
     folder : Path, optional
@@ -77,8 +86,9 @@ class History:
     own: dict[str, torch.Tensor] | None = None
     details: Details | None = None
     alone: MetricRecord | None = None
-    trained: Any = field(default=None, repr=False, compare=False)
-    folder: Path | None = field(default=None, repr=False, compare=False)
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+    trained: Any = field(default=None, compare=False)
+    folder: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.check()
@@ -197,7 +207,7 @@ class History:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
         given = self.given_out
         out: dict[str, Any] = {
-            "format": tables.FORMAT,
+            "format": FORMAT,
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,
             "given_out": None if given is None else asdict(given),
@@ -277,10 +287,42 @@ class History:
             **({"undefined_for": undefined} if undefined else {}),
         }
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the run's tables and model into a folder, in the form of a run folder."""
+    @property
+    def method(self) -> str:
+        """Name of the algorithm; ``run`` if it is not known."""
+        return str(self.provenance.get("algorithm", {}).get("name", "run"))
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the run, if it is known."""
+        return self.provenance.get("seed")
+
+    def to_frame(self) -> Any:
+        """Return a tidy data frame: method, seed, client, split, metric, round, value.
+
+        A client without samples in a split has no row; NaN is a metric that is not defined.
+        """
+        return tabulate_history(self, self.method, self.seed)
+
+    def plot(self, metric: str | None = None, split: str | None = None, ax: Any = None) -> Any:
+        """Draw a metric over the rounds (matplotlib) and return the axes.
+
+        By default it is the main metric. More than ten clients are drawn as their worst, average
+        and best.
+        """
+        return draw_history(self, metric, split, ax)
+
+    def __repr__(self) -> str:
+        return describe_history(self)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the run's tables and model into a folder, in the form of a run folder.
+
+        ``run.json`` tells what the run was made of, ``config.toml`` its configuration if it had
+        one, ``preparation.json`` how the data were prepared.
+        """
         out = tables.Tables(folder, self.names)
-        out.create()
+        out.create(overwrite)
         for record in self.rounds:
             out.round(record)
         out.evaluation(self.metrics)
@@ -291,6 +333,8 @@ class History:
         out.hits(self.hits)
         out.details(self.details)
         out.alone(self.alone)
+        prepared = format_preparation(self.trained, self.folder)
+        write_provenance(out.path, self.provenance, prepared)
         out.finish(self.summary(), self.parameters, self.own)
         return out.path
 
@@ -324,6 +368,7 @@ class History:
             tables.read_events(path / tables.EVENTS),
             details=tables.read_details(path / tables.DETAILS),
             alone=next(iter(tables.read_metrics(path / tables.ALONE, names)), None),
+            provenance=read_provenance(path),
             folder=path,
         )
 

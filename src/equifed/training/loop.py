@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,15 @@ from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
 from equifed.contract.prediction import KnowsModule
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
+from equifed.training.callback import Callback
 from equifed.training.describing import describe_directions, describe_end
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
 from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell_own
+from equifed.training.progress import follow_by_default
+from equifed.training.provenance import describe_run
 from equifed.training.touches import tell_touches
 from equifed.training.warnings import check_finite, find_warnings
 
@@ -29,25 +33,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 2.0
 """Least time between two checkpoints; a kill costs at most this and one round."""
-
-
-class Callback:
-    """Told what happens; the progress bar and trackers are such. Every method may be left out."""
-
-    def start(self, history: History, rounds: int) -> None:
-        """Hear that training begins, or begins again with a history."""
-
-    def round(self, record: RoundRecord, info: Info) -> None:
-        """Hear that a round ended."""
-
-    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        """Hear that the model was evaluated after a round."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Hear that a client was quarantined, a run resumed or stopped."""
-
-    def end(self, history: History) -> None:
-        """Hear that training ended."""
 
 
 StopRule = Callable[[History], str | None]
@@ -72,6 +57,7 @@ def train(
     give_out: GiveOut = "auto",
     callbacks: Sequence[Callback] = (),
     missing: MissingPolicy = MissingPolicy(),  # noqa: B008 - a frozen value
+    progress: bool | None = None,
     folder: RunFolder | None = None,
     resume: bool = False,
 ) -> History:
@@ -110,6 +96,8 @@ def train(
         Who wants to be told.
     missing : MissingPolicy
         What to do about clients that give no usable answer.
+    progress : bool, optional
+        Show a bar while training; by default in terminals and notebooks.
     folder : RunFolder, optional
         Where to write tables and checkpoints; must have been created, or hold a run to resume.
     resume : bool
@@ -122,6 +110,7 @@ def train(
     """
     if isinstance(evaluate, str):
         evaluate = (evaluate,)
+    given = algorithm
     if isinstance(algorithm, Wrappable):
         algorithm = algorithm.wrapped()
     for name, count in (("rounds", rounds), ("every", every)):
@@ -132,11 +121,18 @@ def train(
         raise ValueError(
             "metrics are measured on splits: name them in evaluate, as evaluate=['test']."
         )
+    bar = follow_by_default(callbacks, progress)
+    callbacks = callbacks if bar is None else [*callbacks, bar]
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
     told = asked, stop, giver, callbacks, missing, folder
     algorithm = keep_own(algorithm, clients)
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
-    return training.run(None if x is None else clients.flatten(x), resume)
+    with bar or nullcontext():
+        history = training.run(None if x is None else clients.flatten(x), resume)
+    settings = {"rounds": rounds, "every": every, "give_out": give_out}
+    start = {} if x is None else {"start": "given"}
+    history.provenance = describe_run(given, clients, seed, {**settings, **start})
+    return history
 
 
 @dataclass

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
 from equifed.contract.arrays import Losses
+from equifed.contract.names import show_text
 from equifed.metrics import correct_counts, find_metric, wilson_interval
 from equifed.training.tables import MetricRecord
 
@@ -41,6 +43,26 @@ def render_clients(
         f"<table><caption>{escape(head)}</caption><thead>{columns}</thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
+
+
+def describe_history(history: Any) -> str:
+    """Return a :class:`History` in three lines: what ran, who is served how, what was given out."""
+    told = history.provenance
+    done = history.rounds[-1].round if history.rounds else 0
+    head = f"{_count(len(history.names), 'client')}, {_count(done, 'round')}"
+    data = told.get("data", {}).get("name")
+    known = [f" of {history.method}" if "algorithm" in told else "", f" on {data}" if data else ""]
+    seed = "" if history.seed is None else f", seed {history.seed}"
+    chosen, served = history.main_metric(), "not evaluated"
+    clients = history.per_client(*chosen) if chosen is not None else {}
+    if chosen is not None and clients:
+        kind = find_metric(chosen[0])
+        worst = min(clients, key=lambda name: kind.sign * clients[name])
+        average = format_metric(float(np.mean(list(clients.values()))), chosen[0])
+        low = format_metric(clients[worst], chosen[0])
+        served = f"{chosen[1]} {kind.label}: average {average}, worst {low} ({show_text(worst)})"
+    given = "has not ended" if history.given_out is None else str(history.given_out)
+    return f"<History: {head}{''.join(known)}{seed}\n {served}\n {given}>"
 
 
 def format_metric(value: float | None, metric: str) -> str:

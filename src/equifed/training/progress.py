@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ from typing_extensions import override
 
 from equifed.contract.names import show_text
 from equifed.metrics.metric import find_metric
+from equifed.training.callback import Callback
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.loop import Callback
 from equifed.training.notebook import format_metric
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ProgressBar(Callback):
     @override
     def start(self, history: History, rounds: int) -> None:
         self._names, self._rounds = history.names, rounds
-        if self._console.is_terminal:
+        if self._console.is_terminal or self._console.is_jupyter:
             done = history.rounds[-1].round if history.rounds else 0
             self._bar = draw_bar(self._console, self._title, rounds, done)
 
@@ -101,6 +102,19 @@ class ProgressBar(Callback):
 
     def _print(self, text: str) -> None:
         print_line(self._console, f"{self._title}: {text}")
+
+
+def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> ProgressBar | None:
+    """Return a bar if it is wanted; by default where a person looks on and sees no other."""
+    if wanted is False or any(isinstance(callback, ProgressBar) for callback in callbacks):
+        return None
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    seen = console.is_terminal or console.is_jupyter
+    if wanted is None and (not seen or "PYTEST_CURRENT_TEST" in os.environ):
+        return None
+    return ProgressBar(console)
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:

@@ -34,12 +34,10 @@ from equifed.training.files import (
     write_file,
 )
 from equifed.training.hits import HITS, pack_hits
+from equifed.training.provenance import CONFIG, FORMAT, PREPARATION, RUN
 
 if TYPE_CHECKING:
     import torch
-
-FORMAT = 2
-"""Of run folders and checkpoints; those of version 0.1 carry no number."""
 
 TABLES = {
     "rounds.csv": (
@@ -53,8 +51,7 @@ CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
 )  # fmt: skip
 CHECKSUMS, DETAILS, ALONE = "checksums.json", "details.json", "alone.csv"
 FILES = (
-    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS,
-    "config.toml", "run.json", "preparation.json",
+    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, CONFIG, RUN, PREPARATION
 )  # fmt: skip
 """What the checksums of a complete run are of, where it is there."""
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.metrics.metric import find_metric
+from equifed.training.callback import Callback
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.loop import Callback
 
 if TYPE_CHECKING:
     from equifed.contract.algorithm import Info

@@ -1,0 +1,14 @@
+"""What a run was made of: an optional question to whoever holds data and model."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class KnowsOrigin(Protocol):
+    """Clients whose engine holds the data: not a server that sees vectors alone."""
+
+    def origin(self) -> dict[str, Any]:
+        """Return model, loss, precision, and name, checksum, source and preparation of the data."""
+        ...

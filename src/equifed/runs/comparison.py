@@ -1,0 +1,307 @@
+"""Methods side by side in Python: objects in, a comparison out, measured as the command does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.evaluation import SPLITS
+from equifed.contract.names import show_text
+from equifed.data.federation import Federation
+from equifed.data.tables import Table
+from equifed.metrics.metric import Metric
+from equifed.report import Method, Report, Target, as_methods, build, write_report
+from equifed.report.methods import PLAN
+from equifed.report.page import slug
+from equifed.report.scales import DASH
+from equifed.report.tables import list_comparison
+from equifed.runs.automatic_lr import measure_step, open_step
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.compare import write_comparison
+from equifed.runs.config import build_algorithm
+from equifed.runs.run import limit_threads
+from equifed.runs.settings import Checker
+from equifed.training.files import RunFolderError, lock_folder
+from equifed.training.frames import open_axes, tabulate_history
+from equifed.training.history import History
+from equifed.training.loop import train
+from equifed.training.missing import TrainingError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Comparison", "compare"]
+
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
+    "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "∞": r"$\infty$", DASH: "--",
+    "\N{NO-BREAK SPACE}": "~",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """What :func:`equifed.compare` returns.
+
+    Attributes
+    ----------
+    histories : dict of lists of History
+        The runs of every method, one for each seed.
+    measured : Report
+        Every measure with its interval, and the differences to the baseline within seeds.
+    """
+
+    histories: dict[str, list[History]]
+    measured: Report
+
+    def to_frame(self) -> Any:
+        """Return a tidy data frame: method, seed, client, split, metric, round, value."""
+        import pandas as pd
+
+        runs = ((name, history) for name, found in self.histories.items() for history in found)
+        return pd.concat(
+            [tabulate_history(history, name, history.seed) for name, history in runs],
+            ignore_index=True,
+        )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw every method's worst client (and its average, dashed) over the rounds.
+
+        Lines are means over seeds, bands reach from the lowest to the highest seed. Returns the
+        matplotlib axes.
+        """
+        scale = self.measured.scale
+        if scale is None:
+            raise ValueError("There is nothing to draw: nothing was evaluated.")
+        ax = open_axes(ax)
+        pick = np.nanmin if scale.higher_is_better else np.nanmax
+        for number, (name, found) in enumerate(self.histories.items()):
+            series = [history.series(scale.metric, scale.split) for history in found]
+            shared = sorted(set.intersection(*({*rounds.tolist()} for rounds, _ in series)))
+            kept = [v[np.isin(r, shared)] for r, v in series]
+            kept = [v[:, ~np.isnan(v).all(axis=0)] for v in kept]
+            worst = np.array([pick(v, axis=1) for v in kept])
+            average = np.array([np.nanmean(v, axis=1) for v in kept])
+            colour = f"C{number}"
+            ax.plot(shared, worst.mean(axis=0), "-", color=colour, label=f"{name}, worst client")
+            ax.plot(shared, average.mean(axis=0), "--", color=colour, label=f"{name}, average")
+            ends = worst.min(axis=0), worst.max(axis=0)
+            ax.fill_between(shared, *ends, color=colour, alpha=0.2, linewidth=0)
+        ax.set(xlabel="round", ylabel=f"{scale.split} {scale.kind.label}")
+        ax.legend()
+        return ax
+
+    def to_latex(self) -> str:
+        """Return the comparison as a LaTeX table: a row per measure, a column per method.
+
+        Where it is known, the half width of the 95 % interval over seeds stands behind ±.
+        """
+        table = self._table()
+        lines = [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\hline"]
+        rows = [" & ".join(map(_escape, row)) + r" \\" for row in (table.header, *table.rows)]
+        lines += [rows[0], r"\hline", *rows[1:], r"\hline", r"\end{tabular}"]
+        return "\n".join(lines) + "\n"
+
+    def report(self, path: str | Path, *, per_client: bool = False) -> Path:
+        """Write the HTML report (and, if asked, a page per participant); see ``write_report``."""
+        return write_report(self.measured, path, per_client=per_client)
+
+    def _table(self) -> Table:
+        report = self.measured
+        seeds = max(len(found) for found in self.histories.values())
+        title = f"{report.title}, {seeds} seed{'' if seeds == 1 else 's'}"
+        if report.scale is not None:
+            title += f", {report.scale.split} {report.scale.kind.label}"
+        rows = [
+            (row["label"], *(_write_cell(cell) for cell in row["cells"]))
+            for row in list_comparison(report)
+        ]
+        return Table(title, ("", *(show_text(m.name) for m in report.methods)), rows)
+
+    def __repr__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+
+def _write_cell(cell: Mapping[str, str]) -> str:
+    value = cell["value"].removesuffix(" points")
+    return f"{value} {cell['note']}" if cell["note"].startswith("±") else value
+
+
+def _escape(text: str) -> str:
+    return "".join(SPECIAL.get(character, character) for character in text)
+
+
+def compare(
+    methods: Mapping[str, AnyAlgorithm | str | Mapping[str, Any]],
+    data: Federation,
+    model: nn.Module | str,
+    *,
+    rounds: int,
+    seeds: int | Sequence[int] = 5,
+    loss: Any = "auto",
+    evaluate: Sequence[str] | None = None,
+    every: int = 1,
+    metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (),
+    baseline: str | None = None,
+    target: Target | None = None,
+    title: str | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    jobs: int = 1,
+    progress: bool | None = None,
+    **engine: Any,
+) -> Comparison:
+    """Train methods on the same data and seeds, and measure them as ``equifed compare`` does.
+
+    Parameters
+    ----------
+    methods : mapping
+        What to compare, by name: an algorithm, its name in the catalogue, or its table as a
+        configuration file has it. The first one is the baseline unless another is named.
+    data : Federation
+        The clients' data.
+    model, loss : module or str, callable or str
+        As for :func:`equifed.simulate`. A module starts from its own parameters with every seed.
+    rounds, every, metrics
+        As for :func:`equifed.train`.
+    seeds : int or sequence of int
+        How many, counted from 0; or which.
+    evaluate : sequence of str, optional
+        Splits to measure on; by default all that there are.
+    baseline, target, title
+        As for the report: to whom differences are, what "rounds to target" means, its headline.
+    out : path, optional
+        Folder for the runs, ``comparison.json``, ``comparison.csv`` and ``report.html``.
+    overwrite : bool
+        Write into a folder that holds a comparison.
+    jobs : int
+        How many runs side by side, in processes of their own: what is handed over must be
+        picklable, and a script needs ``if __name__ == "__main__":``. Results do not depend on it.
+    progress : bool, optional
+        Show a bar for each run; by default in terminals and notebooks.
+    **engine
+        Further arguments of :func:`equifed.simulate`, as ``l2``.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> data = ef.load("synthetic-regression", samples=5)
+    >>> found = ef.compare({"plain": "fedavg", "fair": "afl"}, data, "linear", rounds=2, seeds=2)
+    >>> sorted(found.to_frame()["method"].unique())
+    ['fair', 'plain']
+    """
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    _check(methods, numbers, baseline, jobs)
+    folder = None if out is None else Path(out)
+    if folder is not None and (folder / PLAN).exists() and not overwrite:
+        raise RunFolderError(f"{folder} holds a comparison; choose another, or overwrite=True.")
+    splits = list(evaluate) if evaluate is not None else [s for s in SPLITS if s in data.splits()]
+    options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
+    shared = data, model, loss, engine, options
+    tasks = [(*shared, given, seed) for seed in numbers for given in methods.values()]
+    titles = [f"{name}, seed {seed}" for seed in numbers for name in methods]
+    results = _run_all(tasks, jobs, progress)
+    failed = [f"{t}: {r}" for t, r in zip(titles, results, strict=True) if isinstance(r, str)]
+    histories: dict[str, list[History]] = {}
+    for name, found in zip(itertools.cycle(methods), results, strict=False):
+        if isinstance(found, History):
+            histories.setdefault(name, []).append(found)
+    if not histories:
+        raise TrainingError("Every run failed:\n" + "\n".join(failed))
+    base = baseline if baseline in histories else next(iter(histories))
+    listed = [_name_folders(method) for method in as_methods(histories)]
+    told: dict[str, Any] = {"baseline": base, "target": target, "title": title or data.name}
+    report = build(listed, **told, problems=failed)
+    if folder is not None:
+        _write(histories, report, folder)
+    return Comparison(histories, report)
+
+
+def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, jobs: int) -> None:
+    if not methods:
+        raise ValueError("There is nothing to compare: methods is empty.")
+    if base is not None and base not in methods:
+        raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}.")
+
+
+def _run_all(
+    tasks: Sequence[tuple[Any, ...]], jobs: int, progress: bool | None
+) -> list[History | str]:
+    """Return the history of every run, or why it failed."""
+    if jobs == 1 or len(tasks) == 1:
+        return [_run_one(*task, progress=progress) for task in tasks]
+    # Spawned, not forked: a forked torch may hang in its thread pool.
+    with ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn")) as pool:
+        futures = [pool.submit(_run_one, *task, progress=False) for task in tasks]
+        return [future.result() for future in futures]
+
+
+def _run_one(
+    data: Federation,
+    model: Any,
+    loss: Any,
+    engine: Mapping[str, Any],
+    options: Mapping[str, Any],
+    given: Any,
+    seed: int,
+    *,
+    progress: bool | None,
+) -> History | str:
+    from equifed.engines.simulate import simulate
+
+    with limit_threads(1):  # so that the results do not depend on who shares the machine
+        clients = simulate(data, model, loss, **engine)
+        algorithm = resolve_algorithm(given, clients, seed)
+        try:
+            return train(algorithm, clients, seed=seed, progress=progress, **options)
+        except TrainingError as error:
+            return str(error)
+
+
+def resolve_algorithm(given: Any, clients: Any, seed: int) -> AnyAlgorithm:
+    """Return an algorithm that is given as one, as a name or as a table."""
+    if not isinstance(given, str | Mapping):
+        algorithm: AnyAlgorithm = given
+        return algorithm
+    checker = Checker(None, {"algorithm": open_step})
+    table = checker.choice(SECTIONS["algorithms"], given, "algorithm")
+    checker.raise_problems()
+    made = build_algorithm(table, clients.sizes.tolist())
+    return measure_step(table, made, clients, seed)[1]
+
+
+def _name_folders(method: Method) -> Method:
+    """Name the folders that runs would have in a comparison's folder."""
+    runs = (replace(r, folder=f"runs/{slug(method.name)}/seed-{r.seed}") for r in method.runs)
+    return replace(method, runs=tuple(runs))
+
+
+def _write(histories: Mapping[str, Sequence[History]], report: Report, out: Path) -> None:
+    """Write the runs and what was measured, as ``equifed compare`` does."""
+    plan: list[dict[str, Any]] = [
+        {"name": m.name, "runs": [{"seed": r.seed, "folder": r.folder} for r in m.runs]}
+        for m in report.methods
+    ]
+    folders = [run["folder"] for entry in plan for run in entry["runs"]]
+    if len(set(folders)) < len(folders):
+        raise RunFolderError(f"Two methods would share the folder {max(folders)}; rename one.")
+    with lock_folder(out):
+        for method in report.methods:
+            for history, run in zip(histories[method.name], method.runs, strict=True):
+                history.save(out / run.folder, overwrite=True)
+        write_comparison(report, out, plan)
