@@ -13,6 +13,7 @@ from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
 from equifed.algorithms.drfa import DRFA as DRFA
 from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
+from equifed.algorithms.paced import Paced as Paced
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
 from equifed.algorithms.remembering import Remembering as Remembering
@@ -21,6 +22,7 @@ from equifed.algorithms.safeguarded import Safeguarded as Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA as ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold as Scaffold
+from equifed.algorithms.server_optimised import ServerOptimised as ServerOptimised
 from equifed.algorithms.tilted import TiltedERM as TiltedERM
 from equifed.contract.local import LocalSGD as LocalSGD
 from equifed.data.federation import Federation as Federation

@@ -8,6 +8,7 @@ from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.measured_step import with_measured_step
+from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.rfedfair import RFedFair
@@ -15,6 +16,7 @@ from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
@@ -30,6 +32,7 @@ __all__ = [
     "DeltaFL",
     "FedAvg",
     "Info",
+    "Paced",
     "QFedAvg",
     "RFedFair",
     "Remembering",
@@ -37,6 +40,7 @@ __all__ = [
     "ScaffPD",
     "ScaffPDIA",
     "Scaffold",
+    "ServerOptimised",
     "TiltedERM",
     "client_weights",
     "drfa_by_theory",

@@ -99,6 +99,15 @@ ALGORITHMS = {
         "any of these; gives out a mean of its last models",
         "Shamir and Zhang 2013",
     ),
+    "server-optimised": Entry(
+        "equifed.algorithms.server_optimised:ServerOptimised",
+        "any of these; the server steps by momentum, Adagrad, Adam or Yogi",
+        "Reddi et al. 2021",
+    ),
+    "paced": Entry(
+        "equifed.algorithms.paced:Paced",
+        "any of these; local steps warm up and decay over the rounds",
+    ),
     "remembering": Entry(
         "equifed.algorithms.remembering:Remembering",
         "any of these; absent clients count with what they sent last",
@@ -106,7 +115,7 @@ ALGORITHMS = {
     ),
 }
 
-WRAPPERS = ("certified", "safeguarded", "averaged", "remembering")
+WRAPPERS = ("certified", "safeguarded", "averaged", "server-optimised", "paced", "remembering")
 """Algorithms that add to another one, which they need."""
 
 OBJECTIVES = {
