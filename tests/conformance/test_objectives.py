@@ -136,7 +136,8 @@ def fit(objective: SaddleObjective, losses: np.ndarray) -> np.ndarray:
 
 def test_the_whole_catalogue_is_here():
     kinds = {type(build(np.arange(N))) for build in (CATALOGUE | FREE).values()}
-    assert kinds == {entry.load() for entry in catalogue.OBJECTIVES.values()}
+    loaded = {entry.load() for entry in catalogue.OBJECTIVES.values()}
+    assert kinds == {made for made in loaded if isinstance(made, type)}
 
 
 @EVERY

@@ -4,6 +4,7 @@ from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
 from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.certified import Certified
+from equifed.algorithms.conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
@@ -11,6 +12,7 @@ from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.remembering import Remembering
+from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -31,21 +33,27 @@ __all__ = [
     "Certified",
     "DeltaFL",
     "FedAvg",
+    "FedFV",
+    "FedMGDA",
     "Info",
     "Paced",
     "QFedAvg",
     "RFedFair",
     "Remembering",
+    "Reweighted",
     "Safeguarded",
     "ScaffPD",
     "ScaffPDIA",
     "Scaffold",
     "ServerOptimised",
     "TiltedERM",
+    "UPGrad",
     "client_weights",
     "drfa_by_theory",
     "fedprox",
+    "propfair",
     "qfedsgd",
     "rfedfair_by_theory",
+    "semi_vred",
     "with_measured_step",
 ]

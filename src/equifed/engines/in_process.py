@@ -196,6 +196,12 @@ class InProcessClients(TorchClients):
         ridge = self.model.l2 * float(weights.sum()) * self.model.pull(torch.ones_like(x))
         return found + torch.diag(ridge)
 
+    def gram(self, vectors: ClientVectors) -> Losses:
+        """Return the inner products of the clients' vectors; ``inner_products`` asks."""
+        assert isinstance(vectors, InProcessVectors)
+        matrix = vectors.dense().to(torch.float64)
+        return to_numpy(matrix @ matrix.T)
+
     @override
     def group(self) -> None:
         return None

@@ -76,6 +76,35 @@ ALGORITHMS = {
         "clients weighted by the exponential of their losses",
         "Li et al. 2021",
     ),
+    "reweighted": Entry(
+        "equifed.algorithms.reweighted:Reweighted",
+        "local steps, then a mean by the weights that any objective gives the losses",
+    ),
+    "propfair": Entry(
+        "equifed.algorithms.reweighted:propfair",
+        "clients weighted by one over what their loss lacks to a bad one",
+        "Zhang et al. 2022",
+    ),
+    "semi-vred": Entry(
+        "equifed.algorithms.reweighted:semi_vred",
+        "mean loss plus the semi-variance of the losses",
+        "Semi-VRed",
+    ),
+    "fedmgda+": Entry(
+        "equifed.algorithms.conflicts:FedMGDA",
+        "the shortest combination of the normalised updates",
+        "Hu et al. 2022",
+    ),
+    "upgrad": Entry(
+        "equifed.algorithms.conflicts:UPGrad",
+        "the mean of the updates, each freed of its conflicts with all others",
+        "Quinton and Rey 2024",
+    ),
+    "fedfv": Entry(
+        "equifed.algorithms.conflicts:FedFV",
+        "conflicts between updates taken out in the order of the losses",
+        "Wang et al. 2021",
+    ),
     "scaff-pd": Entry(
         "equifed.algorithms.scaff_pd:ScaffPD",
         "accelerated primal-dual steps with bias-corrected local steps",
@@ -130,6 +159,9 @@ OBJECTIVES = {
         "equifed.objectives:ChiSquare",
         "any other objective, its weights pulled towards equal ones",
         "Yu et al. 2023, (3.3)",
+    ),
+    "mean-variance": Entry(
+        "equifed.objectives:mean_variance", "mean loss plus its variance, as chi-square", "VRed"
     ),
     "kl": Entry(
         "equifed.objectives:KL", "worst case minus a KL divergence from a prior", "Deng et al. 2020"

@@ -35,6 +35,7 @@ from equifed.engines.in_process import (
     InProcessClients,
     InProcessVectors,
     TorchClients,
+    to_numpy,
 )
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
@@ -198,6 +199,12 @@ class DistributedClients(TorchClients):
     @override
     def curvature(self) -> Curvature | str:
         return known_curvature(self.model, len(self.names))
+
+    def gram(self, vectors: ClientVectors) -> Losses:
+        """Return the inner products of the clients' vectors, which all processes gather."""
+        assert isinstance(vectors, DistributedVectors)
+        matrix = vectors.collect().matrix.to(torch.float64)
+        return to_numpy(matrix @ matrix.T)
 
     @override
     def group(self) -> Workers | None:
