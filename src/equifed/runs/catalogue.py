@@ -90,7 +90,7 @@ ALGORITHMS = {
         "mean loss plus the semi-variance of the losses",
         "Semi-VRed",
     ),
-    "fedmgda+": Entry(
+    "fedmgda": Entry(
         "equifed.algorithms.conflicts:FedMGDA",
         "the shortest combination of the normalised updates",
         "Hu et al. 2022",
@@ -146,6 +146,9 @@ ALGORITHMS = {
 
 WRAPPERS = ("certified", "safeguarded", "averaged", "server-optimised", "paced", "remembering")
 """Algorithms that add to another one, which they need."""
+
+NEED_GRAM = ("fedmgda", "upgrad", "fedfv")
+"""Algorithms that need inner products of updates, which a real federation does not give."""
 
 OBJECTIVES = {
     "average": Entry("equifed.objectives:Average", "mean client loss, uniform or by a prior"),
