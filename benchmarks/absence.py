@@ -30,6 +30,7 @@ from equifed.algorithms import (
     AgnosticFedAvg,
     DeltaFL,
     FedAvg,
+    FedEBA,
     QFedAvg,
     Reweighted,
     RFedFair,
@@ -99,13 +100,14 @@ CASES: dict[str, Case] = {
     "tilted-erm": Case(TiltedERM(WORK), lambda sizes: Tilted(1.0)),
     "reweighted": Case(Reweighted(Tilted(0.5), WORK), lambda sizes: Tilted(0.5)),
     "propfair": Case(propfair(100.0, local=WORK), lambda sizes: Proportional(100.0, 0.2)),
+    "fedeba": Case(FedEBA(WORK), lambda sizes: Tilted(1.0)),
     "semi-vred": Case(semi_vred(0.05, WORK), lambda sizes: SemiVariance(0.05)),
     "scaff-pd, worst case": Case(ScaffPD(WorstCase()), lambda sizes: WorstCase()),
     "scaff-pd, CVaR": Case(ScaffPD(CVaR(0.5)), lambda sizes: CVaR(0.5)),
     "scaff-pd, chi-square": Case(ScaffPD(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
     "scaff-pd-ia": Case(ScaffPDIA(0.2), lambda sizes: RelativeFairness(0.2)),
 }
-"""Every algorithm of the catalogue that minimises something; the step sizes of those without a rule are measured."""
+"""Every algorithm that minimises something; step sizes of those without a rule are measured."""
 
 
 def engines(seed: int) -> dict[str, InProcessClients]:

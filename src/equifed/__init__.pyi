@@ -16,6 +16,7 @@ from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
 from equifed.algorithms.drfa import DRFA as DRFA
 from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
+from equifed.algorithms.fedeba import FedEBA as FedEBA
 from equifed.algorithms.paced import Paced as Paced
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd

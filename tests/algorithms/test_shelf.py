@@ -15,6 +15,7 @@ from tests.problems import PROBLEMS, Problem, rounds, start
 
 from equifed.algorithms import (
     FedAvg,
+    FedEBA,
     FedFV,
     FedMGDA,
     Reweighted,
@@ -133,6 +134,26 @@ def test_reductions(problem: Problem) -> None:
     np.testing.assert_array_equal(same.x, tilted.x)
 
 
+@pytest.mark.parametrize("angle", [0.0, 90.0])
+def test_fedeba_is_its_naive_twin(problem: Problem, angle: float) -> None:
+    """Losses are positive and unequal: the angle lies between 0 and 90 degrees."""
+    x, n = start(problem), problem.n
+    for _ in range(ROUNDS):
+        p = np.exp(losses_of(problem, x) / 3.0 - losses_of(problem, x).max() / 3.0)
+        p /= p.sum()
+        fair = sum(p[i] * problem.gradient_of(i, x) for i in range(n))
+        ends = []
+        for i in range(n):
+            u = x
+            for _ in range(4):
+                g = problem.gradient_of(i, u)
+                u = u - 0.05 * (0.7 * g + 0.3 * fair if angle == 0 else g)
+            ends.append(u)
+        x = p @ np.array(ends)
+    state, _ = rounds(FedEBA(WORK, 3.0, 0.3, angle), problem.clients(), start(problem), ROUNDS)
+    np.testing.assert_allclose(state.x, x, **CLOSE)
+
+
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.floats(0.01, 3))
 @settings(deadline=None, max_examples=50)
 def test_mean_variance_is_chi_square(values: list[float], strength: float) -> None:
@@ -200,6 +221,9 @@ def test_inner_products_are_refused_by_name() -> None:
     [
         (lambda: FedMGDA(epsilon=1.5), r"epsilon must lie in \[0, 1\], got 1.5"),
         (lambda: FedFV(keep=-0.1), r"keep must lie in \[0, 1\], got -0.1"),
+        (lambda: FedEBA(align=1.0), r"align must lie in \[0, 1\), got 1"),
+        (lambda: FedEBA(temperature=0.0), "temperature must be positive, got 0"),
+        (lambda: FedEBA(angle=180.0), r"\[0, 90\] degrees, got 180"),
         (lambda: UPGrad(server_lr=0.0), "server_lr must be a positive"),
         (lambda: SemiVariance(-1.0), "at least 0, got -1"),
         (lambda: mean_variance(0.0), "for 0 use Average"),

@@ -8,6 +8,7 @@ from equifed.algorithms.conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
+from equifed.algorithms.fedeba import FedEBA
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
@@ -33,6 +34,7 @@ __all__ = [
     "Certified",
     "DeltaFL",
     "FedAvg",
+    "FedEBA",
     "FedFV",
     "FedMGDA",
     "Info",

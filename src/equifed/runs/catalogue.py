@@ -90,6 +90,11 @@ ALGORITHMS = {
         "mean loss plus the semi-variance of the losses",
         "Semi-VRed",
     ),
+    "fedeba": Entry(
+        "equifed.algorithms.fedeba:FedEBA",
+        "weights of maximal entropy, local steps aligned where losses differ much",
+        "FedEBA+",
+    ),
     "fedmgda": Entry(
         "equifed.algorithms.conflicts:FedMGDA",
         "the shortest combination of the normalised updates",
