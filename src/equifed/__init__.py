@@ -17,6 +17,7 @@ _HOMES = {
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
+    "features": "models.features",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
     "resume": "runs.run",

@@ -35,6 +35,7 @@ from equifed.contract.local import LocalSGD as LocalSGD
 from equifed.data.federation import Federation as Federation
 from equifed.datasets.registry import load as load
 from equifed.engines.simulate import simulate as simulate
+from equifed.models.features import features as features
 from equifed.report.page import write_report as write_report
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run

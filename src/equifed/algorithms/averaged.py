@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
@@ -84,8 +87,8 @@ class Averaged:
         if self.last is not None:
             models = (*state.models, inner.x)[-self.last :]
             duals = (*state.duals, info.weights)[-self.last :]
-            x, weights = sum(models) / len(models), sum(duals) / len(duals)
-            return State(inner, x, weights, t, models, duals), info
+            x = torch.stack(models).mean(dim=0)
+            return State(inner, x, np.mean(duals, axis=0), t, models, duals), info
         share = (self.decay + 1) / (t + self.decay)
         if self.exponential is not None:
             share = (1 - self.exponential) / (1 - self.exponential**t)

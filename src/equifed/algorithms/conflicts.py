@@ -178,7 +178,7 @@ def shortest(gram: Matrix, epsilon: float, rounds: int = 2000) -> Weights:
         slope = ahead - step * (gram @ ahead)
         new = low + room * project_capped_simplex((slope - low) / room, caps)
         if np.abs(new - at).max() < 1e-15:
-            return new
+            return np.asarray(new)
         if (ahead - new) @ (new - at) > 0:
             t = 1.0
         following = (1 + np.sqrt(1 + 4 * t * t)) / 2
@@ -216,4 +216,4 @@ def without_conflicts(gram: Matrix, losses: Losses, keep: float) -> Weights:
                 rows[k, j] -= inner / gram[j, j]
     share, plain = rows.mean(axis=0), np.full(m, 1 / m)
     before, after = float(plain @ gram @ plain), float(share @ gram @ share)
-    return share * np.sqrt(max(before, 0.0) / after) if after > TINY else share
+    return np.asarray(share * np.sqrt(max(before, 0.0) / after)) if after > TINY else share
