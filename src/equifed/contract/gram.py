@@ -13,7 +13,7 @@ from equifed.contract.clients import Clients, ClientVectors
 def inner_products(clients: Clients, vectors: ClientVectors, who: str) -> NDArray[np.float64]:
     """Return the matrix of <v_i, v_j>, or refuse where an engine does not answer ``gram``.
 
-    Engines that have ``gram(vectors)`` answer: loop, stacked and distributed. A federation whose
+    Engines that have ``gram(vectors)`` answer: loop and stacked. A federation whose
     server must not see a client's vector does not: the matrix gives the vectors up to a rotation.
     """
     ask: Any = getattr(clients, "gram", None)
