@@ -11,9 +11,9 @@ Processes are started by ``torchrun`` (one machine or many) or by ``equifed run 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,10 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, MissingClients, Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.curvature import Curvature
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.distributed.group import Workers
@@ -36,15 +35,12 @@ from equifed.engines.in_process import (
     InProcessClients,
     InProcessVectors,
     TorchClients,
-    products_of_rows,
 )
-from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import SampleLoss
-from equifed.models.hessians import LinearHessian, check_sum_weights
 from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor
 
@@ -95,9 +91,6 @@ class DistributedClients(TorchClients):
         init: Init | None = None,
         memory: int = MEMORY,
         chunk: int | None = None,
-        own: str | Sequence[str] | None = None,
-        own_l2: float | None = None,
-        own_steps: OwnSteps = "auto",
     ) -> None:
         super().__init__(data)
         self.workers = Workers(device)
@@ -106,46 +99,16 @@ class DistributedClients(TorchClients):
         self._local = simulate(
             cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2,
             penalise=penalise, dtype=dtype, device=self.workers.device, init=init,
-            memory=memory, chunk=chunk, own=own, own_l2=own_l2, own_steps=own_steps,
+            memory=memory, chunk=chunk,
         )  # fmt: skip
         self.model = self._local.model
-        self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
             raise ValueError("Frozen parameters differ from process to process; seed the module.")
 
     @override
     def initial(self, stream: Stream) -> Tensor:
         x = self._local.initial(stream)  # every process may have drawn its own module
-        self.own_rows.start = self._from_first(self.own_rows.start)
-        return self._from_first(x)
-
-    @override
-    def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
-        return self._local.flatten(model)
-
-    @override
-    def with_own(self, own: Tensor) -> Self:
-        part = super().with_own(own)
-        part._local = self._local.with_own(own)
-        return part
-
-    @override
-    def own_parts(self, x: Tensor) -> Tensor:
-        own = self._local.own_parts(x)
-        return own if self.remembers_own() else self.workers.unite(own)
-
-    @override
-    def find_one_class(self) -> list[str]:
-        texts = self.workers.gather_texts(json.dumps(self._local.find_one_class()))
-        return [name for text in texts for name in json.loads(text)]
-
-    def inexactness(self, x: Tensor) -> Inexactness | str | None:
-        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
-        own, everybody = self._local.inexactness(x), np.arange(len(self.names))
-        if not isinstance(own, Inexactness):
-            return own
-        bounds = (self.gather(b, everybody, len(b)) for b in (own.losses, own.gradients))
-        return Inexactness(*bounds)
+        return self.workers.unite(x if self.workers.rank == 0 else torch.zeros_like(x))
 
     def predictor(self, x: Tensor) -> Predictor:
         """Return what predicts for new samples with the model x; KnowsModule asks."""
@@ -186,8 +149,6 @@ class DistributedClients(TorchClients):
         steep = None if slopes is None else slopes[places]
         more: dict[str, Any] = {"control": kept, "target": target, "slopes": steep}
         own = self.guard(part, lambda local: local.local_steps(x, work, stream, **more))
-        if self.remembers_own():
-            self.own_rows.put(self.index, self._gather_own(places))
         self._book_local(work, corrected=target is not None)
         thresholds = None
         if work.hinge is not None:
@@ -236,32 +197,7 @@ class DistributedClients(TorchClients):
 
     @override
     def curvature(self) -> Curvature | str:
-        if self.remembers_own():
-            return JOINT
         return known_curvature(self.model, len(self.names))
-
-    @override
-    def curvature_sum(
-        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
-    ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
-        if isinstance(hessian, str):
-            return hessian
-        check_sum_weights(weights, len(self.index))
-        places, part = self._part()
-        own = self.guard(part, lambda p: p.sum_hessians(hessian, x, weights[places], thin))
-        self._book_hessians(hessian, thin)
-        total = self.workers.sum_in_order(hessian.zeros(thin) if own is None else own)
-        return hessian.answer(total, weights, thin)
-
-    @override
-    def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
-    ) -> Losses | str:
-        assert isinstance(vectors, DistributedVectors)
-        if vectors.n * self.model.size * self.model.dtype.itemsize > MEMORY:
-            return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(vectors.collect().matrix, solve)
 
     @override
     def group(self) -> Workers | None:
@@ -317,16 +253,6 @@ class DistributedClients(TorchClients):
         """Return which of the clients are here, and the local engine on them, if any are."""
         places = np.flatnonzero(self._holder[self.index] == self.workers.rank)
         return places, self._local.subset(self.index[places]) if len(places) else None
-
-    def _from_first(self, values: Tensor) -> Tensor:
-        """Return what the first process has."""
-        return self.workers.unite(values if self.workers.rank == 0 else torch.zeros_like(values))
-
-    def _gather_own(self, places: Index) -> Tensor:
-        """Return where the own parts of the clients that take part ended, in all processes."""
-        rows = torch.zeros_like(self.own_rows.start[self.index])
-        rows[places] = self._local.own_after()[self.index[places]]
-        return self.workers.unite(rows)
 
     def _vectors(self, places: Index, own: Any) -> DistributedVectors:
         return DistributedVectors(self, places, own, len(self.index))
