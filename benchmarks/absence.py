@@ -1,4 +1,4 @@
-"""What 30 % of the clients missing in every round cost, for every algorithm of the catalogue.
+"""What 30 % of the clients missing in every round cost, for every algorithm with an objective.
 
     python -m benchmarks.absence [--rounds 200] [--absent 0.3] [--seeds 3] [--first 0] [--only NAME]
 
@@ -30,14 +30,18 @@ from equifed.algorithms import (
     AgnosticFedAvg,
     DeltaFL,
     FedAvg,
+    FedEBA,
     QFedAvg,
+    Reweighted,
     RFedFair,
     Scaffold,
     ScaffPD,
     ScaffPDIA,
     TiltedERM,
     fedprox,
+    propfair,
     qfedsgd,
+    semi_vred,
     with_measured_step,
 )
 from equifed.algorithms.averaged import Averaged
@@ -52,8 +56,10 @@ from equifed.objectives import (
     CVaR,
     HeterogeneousCVaR,
     Objective,
+    Proportional,
     QFair,
     RelativeFairness,
+    SemiVariance,
     Tilted,
     WorstCase,
 )
@@ -92,12 +98,16 @@ CASES: dict[str, Case] = {
     "delta-fl": Case(DeltaFL(WORK), lambda sizes: HeterogeneousCVaR(0.5, sizes), swings=True),
     "agnostic-fedavg": Case(AgnosticFedAvg(WORK), lambda sizes: WorstCase()),
     "tilted-erm": Case(TiltedERM(WORK), lambda sizes: Tilted(1.0)),
+    "reweighted": Case(Reweighted(Tilted(0.5), WORK), lambda sizes: Tilted(0.5)),
+    "propfair": Case(propfair(100.0, local=WORK), lambda sizes: Proportional(100.0, 0.2)),
+    "fedeba": Case(FedEBA(WORK), lambda sizes: Tilted(1.0)),
+    "semi-vred": Case(semi_vred(0.05, WORK), lambda sizes: SemiVariance(0.05)),
     "scaff-pd, worst case": Case(ScaffPD(WorstCase()), lambda sizes: WorstCase()),
     "scaff-pd, CVaR": Case(ScaffPD(CVaR(0.5)), lambda sizes: CVaR(0.5)),
     "scaff-pd, chi-square": Case(ScaffPD(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
     "scaff-pd-ia": Case(ScaffPDIA(0.2), lambda sizes: RelativeFairness(0.2)),
 }
-"""Every algorithm of the catalogue; the step sizes of those without a rule are measured."""
+"""Every algorithm that minimises something; step sizes of those without a rule are measured."""
 
 
 def engines(seed: int) -> dict[str, InProcessClients]:

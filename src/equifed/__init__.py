@@ -19,6 +19,7 @@ _HOMES = {
     "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
     "compare": "runs.comparison",
+    "features": "models.features",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
     "resume": "runs.run",

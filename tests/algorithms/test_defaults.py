@@ -17,10 +17,13 @@ from equifed.contract.streams import Stream
 from equifed.datasets import load
 from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import simulate
-from equifed.objectives import CVaR
+from equifed.objectives import ChiSquare, CVaR
 from equifed.runs import catalogue
 
-WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {"scaff-pd": {"objective": CVaR(0.5)}}
+WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
+    "scaff-pd": {"objective": CVaR(0.5)},
+    "reweighted": {"objective": ChiSquare(0.1)},
+}
 """What to minimise is the user's to say; the rest has a default."""
 
 

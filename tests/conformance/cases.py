@@ -10,10 +10,14 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
+from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
@@ -41,6 +45,11 @@ OTHER = {
 }
 
 MORE: dict[str, AnyAlgorithm] = {
+    "averaged/exponential": Averaged(FedAvg(EPOCHS), exponential=0.9),
+    "averaged/last": Averaged(FedAvg(EPOCHS), last=3),
+    "paced/both": Paced(FedAvg(EPOCHS), warmup=3, decay=0.9, floor=0.5),
+    "server-optimised/adam": ServerOptimised(FedAvg(EPOCHS), "adam"),
+    "server-optimised/yogi": ServerOptimised(DRFA(STEPS, clients_per_round=3), "yogi", 0.05),
     "drfa/average": DRFA(STEPS, 0.02, clients_per_round=3, output="average"),
     "drfa/entropic": DRFA(STEPS, 0.02, ChiSquare(0.1), dual=Entropic()),
     "drfa/full": DRFA(STEPS, 0.05, ChiSquare(0.1), clients_per_round=2, ascent="full"),
@@ -60,6 +69,8 @@ def vary(constructor: Callable[..., Any]) -> Iterator[tuple[str, AnyAlgorithm]]:
     """Yield an algorithm with the values that its signature invites."""
     wanted = settings(constructor)
     base = {key: value for key, value in WORK.items() if key in wanted}
+    if "algorithm" in wanted and not _accepts(constructor, base):
+        base["algorithm"] = FedAvg(EPOCHS)  # where SCAFF-PD is refused
     if "local" in wanted:
         base["local"] = EPOCHS if _accepts(constructor, {**base, "local": EPOCHS}) else STEPS
     sampled = {key: value for key, value in SAMPLED.items() if key in wanted}

@@ -150,7 +150,8 @@ def fit(objective: SaddleObjective, losses: np.ndarray) -> np.ndarray:
 def test_the_whole_catalogue_is_here():
     kinds = {type(build(np.arange(N))) for build in (CATALOGUE | FREE).values()}
     capped = {CappedKL, CappedTail}  # made by guards, never named
-    assert kinds - capped == {entry.load() for entry in catalogue.OBJECTIVES.values()}
+    loaded = {entry.load() for entry in catalogue.OBJECTIVES.values()}
+    assert kinds - capped == {made for made in loaded if isinstance(made, type)}
 
 
 @EVERY

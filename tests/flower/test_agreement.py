@@ -57,7 +57,9 @@ CASES: dict[str, Any] = {
     "scaff-pd-ia": ScaffPDIA(0.1, local=LOCAL, steps=ConstantSteps(0.4, 0.5)),
 }
 CASES |= {  # whatever else the catalogue has
-    name: conformance.CASES[f"{name}/plain"] for name in catalogue.ALGORITHMS if name not in CASES
+    name: conformance.CASES[f"{name}/plain"]
+    for name in catalogue.ALGORITHMS
+    if name not in (*CASES, *catalogue.NEED_GRAM)
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
 BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")
@@ -89,3 +91,14 @@ def test_ten_rounds_equal_the_loop_engine(name: str, privacy: str, tmp_path: Pat
         assert (a.round, a.split, a.metric) == (b.round, b.split, b.metric)
         np.testing.assert_array_equal(a.sizes, b.sizes)
         np.testing.assert_allclose(a.values, b.values, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", catalogue.NEED_GRAM)
+@pytest.mark.parametrize("privacy", HIDDEN)
+def test_inner_products_of_updates_are_refused(name: str, privacy: str, tmp_path: Path) -> None:
+    federation, the_task = convex(), task()
+    clients = flower_clients(
+        memory_grid(federation, the_task, tmp_path), the_task, hidden=HIDDEN[privacy]()
+    )
+    with pytest.raises(TypeError, match="needs the inner products of the clients' updates"):
+        train(conformance.CASES[f"{name}/plain"], clients, rounds=1)

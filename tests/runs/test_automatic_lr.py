@@ -53,7 +53,9 @@ def test_scaff_pd_has_its_own_schedule() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n not in ("scaff-pd", *WRAPPERS)])
+@pytest.mark.parametrize(
+    "name", [n for n in ALGORITHMS if n not in ("scaff-pd", "reweighted", *WRAPPERS)]
+)
 def test_every_algorithm_learns_without_a_number(name: str) -> None:
     history = runs.run(config(name, rounds=20))
     rounds, losses = history.series("loss", "train")

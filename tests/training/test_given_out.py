@@ -211,6 +211,20 @@ def test_validation_is_the_model_whose_worst_client_is_served_best() -> None:
         np.testing.assert_array_equal(shown, losses[best])
 
 
+@pytest.mark.parametrize("by", ["validation-tail", "validation-average", "validation-mix"])
+def test_validation_by_the_worst_fifth_the_average_or_both(by: str) -> None:
+    algorithm = FedAvg(LocalSGD(lr=0.05, steps=3, batch_size=1))
+    rounds, losses = play(algorithm, rounds=12, give_out="last").series("loss", "validation")
+    known = [np.sort(row[~np.isnan(row)])[::-1] for row in losses]
+    mean = np.array([row.mean() for row in known])
+    tail = np.array([row[: -(-len(row) // 5)].mean() for row in known])
+    score = {"validation-tail": tail, "validation-average": mean, "validation-mix": mean + tail}
+    history = play(algorithm, rounds=12, give_out=by)
+    assert history.given_out is not None and history.given_out.kind == by
+    assert history.given_out.round == rounds[int(np.argmin(score[by]))]
+    assert "on validation data" in str(history.given_out)
+
+
 def test_without_validation_data_there_is_nothing_to_choose_by() -> None:
     with pytest.raises(ValueError, match="hold one out, and name it in evaluate"):
         play(give_out="validation", evaluate=("train", "test"))
@@ -441,6 +455,7 @@ def test_a_configuration_says_what_to_give_out() -> None:
     [
         ({"give_out": "best"}, "give_out"),
         ({"give_out": "validation"}, "validation split is not there or not evaluated"),
+        ({"give_out": "validation-tail"}, "validation split is not there or not evaluated"),
         ({"give_out": "last", "stop": {"at_gap": 0.1}}, "gives out the certified model"),
     ],
 )

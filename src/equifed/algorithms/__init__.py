@@ -4,18 +4,23 @@ from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
 from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.certified import Certified
+from equifed.algorithms.conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
+from equifed.algorithms.fedeba import FedEBA
 from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.measured_step import with_measured_step
+from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.remembering import Remembering
+from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
+from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
@@ -30,20 +35,29 @@ __all__ = [
     "Certified",
     "DeltaFL",
     "FedAvg",
+    "FedEBA",
+    "FedFV",
+    "FedMGDA",
     "Guarded",
     "Info",
+    "Paced",
     "QFedAvg",
     "RFedFair",
     "Remembering",
+    "Reweighted",
     "Safeguarded",
     "ScaffPD",
     "ScaffPDIA",
     "Scaffold",
+    "ServerOptimised",
     "TiltedERM",
+    "UPGrad",
     "client_weights",
     "drfa_by_theory",
     "fedprox",
+    "propfair",
     "qfedsgd",
     "rfedfair_by_theory",
+    "semi_vred",
     "with_measured_step",
 ]

@@ -255,6 +255,12 @@ class InProcessClients(FoundOwnParts, TorchClients):
         ridge = self.model.l2 * float(weights.sum()) * self.model.pull(torch.ones_like(x))
         return found + torch.diag(ridge)
 
+    def gram(self, vectors: ClientVectors) -> Losses:
+        """Return the inner products of the clients' vectors; ``inner_products`` asks."""
+        assert isinstance(vectors, InProcessVectors)
+        matrix = vectors.dense().to(torch.float64)
+        return to_numpy(matrix @ matrix.T)
+
     @override
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None

@@ -9,7 +9,7 @@ from equifed.objectives.base import (
     SaddleObjective,
     SymmetricSet,
 )
-from equifed.objectives.chi_square import ChiSquare
+from equifed.objectives.chi_square import ChiSquare, mean_variance
 from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
 from equifed.objectives.distances import L1Distance, L2Distance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean, ProjectedGradient
@@ -18,6 +18,7 @@ from equifed.objectives.lp_distance import LpDistance
 from equifed.objectives.proportional import Proportional
 from equifed.objectives.q_fair import QFair
 from equifed.objectives.relative_fairness import IntegratedSet, RelativeFairness
+from equifed.objectives.semi_variance import SemiVariance
 from equifed.objectives.tilted import Tilted
 from equifed.objectives.transport import Transport
 from equifed.objectives.worst_case import WorstCase
@@ -44,8 +45,10 @@ __all__ = [
     "QFair",
     "RelativeFairness",
     "SaddleObjective",
+    "SemiVariance",
     "SymmetricSet",
     "Tilted",
     "Transport",
     "WorstCase",
+    "mean_variance",
 ]

@@ -140,3 +140,27 @@ class ChiSquare(SaddleObjective):
 
     def _centre(self, n: int) -> Weights:
         return normalise(self.centre, n, "ChiSquare centre")
+
+
+def mean_variance(strength: float) -> ChiSquare:
+    r"""Return mean loss plus ``strength`` times its variance, as chi-square (VRed).
+
+    .. math:: \bar\ell + b \operatorname{Var}\ell
+        = \max_w \langle w, \ell\rangle - \frac{\rho n}{2} |w - \tfrac1n|^2, \qquad
+        \rho = \frac{1}{2b}
+
+    over weights of any sign that sum to one, with
+    :math:`w_i = (1 + 2b(\ell_i - \bar\ell))/n`; here they stay in the simplex, so that the value
+    is the same where these are nonnegative and less where not (a loss far below the mean is no
+    merit).
+
+    >>> losses = np.array([1.0, 1.5, 2.0])
+    >>> float(mean_variance(0.5).value(losses)) == losses.mean() + 0.5 * losses.var()
+    True
+    """
+    if not 0 < strength < np.inf:
+        raise ValueError(
+            f"mean_variance strength must be a positive number, got {strength}; for 0 use "
+            "Average()."
+        )
+    return ChiSquare(1 / (2 * strength))

@@ -76,6 +76,40 @@ ALGORITHMS = {
         "clients weighted by the exponential of their losses",
         "Li et al. 2021",
     ),
+    "reweighted": Entry(
+        "equifed.algorithms.reweighted:Reweighted",
+        "local steps, then a mean by the weights that any objective gives the losses",
+    ),
+    "propfair": Entry(
+        "equifed.algorithms.reweighted:propfair",
+        "clients weighted by one over what their loss lacks to a bad one",
+        "Zhang et al. 2022",
+    ),
+    "semi-vred": Entry(
+        "equifed.algorithms.reweighted:semi_vred",
+        "mean loss plus the semi-variance of the losses",
+        "Semi-VRed",
+    ),
+    "fedeba": Entry(
+        "equifed.algorithms.fedeba:FedEBA",
+        "weights of maximal entropy, local steps aligned where losses differ much",
+        "FedEBA+",
+    ),
+    "fedmgda": Entry(
+        "equifed.algorithms.conflicts:FedMGDA",
+        "the shortest combination of the normalised updates",
+        "Hu et al. 2022",
+    ),
+    "upgrad": Entry(
+        "equifed.algorithms.conflicts:UPGrad",
+        "the mean of the updates, each freed of its conflicts with all others",
+        "Quinton and Rey 2024",
+    ),
+    "fedfv": Entry(
+        "equifed.algorithms.conflicts:FedFV",
+        "conflicts between updates taken out in the order of the losses",
+        "Wang et al. 2021",
+    ),
     "scaff-pd": Entry(
         "equifed.algorithms.scaff_pd:ScaffPD",
         "accelerated primal-dual steps with bias-corrected local steps",
@@ -99,6 +133,15 @@ ALGORITHMS = {
         "any of these; gives out a mean of its last models",
         "Shamir and Zhang 2013",
     ),
+    "server-optimised": Entry(
+        "equifed.algorithms.server_optimised:ServerOptimised",
+        "any of these; the server steps by momentum, Adagrad, Adam or Yogi",
+        "Reddi et al. 2021",
+    ),
+    "paced": Entry(
+        "equifed.algorithms.paced:Paced",
+        "any of these; local steps warm up and decay over the rounds",
+    ),
     "remembering": Entry(
         "equifed.algorithms.remembering:Remembering",
         "any of these; absent clients count with what they sent last",
@@ -110,8 +153,13 @@ ALGORITHMS = {
     ),
 }
 
-WRAPPERS = ("certified", "safeguarded", "averaged", "remembering", "guarded")
+WRAPPERS = (
+    "certified", "safeguarded", "averaged", "server-optimised", "paced", "remembering", "guarded"
+)  # fmt: skip
 """Algorithms that add to another one, which they need."""
+
+NEED_GRAM = ("fedmgda", "upgrad", "fedfv")
+"""Algorithms that need inner products of updates, which a real federation does not give."""
 
 OBJECTIVES = {
     "average": Entry("equifed.objectives:Average", "mean client loss, uniform or by a prior"),
@@ -125,6 +173,9 @@ OBJECTIVES = {
         "equifed.objectives:ChiSquare",
         "any other objective, its weights pulled towards equal ones",
         "Yu et al. 2023, (3.3)",
+    ),
+    "mean-variance": Entry(
+        "equifed.objectives:mean_variance", "mean loss plus its variance, as chi-square", "VRed"
     ),
     "kl": Entry(
         "equifed.objectives:KL", "worst case minus a KL divergence from a prior", "Deng et al. 2020"

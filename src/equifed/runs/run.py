@@ -234,7 +234,7 @@ def _check_give_out(config: RunConfig, federation: Federation) -> None:
     except ValueError as error:
         raise ConfigError([f"give_out: {error}"]) from error
     held = "validation" in federation.splits() and "validation" in config.evaluate.splits
-    if config.give_out == "validation" and not held:
+    if config.give_out.startswith("validation") and not held:
         raise ConfigError(
             [
                 "give_out: the validation split is not there or not evaluated; see "

@@ -7,9 +7,10 @@ about.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -18,8 +19,22 @@ from equifed.contract.arrays import Index, Vector, Weights
 from equifed.metrics.metric import METRICS
 from equifed.training.tables import MetricRecord
 
-Kind = Literal["last", "certified", "average", "validation"]
-GiveOut = Literal["auto", "last", "certified", "average", "validation"]
+Kind = Literal[
+    "last", "certified", "average",
+    "validation", "validation-tail", "validation-average", "validation-mix",
+]  # fmt: skip
+GiveOut = Literal["auto", Kind]
+
+VALIDATION = {
+    "validation": "whose worst client is served best",
+    "validation-tail": "whose worst fifth of the clients is served best",
+    "validation-average": "whose clients are served best on average",
+    "validation-mix": "whose average plus worst fifth of the clients is best",
+}
+"""Ways to choose by the validation split, and what they say of the model."""
+
+TAIL = 0.2
+"""The worst-served part of the clients that counts: the mean over its clients, rounded up."""
 
 DECAY = 3.0
 """Of the mean of the models: round t counts about as t^3, those of the last half 94 %."""
@@ -34,7 +49,9 @@ class GivenOut:
     kind : str
         ``"last"``: what the algorithm gives out after its last round; ``"certified"``: the model
         with the smallest certified gap; ``"average"``: the mean of the models of the rounds, later
-        ones counting more; ``"validation"``: the best one on validation data.
+        ones counting more; ``"validation"``: the best one on validation data by its worst client,
+        or, with ``-tail``, ``-average`` or ``-mix`` behind it, by its worst fifth of the clients,
+        the average, or the sum of these two.
     round : int
         It is the model after this many rounds.
     gap, distance, objective : float, optional
@@ -56,8 +73,8 @@ class GivenOut:
         if self.kind == "average":
             return f"gave out the mean of the models up to round {self.round}, later ones more"
         which = f"gave out the model of round {self.round}"
-        if self.kind == "validation":
-            return f"{which}, whose worst client is served best on validation data"
+        if self.kind in VALIDATION:
+            return f"{which}, {VALIDATION[self.kind]} on validation data"
         return f"{which}, {self.proof()}"
 
     def proof(self) -> str:
@@ -213,13 +230,13 @@ class Giver:
         own: Vector | None = None,
     ) -> Kept:
         """Return what to keep after the evaluation of the model after round r."""
-        if self.wanted != "validation":
+        if self.wanted not in VALIDATION:
             return kept
-        score, best = _score(found), kept.validated
+        score, best = _score(found, self.wanted), kept.validated
         if score is None and best is None:
             raise ValueError(
-                "give_out='validation' chooses by the validation split, which is not evaluated or "
-                "which no client has: hold one out, and name it in evaluate."
+                f"give_out={self.wanted!r} chooses by the validation split, which is not "
+                "evaluated or which no client has: hold one out, and name it in evaluate."
             )
         if score is None or (best is not None and score <= best.score):
             return kept
@@ -235,8 +252,9 @@ class Giver:
             return Choice(proved.x, proved.weights, proved.about)
         if kind == "average" and kept.mean is not None:
             return Choice(kept.mean.x, kept.mean.weights, GivenOut("average", r))
-        if kind == "validation" and best is not None:
-            return Choice(best.x, best.weights, GivenOut("validation", best.round), best.own)
+        if kind in VALIDATION and best is not None:
+            about = GivenOut(cast(Kind, kind), best.round)
+            return Choice(best.x, best.weights, about, best.own)
         return Choice(model, None, GivenOut("last", r))
 
     def _kind(self, kept: Kept, r: int, own: bool) -> GiveOut:
@@ -260,16 +278,24 @@ def _better(best: Proved | None, r: int, start: Vector, info: Info) -> Proved:
     return Proved(start, info.weights, here, r)
 
 
-def _score(records: Sequence[MetricRecord]) -> tuple[float, ...] | None:
+def _score(records: Sequence[MetricRecord], by: str) -> tuple[float, ...] | None:
     """Return how good a model is on validation data, None if there are none: larger is better.
 
-    The worst client decides, by accuracy where there is one, else by loss; then the average. A
-    model that fewer clients have measured is worse, because the missing one may be the worst.
+    Accuracy decides where there is one, else the loss: of the worst client, of the worst fifth of
+    the clients, on average, or the sum of these two; then the average. A model that fewer clients
+    have measured is worse, because the missing one may be the worst.
     """
     found = {record.metric: record for record in records if record.split == "validation"}
     for name, metric in METRICS.items():
         values = found[name].values if name in found else np.empty(0)
-        gains = metric.sign * values[~np.isnan(values)]
+        gains = np.sort(metric.sign * values[~np.isnan(values)])
         if gains.size:
-            return float(gains.size), float(gains.min()), float(gains.mean())
+            mean, tail = gains.mean(), gains[: math.ceil(TAIL * gains.size)].mean()
+            first = {
+                "validation": gains[0],
+                "validation-tail": tail,
+                "validation-average": mean,
+                "validation-mix": mean + tail,
+            }
+            return float(gains.size), float(first[by]), float(mean)
     return None

@@ -87,9 +87,10 @@ def train(
         :func:`equifed.metrics.as_metric`.
     stop : sequence of callables
         Reasons to stop early.
-    give_out : {"auto", "last", "certified", "average", "validation"}
+    give_out : {"auto", "last", "certified", "average", "validation", "validation-tail", ...}
         Which model: that of the last round, the one with the smallest certified gap, the mean of
-        the models, or the best on the validation split (by its worst client). ``"auto"`` is
+        the models, or the best on the validation split: by its worst client, its worst fifth of
+        the clients (``-tail``), ``-average``, or the sum of these two (``-mix``). ``"auto"`` is
         explained in :class:`equifed.training.given_out.Giver`; ``history.given_out`` says what it
         came to.
     callbacks : sequence of Callback

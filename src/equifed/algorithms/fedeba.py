@@ -1,0 +1,102 @@
+"""FedEBA+: weights of maximal entropy, and local steps aligned where losses differ much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equifed.algorithms.fedavg import DEFAULT_WORK, State
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.streams import Stream
+from equifed.objectives.tilted import Tilted
+
+
+@dataclass(frozen=True)
+class FedEBA:
+    r"""FedEBA+: entropy-based aggregation, with alignment of the local steps.
+
+    .. math::
+
+       p_i &= e^{f_i(x)/\tau} / \textstyle\sum_{j \in S} e^{f_j(x)/\tau}, \qquad
+       x \leftarrow x - \text{server\_lr} \sum_{i \in S} p_i (x - u_i) \\
+       u &\leftarrow u - \text{lr}\,\bigl((1 - \alpha)\, g_i(u)
+       + \alpha \textstyle\sum_{j \in S} p_j \nabla f_j(x)\bigr)
+       \quad \text{where } \angle(f(x), \mathbf 1) > \theta
+
+    and plain local steps where the losses of the sampled clients S are nearer to equal. For
+    ``align=0`` this is TERM on the sampled clients. Absent clients are not sampled.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        Local work.
+    temperature : float
+        tau, in the unit of the loss: the smaller, the more the worst-served count.
+    align : float
+        alpha, in [0, 1); 0 asks for no gradients.
+    angle : float
+        theta in degrees, from 0 (always aligned unless all losses are equal) to 90.
+    participation, server_lr
+        As for FedAvg.
+    """
+
+    local: LocalSGD = DEFAULT_WORK
+    temperature: float = 1.0
+    align: float = 0.5
+    angle: float = 45.0
+    participation: float = 1.0
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+        if not 0 < self.temperature < np.inf:
+            raise ValueError(f"FedEBA temperature must be positive, got {self.temperature}.")
+        if not 0 <= self.align < 1:
+            raise ValueError(f"FedEBA align must lie in [0, 1), got {self.align}.")
+        if not 0 <= self.angle <= 90:
+            raise ValueError(f"FedEBA angle must lie in [0, 90] degrees, got {self.angle}.")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x)
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        chosen = sample_clients(clients, self.participation, stream)
+        losses = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
+        p = Tilted(1 / self.temperature).weights(losses)
+        work, control, target = self.local, None, None
+        if self.align and angle_to_equal(losses) > self.angle:
+            _, gradients = chosen.value_and_gradient(
+                state.x, stream.at("gradient"), self.local.batch_size
+            )
+            scale = 1 - self.align  # (1-a) g + a G = (1-a) (g + a/(1-a) G)
+            work = replace(work, lr=scale * work.lr)
+            control = chosen.remembered(None, chosen.index)  # zeros
+            target = self.align / scale * gradients.weighted_sum(p)
+        moved = chosen.local_steps(
+            state.x, work, stream.at("local"), control=control, target=target
+        )
+        x = state.x - self.server_lr * moved.displacement.weighted_sum(p)
+        weights = scatter(p, chosen.index, len(clients.names))
+        return State(x), Info(weights, index=chosen.index)
+
+    def model(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
+
+
+def angle_to_equal(losses: Losses) -> float:
+    """Return the angle between the losses and equal ones, in degrees.
+
+    >>> round(angle_to_equal(np.array([1.0, 0.0])), 9)
+    45.0
+    """
+    length = float(np.linalg.norm(losses)) * np.sqrt(len(losses))
+    share = float(losses.sum()) / length if length > 0 else 1.0
+    return float(np.degrees(np.arccos(np.clip(share, -1.0, 1.0))))

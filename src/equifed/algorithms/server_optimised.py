@@ -1,0 +1,162 @@
+"""ServerOptimised: any algorithm whose server steps by momentum, Adagrad, Adam or Yogi."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from equifed.algorithms.averaged import Averaged
+from equifed.algorithms.certified import Certified
+from equifed.algorithms.safeguarded import Safeguarded
+from equifed.algorithms.wrapper import inner_state, with_inner_state
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
+from equifed.contract.arrays import Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.streams import Stream
+
+Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]
+
+
+@dataclass(frozen=True)
+class State:
+    """The algorithm's state, the model that it was left with, and the two moments."""
+
+    inner: Any
+    left: Vector
+    m: Vector
+    v: Vector | None = None  # none for momentum
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class ServerOptimised:
+    r"""Treats what a round moved the model by as a gradient, and steps by an optimiser.
+
+    .. math::
+
+       d &= x - x' && \text{from the model before the round to the algorithm's next} \\
+       m &\leftarrow \beta_1 m + d, \quad x \leftarrow x - \text{lr}\, m && \text{momentum} \\
+       m &\leftarrow \beta_1 m + (1 - \beta_1)\, d, \quad
+       x \leftarrow x - \text{lr}\, m / (\sqrt v + \tau) && \text{the others, with} \\
+       v &\leftarrow v + d^2 && \text{Adagrad} \\
+       v &\leftarrow \beta_2 v + (1 - \beta_2)\, d^2 && \text{Adam} \\
+       v &\leftarrow v - (1 - \beta_2)\, d^2 \operatorname{sign}(v - d^2) && \text{Yogi}
+
+    (Reddi et al. 2021, Algorithm 2; momentum as FedAvgM, Hsu et al. 2019.) v begins at
+    :math:`\tau^2`, the least that the paper allows, and nothing is corrected for bias, as in the
+    paper; Flower begins at zero and corrects Adam's. ``"momentum"`` with ``betas=(0, 0)`` and
+    ``lr=1`` is the algorithm itself.
+
+    Where somebody else moves the model between two rounds (a safeguard goes back), the moments
+    begin anew. Certificates speak of the model that a round starts from and stay true. The mean of
+    models (``Averaged``) and the safeguard belong outside; training puts them there.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Any whose state has its model in ``x``.
+    optimiser : {"momentum", "adagrad", "adam", "yogi"}
+        Which.
+    lr : float, optional
+        The server's step. None is 1 for momentum and 0.1 for the others, whose steps have about
+        this length in every coordinate: the paper tunes it between 0.001 and 10.
+    betas : tuple of two floats
+        beta_1 and beta_2, in [0, 1).
+    tau : float
+        How adaptive: the smaller, the more.
+
+    References
+    ----------
+    Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. "Adaptive federated
+    optimization." ICLR 2021.
+    """
+
+    algorithm: AnyAlgorithm
+    optimiser: Optimiser = "momentum"
+    lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.99)
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in get_args(Optimiser):
+            known = ", ".join(get_args(Optimiser))
+            raise ValueError(f"optimiser must be one of {known}, got {self.optimiser!r}.")
+        for name, value in (("lr", self.lr), ("tau", self.tau)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be a positive number, got {value}.")
+        object.__setattr__(self, "betas", tuple(self.betas))  # a file has lists
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}.")
+        inner: Any = self.algorithm
+        while inner is not None:
+            if isinstance(inner, Safeguarded | Averaged):
+                name = type(inner).__name__
+                raise ValueError(
+                    f"{name} goes around ServerOptimised, not into it: write "
+                    f"{name}(ServerOptimised(...))."
+                )
+            inner = getattr(inner, "algorithm", None)
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return self._begin(self.algorithm.init(clients, x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round of the algorithm and the optimiser's step."""
+        inner, info = self.algorithm.round(state.inner, clients, stream)
+        if not torch.equal(state.x, state.left):
+            state = self._begin(state.inner)
+        d, (b1, b2) = state.x - inner.x, self.betas
+        if state.v is None:
+            m = b1 * state.m + d
+            x, v = state.x - self.rate * m, None
+        else:
+            m, v = b1 * state.m + (1 - b1) * d, _second(self.optimiser, state.v, d * d, b2)
+            x = state.x - self.rate * m / (v.sqrt() + self.tau)
+        after = with_inner_state(inner, replace(inner_state(inner), x=x))
+        return State(after, x, m, v), info
+
+    def model(self, state: State) -> Vector:
+        """Return the algorithm's model."""
+        return self.algorithm.model(state.inner)
+
+    def weights(self, state: State) -> Weights | None:
+        """Return the weights that the algorithm gives out, if it does."""
+        inner = self.algorithm
+        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
+
+    def wrapped(self) -> AnyAlgorithm:
+        """Return it as training runs it: around the algorithm, inside safeguard and proofs."""
+        inner = self.algorithm
+        return self._into(inner.wrapped() if isinstance(inner, Wrappable) else inner)
+
+    @property
+    def rate(self) -> float:
+        """The server's step size."""
+        return self.lr if self.lr is not None else 1.0 if self.optimiser == "momentum" else 0.1
+
+    def _into(self, outer: AnyAlgorithm) -> AnyAlgorithm:
+        if isinstance(outer, Safeguarded | Certified):
+            return replace(outer, algorithm=self._into(outer.algorithm))
+        return replace(self, algorithm=outer)
+
+    def _begin(self, inner: Any) -> State:
+        none = torch.zeros_like(inner.x)
+        return State(
+            inner, inner.x, none, None if self.optimiser == "momentum" else none + self.tau**2
+        )
+
+
+def _second(optimiser: Optimiser, v: Vector, square: Vector, beta: float) -> Vector:
+    """Return the second moment after a squared step."""
+    if optimiser == "adagrad":
+        return v + square
+    if optimiser == "adam":
+        return beta * v + (1 - beta) * square
+    return v - (1 - beta) * square * torch.sign(v - square)  # Yogi
