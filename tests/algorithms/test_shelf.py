@@ -212,7 +212,10 @@ def test_inner_products_are_refused_by_name() -> None:
     class Hidden:
         """Clients whose sums are hidden."""
 
-    with pytest.raises(TypeError, match=r"UPGrad needs the inner products .* Hidden does not give"):
+        def inner_products(self, *_: Any) -> str:
+            return "sums are hidden"
+
+    with pytest.raises(TypeError, match=r"UPGrad needs the .* Hidden does not give: sums are"):
         inner_products(Hidden(), None, "UPGrad")  # type: ignore[arg-type]
 
 

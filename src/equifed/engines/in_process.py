@@ -255,12 +255,6 @@ class InProcessClients(FoundOwnParts, TorchClients):
         ridge = self.model.l2 * float(weights.sum()) * self.model.pull(torch.ones_like(x))
         return found + torch.diag(ridge)
 
-    def gram(self, vectors: ClientVectors) -> Losses:
-        """Return the inner products of the clients' vectors; ``inner_products`` asks."""
-        assert isinstance(vectors, InProcessVectors)
-        matrix = vectors.dense().to(torch.float64)
-        return to_numpy(matrix @ matrix.T)
-
     @override
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
@@ -312,11 +306,8 @@ class InProcessClients(FoundOwnParts, TorchClients):
     ) -> Losses | str:
         if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
             return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(self._rows_of(vectors), solve)
-
-    def _rows_of(self, vectors: ClientVectors) -> Tensor:
-        assert isinstance(vectors, DenseVectors)
-        return vectors.matrix
+        assert isinstance(vectors, InProcessVectors)
+        return products_of_rows(vectors.dense(), solve)
 
     @override
     def group(self) -> None:

@@ -181,12 +181,6 @@ class StackedClients(InProcessClients):
         return losses, gradients
 
     @override
-    def _rows_of(self, vectors: ClientVectors) -> Tensor:
-        if isinstance(vectors, SharedGradients):  # made again
-            return vectors.everything()[2].matrix
-        return super()._rows_of(vectors)
-
-    @override
     def local_steps(
         self,
         x: Tensor,
