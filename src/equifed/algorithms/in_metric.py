@@ -56,8 +56,6 @@ class MetricSizes(StepSizes):
         How much of that step was taken in the end.
     shortened : int
         How often a step was shortened.
-    plain : StepSizes, optional
-        Those of the rounds in which somebody is missing.
     """
 
     metric: Metric | None = None
@@ -74,7 +72,6 @@ class MetricSizes(StepSizes):
     faster: float = 1.0
     share: float = 1.0
     shortened: int = 0
-    plain: StepSizes | None = None
 
     def numbers(self) -> dict[str, float]:
         """Return the step size, and how often Hessians were summed and steps shortened."""
@@ -82,11 +79,8 @@ class MetricSizes(StepSizes):
         return {"primal_step": self.primal, **found}
 
     def halved(self) -> StepSizes | None:
-        """Return half the step sizes; None where rounds judge their steps themselves."""
-        halved = None if self.plain is None else self.plain.halved()
-        if self.origin is not None or halved is None:
-            return None
-        return replace(self, plain=halved)
+        """Return None: rounds in a metric judge their steps themselves."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +141,9 @@ def play_in_metric(
     should is shortened in the next round. Between two sums of Hessians the steps themselves correct
     P (:meth:`equifed.steps.metric.Metric.with_secant`).
 
-    A round in which somebody is missing is SCAFF-PD's own, with its own step sizes; it is all of
-    them where the clients' curvature or their inner products cannot be had. Signed weights enter P
-    by their absolute values.
+    From the first round in which somebody is missing on, rounds are SCAFF-PD's own, with step sizes
+    of their own; they are so from the beginning where the clients' curvature or their inner
+    products cannot be had. Signed weights enter P by their absolute values.
     """
     size = state.sizes or _first_sizes(algorithm, state, clients)
     plain = replace(algorithm, metric="none")
@@ -158,9 +152,8 @@ def play_in_metric(
     if not isinstance(size, MetricSizes):
         return None
     if len(clients.index) < len(clients.names):
-        moved, info = plain.round(replace(state, sizes=size.plain), clients, stream)
-        size = replace(size, plain=moved.sizes, origin=None, pull=None)
-        return replace(moved, sizes=size), info
+        why = "somebody was missing; from here on rounds are SCAFF-PD's own"
+        return _without_metric(plain, state, clients, stream, why)
     here = _listen(algorithm, state, clients, stream)
     size, kept = _judge(size, here)
     lower = None
