@@ -264,7 +264,7 @@ def test_a_round_without_somebody_is_scaff_pds_own() -> None:
     expected, _ = own.round(replace(state, sizes=None), some, Stream(1))
     assert torch.equal(moved.x, expected.x)
     back, info = algorithm.round(moved, clients, Stream(2))
-    assert isinstance(back.sizes, MetricSizes) and info.numbers["primal_step"] == 1.0
+    assert not isinstance(back.sizes, MetricSizes) and "somebody was missing" not in info.notes
     with pytest.raises(MissingClients):
         clients._inputs[0] = torch.nan
         algorithm.round(back, clients, Stream(3))

@@ -69,7 +69,7 @@ class Own(Objective):
         return np.ones_like(losses)
 
 
-@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize("name", sorted(set(TAKERS) - {"reweighted"}))  # which takes any weights
 def test_an_objective_that_is_no_maximum_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a maximum over weights"):
         TAKERS[name](objective=Own())

@@ -14,6 +14,7 @@ from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.curvature import Form
 from equifed.contract.streams import Stream
+from equifed.objectives.base import FreeSum
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import (
     Metric,
@@ -254,12 +255,20 @@ def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | 
     """Return the sizes of the first round; why there is no metric, where one was asked for."""
     if not may_use_metric(algorithm):
         return None
+    if isinstance(objective_of(algorithm, state), FreeSum):
+        return None if algorithm.metric == "auto" else "its weights have no fixed sum"
     form: Form | int | str = f"there are more than {MOST_CLIENTS} clients"
     if len(clients.names) <= MOST_CLIENTS:
         form = choose_form(clients, state.x, algorithm.metric)
     if not isinstance(form, int) and form not in get_args(Form):
         return None if algorithm.metric == "auto" else form
     return MetricSizes(1.0, 0.0, 1.0, form=form)  # type: ignore[arg-type]
+
+
+def objective_of(algorithm: Any, state: Any) -> Any:
+    """Return what an algorithm minimises in a state."""
+    asks = getattr(algorithm, "objective_at", None)
+    return algorithm.objective if asks is None else asks(state)
 
 
 def _without_metric(

@@ -113,16 +113,16 @@ class Safeguarded:
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
-        core = unwrap(self.algorithm)
-        if not hasattr(core, "steps"):
-            raise ValueError(
-                f"Safeguarded halves step sizes, and {type(core).__name__} has none in its state; "
-                "it is for SCAFF-PD and SCAFF-PD-IA."
-            )
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
-        return State(self.algorithm.init(clients, x))
+        inner = self.algorithm.init(clients, x)
+        if not hasattr(inner_state(inner), "sizes"):
+            raise ValueError(
+                f"Safeguarded halves step sizes, and {type(unwrap(self.algorithm)).__name__} has "
+                "none in its state; it is for SCAFF-PD and SCAFF-PD-IA."
+            )
+        return State(inner)
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round, or after a step back."""
