@@ -211,7 +211,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
         """Return what predicts for new samples with the model x; KnowsModule asks."""
         module = copy.deepcopy(self._template).to("cpu", self.model.dtype)
         loaded = load_weights(module, self.parameters(x))
-        return describe_predictor(self._federation, loaded, self.model.loss)
+        told = describe_predictor(self._federation, loaded, self.model.loss)
+        own = self._own_parts(x)
+        return told if own is None else dataclasses.replace(told, own=self.own_parameters(own))
 
     def feature_scales(self) -> Losses | None:
         """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
