@@ -107,7 +107,7 @@ def load_exported(folder: str | Path) -> Predictor:
         thresholds=told["thresholds"],
         tokens=told["input_dtype"] == "int64",
         outputs_shape=tuple(told["target_shape"]),
-        only=told["only"],
+        only=told.get("only"),
     )
 
 

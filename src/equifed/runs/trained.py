@@ -64,7 +64,7 @@ def _read_own(path: Path, config: RunConfig) -> dict[str, Any]:
     """Return the own parts of a run's clients; none where the model has none."""
     from safetensors.torch import load_file
 
-    if config.model["own"] is None:
+    if config.model.get("own") is None:
         return {}
     if not (path / OWN).exists():
         raise RunFolderError(
