@@ -18,6 +18,7 @@ _HOMES = {
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
+    "alone": "runs.alone",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
     "resume": "runs.run",

@@ -249,15 +249,29 @@ def run(
     *,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
+    with_alone: bool = False,
 ) -> History:
-    """Run a configuration, into a run folder if ``out`` names one."""
+    """Run a configuration, into a run folder if ``out`` names one.
+
+    ``with_alone`` fits every client's own model, too (:func:`equifed.alone`).
+    """
     if out is None:
-        return build(config).train(callbacks)
+        built = build(config)
+        history = built.train(callbacks)
+        return _add_alone(history, built, None) if with_alone else history
     refuse_existing(Path(out), overwrite)
     built = build(config)
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        return start(built, Path(out), callbacks)
+        history = start(built, Path(out), callbacks)
+        return _add_alone(history, built, Path(out)) if with_alone else history
+
+
+def _add_alone(history: History, built: Run, out: Path | None) -> History:
+    from equifed.runs.alone import add_alone
+
+    add_alone(history, built, out)
+    return history
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:

@@ -53,7 +53,7 @@ CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
 )  # fmt: skip
 CHECKSUMS, DETAILS, ALONE = "checksums.json", "details.json", "alone.csv"
 FILES = (
-    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS,
+    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE,
     "config.toml", "run.json", "preparation.json",
 )  # fmt: skip
 """What the checksums of a complete run are of, where it is there."""
