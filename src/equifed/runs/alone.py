@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from equifed.objectives import Average
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.tables import MetricRecord
-
-if TYPE_CHECKING:
-    from equifed.runs.run import Run
 
 GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the penalty that are tried beside the given one."""
@@ -246,8 +243,11 @@ def _with_majorities(
     return replace(record, values=values)
 
 
-def add_alone(history: History, built: Run, out: Path | None) -> None:
-    """Fit own models beside a complete run, and write them into its folder if it has one."""
+def add_alone(history: History, built: Any, out: Path | None) -> None:
+    """Fit own models beside a complete run, and write them into its folder if it has one.
+
+    ``built`` is the :class:`Run` that was trained.
+    """
     from equifed.training.folder import RunFolder
 
     clients: Any = built.clients
