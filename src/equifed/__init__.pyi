@@ -29,6 +29,7 @@ from equifed.data.federation import Federation as Federation
 from equifed.datasets.registry import load as load
 from equifed.engines.simulate import simulate as simulate
 from equifed.report.page import write_report as write_report
+from equifed.runs.alone import alone as alone
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
 from equifed.runs.trained import load_predictor as load_predictor

@@ -14,6 +14,8 @@ from equifed.cli.main import app
 from equifed.data.federation import Federation
 from equifed.report.page import write_report
 from equifed.runs.alone import GRID, alone
+from equifed.runs.config import RunConfig
+from equifed.runs.run import run
 
 
 def fit_sklearn(data: Federation, i: int, split: str, l2: float) -> float:
@@ -118,3 +120,14 @@ def test_the_command_line_writes_the_column(tmp_path) -> None:
     assert history.alone is not None
     page = write_report(history, tmp_path / "report.html").read_text()
     assert "better off alone" in page and ">Alone" in page
+
+
+def test_what_could_not_be_fitted_is_refused_before_training(tmp_path) -> None:
+    table = {"rounds": 2, "data": {"name": "heart-disease"}, "model": {"name": "mlp"},
+             "algorithm": {"name": "scaff-pd", "objective": "average"}}  # fmt: skip
+    with pytest.raises(ValueError, match="leave out --with-alone"):
+        run(RunConfig.from_dict(table), tmp_path / "run", with_alone=True)
+    assert not (tmp_path / "run").exists()
+    work = {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}}
+    found = run(RunConfig.from_dict({**table, "algorithm": work}), with_alone=True)
+    assert found.alone is not None and np.isfinite(found.alone.values).any()

@@ -22,6 +22,7 @@ from equifed.data.federation import Federation
 from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import Clients, simulate
 from equifed.models.architectures import choose_init
+from equifed.models.curvature import linear_layer
 from equifed.models.flat import SampleLoss
 from equifed.models.losses import ClassWeights, weigh_classes
 from equifed.models.penalty import Penalise
@@ -250,7 +251,7 @@ def add_alone(history: History, built: Any, out: Path | None) -> None:
     """
     from equifed.training.folder import RunFolder
 
-    clients: Any = built.clients
+    clients: Any = getattr(built.clients, "_local", built.clients)  # of a group of processes
     shown, local = history.main_metric(), find_local(built.algorithm)
     if shown is None:
         raise ValueError("The run has measured nothing to compare own models with ([evaluate]).")
@@ -266,6 +267,19 @@ def add_alone(history: History, built: Any, out: Path | None) -> None:
         folder.event(event)
         folder.alone(history.alone)
         folder.finish(history.summary(), history.parameters, history.own)
+
+
+def check_alone(built: Any) -> None:
+    """Refuse, before anything is trained, a run whose clients' own models could not be fitted."""
+    model = built.clients.model
+    linear = linear_layer(model.module, model.input_dimensions) is not None
+    if not (linear and model.size <= MOST_PARAMETERS) and find_local(built.algorithm) is None:
+        raise ValueError(
+            "Own models of this kind are trained by the algorithm's local steps, which it has not "
+            "fixed: give [algorithm.local] (lr, steps), or leave out --with-alone."
+        )
+    if not built.config.evaluate.splits:
+        raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
 
 
 def find_local(algorithm: Any) -> LocalSGD | None:

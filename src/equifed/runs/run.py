@@ -255,12 +255,16 @@ def run(
 
     ``with_alone`` fits every client's own model, too (:func:`equifed.alone`).
     """
+    if out is not None:
+        refuse_existing(Path(out), overwrite)
+    built = build(config)
+    if with_alone:
+        from equifed.runs.alone import check_alone
+
+        check_alone(built)
     if out is None:
-        built = build(config)
         history = built.train(callbacks)
         return _add_alone(history, built, None) if with_alone else history
-    refuse_existing(Path(out), overwrite)
-    built = build(config)
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
         history = start(built, Path(out), callbacks)
