@@ -275,15 +275,24 @@ def check_alone(built: Any) -> None:
     linear = linear_layer(model.module, model.input_dimensions) is not None
     if not (linear and model.size <= MOST_PARAMETERS) and find_local(built.algorithm) is None:
         raise ValueError(
-            "Own models of this kind are trained by the algorithm's local steps, which it has not "
-            "fixed: give [algorithm.local] (lr, steps), or leave out --with-alone."
+            "Own models of this kind are trained by local steps of a fixed length, which "
+            f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
+            "equifed.alone(..., algorithm=), or leave out --with-alone."
         )
     if not built.config.evaluate.splits:
         raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
 
 
 def find_local(algorithm: Any) -> LocalSGD | None:
-    """Return the local work of an algorithm, or of the one inside it; None if it has none."""
-    found = getattr(algorithm, "local", None)
-    inner = getattr(algorithm, "algorithm", None)
-    return found if isinstance(found, LocalSGD) else None if inner is None else find_local(inner)
+    """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed.
+
+    A schedule sets the length of SCAFF-PD's steps, round by round.
+    """
+    work, inner = getattr(algorithm, "local", None), getattr(algorithm, "algorithm", None)
+    if hasattr(algorithm, "steps"):  # a schedule
+        return None
+    if not isinstance(work, LocalSGD):
+        return None if inner is None else find_local(inner)
+    return LocalSGD(
+        lr=work.lr, steps=work.steps, epochs=work.epochs, batch_size=work.batch_size,
+    )  # fmt: skip
