@@ -14,6 +14,7 @@ from equifed.objectives import (
     Average,
     ChiSquare,
     CVaR,
+    ExcessRisk,
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
@@ -78,7 +79,7 @@ def violation(objective: SaddleObjective, weights: Array) -> float:
     """Return by how much weights leave the objective's set, from the definition of the set."""
     n = weights.size
     match objective:
-        case ChiSquare():
+        case ChiSquare() | ExcessRisk():
             return violation(objective.base, weights)
         case CappedTail() | CappedKL():
             over = float(weights.max()) - max(objective.cap, 2 / n)
@@ -150,6 +151,9 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
     n = w.shape[0]
     simplex = [w >= 0, cp.sum(w) == 1]
     match objective:
+        case ExcessRisk():
+            constraints, penalty = solver_parts(objective.base, w)
+            return constraints, penalty + np.array(objective.baselines) @ w
         case ChiSquare():
             constraints, penalty = solver_parts(objective.base, w)
             away = n * w - n * shares(objective.centre, n)

@@ -18,6 +18,7 @@ _HOMES = {
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.missing",
     "StopWhen": "training.stopping",
+    "alone": "runs.alone",
     "compare": "runs.comparison",
     "features": "models.features",
     "load": "datasets.registry",

@@ -39,6 +39,7 @@ from equifed.datasets.registry import load as load
 from equifed.engines.simulate import simulate as simulate
 from equifed.models.features import features as features
 from equifed.report.page import write_report as write_report
+from equifed.runs.alone import alone as alone
 from equifed.runs.comparison import compare as compare
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run

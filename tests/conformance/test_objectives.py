@@ -18,6 +18,7 @@ from equifed.objectives import (
     CVaR,
     Entropic,
     Euclidean,
+    ExcessRisk,
     HeterogeneousCVaR,
     L1Distance,
     L2Distance,
@@ -71,6 +72,9 @@ CATALOGUE: dict[str, Builder] = {
         0.2, HeterogeneousCVaR(tails(order), sizes(order))
     ),
     "chi-square on kl": lambda order: ChiSquare(0.2, KL(0.3)),
+    "excess risk": lambda order: ExcessRisk(sizes(order)),
+    "excess risk of chi-square": lambda order: ExcessRisk(sizes(order), ChiSquare(0.4)),
+    "excess risk of kl": lambda order: ExcessRisk(sizes(order), KL(0.5)),
     "kl": lambda order: KL(0.5),
     "kl by size": lambda order: KL(0.2, sizes(order)),
     "l1": lambda order: L1Distance(0.3),
@@ -273,7 +277,8 @@ def test_one_client_has_all_the_weight(build):
         array = np.array([number])
         assert np.allclose(objective.prox(array, 0.7), 1.0, rtol=0, atol=1e-12)
         assert np.allclose(objective.weights(array), 1.0, rtol=0, atol=1e-12)
-        assert objective.value(array) == pytest.approx(number, rel=1e-12, abs=1e-12)
+        wanted = number - objective.penalty(np.ones(1))  # a constant: zero but for excess risk
+        assert objective.value(array) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
 
 @SADDLES

@@ -110,11 +110,16 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
     ] = False,
+    with_alone: Annotated[
+        bool, typer.Option("--with-alone", help="Also fit every client's own model, to compare.")
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train what a configuration file describes."""
+    if with_alone and workers > 1:
+        raise typer.BadParameter("own models are fitted in one process; leave out --workers.")
     if workers > 1 and not dry_run:
         _run_in_processes(workers, "--engine", "distributed")
     shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device}
@@ -136,7 +141,10 @@ def run(
     with explain_errors(run=folder):
         followers = runs.open_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(open_console(quiet), config.stem) as bar:
-            history = runs.run(parsed, folder, overwrite=overwrite, callbacks=[bar, *followers])
+            history = runs.run(
+                parsed, folder, overwrite=overwrite, callbacks=[bar, *followers],
+                with_alone=with_alone,
+            )  # fmt: skip
         if report and is_first():
             comparing.write_run_report(folder)
         _show_end(history, folder, quiet, json)

@@ -118,6 +118,10 @@ def export(
     card: Annotated[
         bool, typer.Option("--card", help="Also MODEL_CARD.md, with the numbers of every client.")
     ] = False,
+    client: Annotated[
+        str | None,
+        typer.Option(help="Whose model, where every client has a part of its own."),
+    ] = None,
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     with explain_errors():
@@ -125,7 +129,9 @@ def export(
         from equifed.runs.trained import load_predictor, write_model_card
 
         folder = run / "export" if out is None else out
-        files = write(load_predictor(run), folder, program=torch, onnx=onnx)
+        predictor = load_predictor(run)
+        predictor = predictor if client is None else predictor.for_client(client)
+        files = write(predictor, folder, program=torch, onnx=onnx)
         if card:
             files.append(write_model_card(run, folder))
         for path in files:

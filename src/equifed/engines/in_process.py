@@ -223,7 +223,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
         """Return what predicts for new samples with the model x; KnowsModule asks."""
         module = copy.deepcopy(self._template).to("cpu", self.model.dtype)
         loaded = load_weights(module, self.parameters(x))
-        return describe_predictor(self._federation, loaded, self.model.loss)
+        told = describe_predictor(self._federation, loaded, self.model.loss)
+        own = self._own_parts(x)
+        return told if own is None else dataclasses.replace(told, own=self.own_parameters(own))
 
     def origin(self) -> dict[str, Any]:
         """Return what the engine was made of; KnowsOrigin asks."""

@@ -39,6 +39,13 @@ def export(
         Whether to write the module as a program of ``torch.export``, and as an ONNX model (which
         needs the packages onnx and onnxscript: ``equifed[onnx]``).
     """
+    if predictor.own:
+        names = ", ".join(predictor.clients[:12])
+        raise ValueError(
+            f"The model has own parts ({', '.join(predictor.own)}), so it differs from client to "
+            "client; export one client's (--client NAME, predictor.for_client(NAME)): there are "
+            f"{names}."
+        )
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     files = {DESCRIPTION: describe(predictor)}
@@ -71,6 +78,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "clients": list(predictor.clients),
         "thresholds": dict(predictor.thresholds),
         "target_shape": list(predictor.outputs_shape),
+        "only": predictor.only,
         "preparation_sha256": None if prepared is None else prepared.digest(),
     }
 
@@ -99,6 +107,7 @@ def load_exported(folder: str | Path) -> Predictor:
         thresholds=told["thresholds"],
         tokens=told["input_dtype"] == "int64",
         outputs_shape=tuple(told["target_shape"]),
+        only=told.get("only"),
     )
 
 

@@ -16,6 +16,7 @@ from equifed.data.federation import Federation
 from equifed.data.foreign import is_frame
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
+from equifed.models.own_prediction import OwnParameters, check_own, group_by_module, module_of
 from equifed.models.thresholds import Rule, best_threshold
 
 Array: TypeAlias = NDArray[Any]
@@ -64,6 +65,11 @@ class Predictor:
         Samples are indices, not numbers.
     outputs_shape : tuple of int
         Of one sample's values, in a regression; () for one.
+    own : mapping of parameter name to tensor
+        Own parameters, a row for each of ``clients``. Rows of a client are predicted with its own
+        part; others with the module as it is, which holds the mean, and a warning.
+    only : str, optional
+        The module has the own part of this client: rows of others are refused.
     """
 
     module: nn.Module
@@ -75,8 +81,11 @@ class Predictor:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     tokens: bool = False
     outputs_shape: tuple[int, ...] = ()
+    own: OwnParameters = field(default_factory=dict)
+    only: str | None = None
 
     def __post_init__(self) -> None:
+        check_own(self.module, self.own, self.clients)
         if not self.thresholds:
             return
         if self.classes is None or len(self.classes) != 2 or self.link is None:
@@ -112,8 +121,8 @@ class Predictor:
         rows : DataFrame, mapping of columns, path or array
             The samples.
         client : str or sequence of str, optional
-            Whose rows they are: of all, or one by one; it matters where clients have thresholds or
-            scales of their own. By default the table's client column says it.
+            Whose rows they are: of all, or one by one; it matters where clients have own parts,
+            thresholds or scales of their own. By default the table's client column says it.
         """
         if self.classes is None:
             values = self._outputs(rows, client)
@@ -168,6 +177,18 @@ class Predictor:
         """Return the same predictor with these thresholds."""
         return replace(self, thresholds=dict(thresholds))
 
+    def for_client(self, client: str) -> Predictor:
+        """Return what predicts for one client alone: its own part is in the module."""
+        if not self.own:
+            raise ValueError(
+                "The model has no own parts: it is the same for every client; leave client out."
+            )
+        module = module_of(self.module, self.own, self.clients, client)
+        limits = {name: t for name, t in self.thresholds.items() if name == client}
+        return replace(
+            self, module=module, clients=(client,), thresholds=limits, own={}, only=client
+        )
+
     def fit_thresholds(
         self,
         rows: Any,
@@ -216,13 +237,24 @@ class Predictor:
     def _outputs(self, rows: Any, client: str | Sequence[str] | None) -> Array:
         """Return the module's outputs in float64, shape (rows, outputs)."""
         features = self.features(rows, client)
-        parameter = next(self.module.parameters(), torch.zeros(()))
+        owners = self._find_owners(rows, client, len(features)) if self.own or self.only else None
+        if not self.own:
+            return self._run(self.module, features)
+        count, out = len(features), np.empty((0, 1))
+        for module, mine in group_by_module(self.module, self.own, self.clients, owners, count):
+            found = self._run(module, features[mine])
+            out = np.empty((count, found.shape[1])) if not len(out) else out
+            out[mine] = found
+        return out
+
+    def _run(self, module: nn.Module, features: Array) -> Array:
+        parameter = next(module.parameters(), torch.zeros(()))
         kind = torch.int64 if self.tokens else parameter.dtype
         parts = []
         with torch.no_grad():
             for start in range(0, len(features), BLOCK):
                 block = torch.tensor(features[start : start + BLOCK], dtype=kind)
-                parts.append(self.module(block).reshape(len(block), -1).double())
+                parts.append(module(block).reshape(len(block), -1).double())
         return torch.cat(parts).numpy() if parts else np.empty((0, 1))
 
     def _prepare(self, rows: Any, client: str | Sequence[str] | None) -> Array:
@@ -235,8 +267,10 @@ class Predictor:
             columns[prepared.client] = list(client)
         return prepared.apply(columns, extra="ignore")
 
-    def _owners(self, rows: Any, client: str | Sequence[str] | None, count: int) -> list[str]:
-        """Return the client of every row, where thresholds ask for it."""
+    def _find_owners(
+        self, rows: Any, client: str | Sequence[str] | None, count: int
+    ) -> list[str] | None:
+        """Return the client of every row; None where nobody says it."""
         if isinstance(client, str):
             owners = [client] * count
         elif client is not None:
@@ -245,12 +279,25 @@ class Predictor:
             title = None if self.preparation is None else self.preparation.client
             columns = {} if isinstance(rows, np.ndarray | list) else read_columns(rows)
             if title is None or title not in columns:
-                raise DataError(
-                    "Clients have thresholds of their own: say whose rows these are (client=NAME)."
-                )
+                return None
             owners = [str(name) for name in columns[title]]
         if len(owners) != count:
             raise DataError(f"client names {len(owners)} rows, there are {count}.")
+        strange = next((name for name in owners if self.only not in (None, name)), None)
+        if strange is not None:
+            raise DataError(
+                f"This is the model of {self.only!r}, with its own part; got a row of {strange!r}: "
+                "take that client's model, or the predictor of the run."
+            )
+        return owners
+
+    def _owners(self, rows: Any, client: str | Sequence[str] | None, count: int) -> list[str]:
+        """Return the client of every row, where thresholds ask for it."""
+        owners = self._find_owners(rows, client, count)
+        if owners is None:
+            raise DataError(
+                "Clients have thresholds of their own: say whose rows these are (client=NAME)."
+            )
         strange = next((n for n in owners if self.clients and n not in self.clients), None)
         if strange is not None:
             known = ", ".join(self.clients[:12])

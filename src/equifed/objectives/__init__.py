@@ -13,6 +13,7 @@ from equifed.objectives.chi_square import ChiSquare, mean_variance
 from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
 from equifed.objectives.distances import L1Distance, L2Distance
 from equifed.objectives.dual_steps import DualStep, Entropic, Euclidean, ProjectedGradient
+from equifed.objectives.excess import ExcessRisk
 from equifed.objectives.kl import KL
 from equifed.objectives.lp_distance import LpDistance
 from equifed.objectives.proportional import Proportional
@@ -32,6 +33,7 @@ __all__ = [
     "DualStep",
     "Entropic",
     "Euclidean",
+    "ExcessRisk",
     "FreeSum",
     "HeterogeneousCVaR",
     "IntegratedSet",

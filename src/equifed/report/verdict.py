@@ -265,7 +265,9 @@ def compare_alone(history: History, scale: Scale) -> tuple[str, tuple[str, ...],
     ):
         return "", (), ()
     gain = scale.kind.sign * (alone.values - shared.values)
-    some = np.flatnonzero(np.isfinite(gain))
+    apart = {n for e in history.events if e["event"] == "alone" for n in e["one_class"]}
+    compared = np.array([name not in apart for name in history.names])
+    some = np.flatnonzero(np.isfinite(gain) & compared)
     better = [int(i) for i in some if gain[i] > 0]
     sure = [] if not scale.kind.is_fraction else _find_sure(alone.values, shared, some)
     names = tuple(history.names[i] for i in better)

@@ -197,6 +197,11 @@ OBJECTIVES = {
     "heterogeneous-cvar": Entry(
         "equifed.objectives:HeterogeneousCVaR", "CVaR with a tail for each client", "RC-FL"
     ),
+    "excess-risk": Entry(
+        "equifed.objectives:ExcessRisk",
+        "any other objective, of losses above those of the clients' own models",
+        "Agarwal and Zhang 2022",
+    ),
     "relative-fairness": Entry(
         "equifed.objectives:RelativeFairness", "high losses against low ones", "SCAFF-PD-IA"
     ),

@@ -255,6 +255,7 @@ def run(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    with_alone: bool = False,
 ) -> History:
     """Run a configuration, into a run folder if ``out`` names one.
 
@@ -270,18 +271,34 @@ def run(
         Who wants to be told.
     progress : bool, optional
         Show a bar while training; by default in terminals and notebooks.
+    with_alone : bool
+        Fit every client's own model, too (:func:`equifed.alone`).
     """
     if isinstance(config, str | Path):
         config = RunConfig.read(config)
     elif not isinstance(config, RunConfig):
         config = RunConfig.from_dict(config)
-    if out is None:
-        return build(config).train(callbacks, progress=progress)
-    refuse_existing(Path(out), overwrite)
+    if out is not None:
+        refuse_existing(Path(out), overwrite)
     built = build(config)
+    if with_alone:
+        from equifed.runs.alone import check_alone
+
+        check_alone(built)
+    if out is None:
+        history = built.train(callbacks, progress=progress)
+        return _add_alone(history, built, None) if with_alone else history
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        return start(built, Path(out), callbacks, progress)
+        history = start(built, Path(out), callbacks, progress)
+        return _add_alone(history, built, Path(out)) if with_alone else history
+
+
+def _add_alone(history: History, built: Run, out: Path | None) -> History:
+    from equifed.runs.alone import add_alone
+
+    add_alone(history, built, out)
+    return history
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:

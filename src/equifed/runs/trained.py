@@ -20,9 +20,10 @@ from equifed.runs.run import build_module, load_preparation
 from equifed.training.files import RunFolderError
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import CLIENTS, MODEL
+from equifed.training.tables import CLIENTS, MODEL, OWN
 
 if TYPE_CHECKING:
+    from equifed.models.flat import FlatModel
     from equifed.models.predictor import Predictor
 
 __all__ = ["Drift", "evaluate", "load_predictor", "write_model_card"]
@@ -56,7 +57,22 @@ def load_predictor(folder: str | Path) -> Predictor:
         clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
         tokens=told["tokens"],
         outputs_shape=tuple(told["target_shape"]),
+        own=_read_own(path, config),
     )
+
+
+def _read_own(path: Path, config: RunConfig) -> dict[str, Any]:
+    """Return the own parts of a run's clients; none where the model has none."""
+    from safetensors.torch import load_file
+
+    if config.model.get("own") is None:
+        return {}
+    if not (path / OWN).exists():
+        raise RunFolderError(
+            f"{path} has no {OWN}, and the model has own parts (model.own = "
+            f"{config.model['own']!r}); without them no client's model can be built again."
+        )
+    return load_file(path / OWN)
 
 
 def _dtype(config: RunConfig) -> Any:
@@ -132,18 +148,36 @@ def evaluate(folder: str | Path, table: Any, client: str | None = None) -> list[
     """
     from equifed.engines.evaluator import FederationEvaluator
     from equifed.models.flat import FlatModel, as_data
+    from equifed.models.own_part import OwnPart
 
     path, predictor = Path(folder), load_predictor(folder)
     config, told = _read_run(path)
     federation = _gather(predictor, table, client, told["classes"])
     inputs = as_data(federation.train.inputs, _dtype(config), "cpu")
     loss = SECTIONS["losses"][config.model["loss"]].load()
-    model = FlatModel(predictor.module, loss, inputs[:3], dtype=_dtype(config))
-    (found,) = FederationEvaluator(federation, model, ("train",))(model.flatten(predictor.module))
+    part = OwnPart(tuple(predictor.own), "joint", 0.0) if predictor.own else None
+    model = FlatModel(predictor.module, loss, inputs[:3], dtype=_dtype(config), own=part)
+    x = model.flatten(predictor.module)
+    (found,) = FederationEvaluator(federation, model, ("train",))(
+        x, own=_own_rows(predictor, federation.names, model) if predictor.own else None
+    )
     history = History.load(path, model=False)
     return [
         _compare(metric, values, federation, history) for metric, values in found.metrics.items()
     ]
+
+
+def _own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> Any:
+    """Return the own part of every client, the mean for those who took no part in training."""
+    import torch
+
+    from equifed.models.own_prediction import warn_of_strangers
+
+    parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
+    rows = torch.cat(parts, dim=1).to(model.dtype)
+    warn_of_strangers(predictor.own, [name for name in names if name not in predictor.clients])
+    place = {name: k for k, name in enumerate(predictor.clients)}
+    return torch.stack([rows[place[n]] if n in place else rows.mean(0) for n in names])
 
 
 def _gather(

@@ -218,12 +218,13 @@ def check_scales(objective: Saddle, at: Points) -> None:
 
 
 def check_one_client(objective: Saddle, at: Points) -> None:
-    """Check: one client has all the weight; asked at n = 1 only."""
+    """Check: one client has all the weight, its loss all the value; asked at n = 1 only."""
+    charge = objective.penalty(np.ones(1)) if at.n == 1 else 0.0
     for number in (-1e300, 0.0, 1e-300, 3.0, 1e300) if at.n == 1 else ():
         array = np.array([number])
         for weights in (objective.prox(array, 0.7), objective.weights(array)):
             np.testing.assert_allclose(weights, 1.0, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(objective.value(array), number, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(objective.value(array), number - charge, rtol=1e-12, atol=1e-12)
 
 
 PLAIN_CHECKS: dict[str, Callable[[Any, Points], None]] = {

@@ -51,7 +51,7 @@ CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
 )  # fmt: skip
 CHECKSUMS, DETAILS, ALONE = "checksums.json", "details.json", "alone.csv"
 FILES = (
-    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, CONFIG, RUN, PREPARATION
+    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, CONFIG, RUN, PREPARATION
 )  # fmt: skip
 """What the checksums of a complete run are of, where it is there."""
 

@@ -43,6 +43,7 @@ from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
 from equifed.models.architectures import Init
+from equifed.models.checks import load_weights
 from equifed.models.curvature import known_curvature
 from equifed.models.flat import SampleLoss
 from equifed.models.hessians import LinearHessian, check_sum_weights
@@ -150,7 +151,11 @@ class DistributedClients(TorchClients):
 
     def predictor(self, x: Tensor) -> Predictor:
         """Return what predicts for new samples with the model x; KnowsModule asks."""
-        return replace(self._local.predictor(x), clients=self.names)
+        told = replace(self._local.predictor(x), clients=self.names)
+        if self.own is None:
+            return told
+        own = self.own_parameters(self.own_parts(x))  # every process has those of its clients
+        return replace(told, module=load_weights(told.module, self.parameters(x)), own=own)
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:

@@ -1,0 +1,298 @@
+"""What every client would have with a model of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms.newton import Newton, State
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.arrays import Losses
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.engines.in_process import resolve_model
+from equifed.engines.simulate import Clients, simulate
+from equifed.models.architectures import choose_init
+from equifed.models.curvature import linear_layer
+from equifed.models.flat import SampleLoss
+from equifed.models.losses import ClassWeights, weigh_classes
+from equifed.models.penalty import Penalise
+from equifed.objectives import Average
+from equifed.training.history import History
+from equifed.training.loop import train
+from equifed.training.tables import MetricRecord
+
+GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Strengths of the penalty that are tried beside the given one."""
+STEPS, TOLERANCE = 100, 1e-10
+"""Most Newton steps, and the decrease of the loss, in its units, that ends them."""
+MOST_PARAMETERS = 2000
+"""Larger linear models are trained as networks are: Newton's matrix would be too large."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """Every client's own model, measured.
+
+    Parameters
+    ----------
+    record : MetricRecord
+        The main metric on its split: what ``history.alone`` takes. A client with one class in
+        training has the accuracy of that class, and NaN in other metrics.
+    losses : array, shape (N,)
+        Training loss, penalty included, of the own model with the given ``l2``: for exact solves
+        the least one there is, so baselines of :class:`equifed.objectives.ExcessRisk`.
+    l2 : array, shape (N,)
+        The strength of the penalty behind ``record``.
+    one_class : tuple of str
+        Clients with one class in training.
+    how : str
+        How the models were found.
+    """
+
+    record: MetricRecord
+    losses: Losses
+    l2: Losses
+    one_class: tuple[str, ...]
+    how: str
+
+    def add_to(self, history: History) -> dict[str, Any]:
+        """Put it into the history of the shared model, and return the event that tells of it."""
+        shown, mine = history.main_metric(), (self.record.metric, self.record.split)
+        if shown != mine:
+            raise ValueError(
+                f"The run shows {shown}, own models were measured by {mine}; say "
+                "alone(..., metric=, split=) as the run has it."
+            )
+        event = {"event": "alone", "round": 0, "reason": self.how}
+        event |= {"one_class": list(self.one_class)}
+        history.alone = self.record
+        history.events.append(event)
+        return event
+
+
+def alone(
+    data: Federation,
+    model: nn.Module | str,
+    loss: SampleLoss | str = "auto",
+    *,
+    l2: float = 0.0,
+    tune: bool = True,
+    class_weights: ClassWeights | None = None,
+    penalise: Penalise = "all",
+    dtype: torch.dtype = torch.float32,
+    algorithm: AnyAlgorithm | None = None,
+    rounds: int | None = None,
+    seed: int = 0,
+    metric: str | None = None,
+    split: str | None = None,
+) -> Alone:
+    """Fit a model of the same kind to every client's own samples.
+
+    Linear models are solved exactly, by Newton's method in float64. Networks, and linear models of
+    more than 2,000 parameters, are trained by ``algorithm`` on each client for ``rounds``: those of
+    the shared run, for the same budget.
+
+    Parameters
+    ----------
+    data, model, loss, class_weights, penalise, dtype
+        As for :func:`equifed.simulate`.
+    l2 : float
+        Strength of the penalty.
+    tune : bool
+        Choose each exactly solved client's penalty among ``l2`` and a grid from 1e-4 to 1, by the
+        loss on its validation samples; a client without any keeps ``l2``.
+    algorithm, rounds, seed
+        How networks are trained.
+    metric, split : str, optional
+        What is measured: by default what a run on these data shows.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> found = ef.alone(ef.load("heart-disease"), "logistic", l2=0.01)
+    >>> len(found.losses), found.record.metric
+    (4, 'accuracy')
+    """
+    module, found_loss = resolve_model(data, model, loss)
+    given: dict[str, Any] = {
+        "loss": weigh_classes(found_loss, class_weights, data),
+        "model": module,
+    }
+    given |= {"penalise": penalise, "init": choose_init(model, None)}
+    fit = _Fit(given, l2, tune, dtype, algorithm, rounds, seed)
+    own = [fit.of(data.subset([name])) for name in data.names]
+    one_class = find_one_class(data)
+    losses, chosen = np.array([o[1] for o in own]), np.array([o[2] for o in own])
+    history = _gather(data, [o[0] for o in own])
+    shown = history.last(metric, split)
+    if shown is None:
+        raise ValueError(f"There is no {metric or 'metric'} on {split or 'any split'} to measure.")
+    record = _with_majorities(shown, data, one_class)
+    exact, tuned = all(o[3] for o in own), tune and data.validation is not None
+    how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
+    how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
+    if one_class:
+        how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
+    return Alone(record, losses, chosen, one_class, how)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    given: dict[str, Any]
+    l2: float
+    tune: bool
+    dtype: torch.dtype
+    algorithm: AnyAlgorithm | None
+    rounds: int | None
+    seed: int
+
+    def of(self, data: Federation) -> tuple[list[Any], float, float, bool]:
+        """Return what was measured, the loss, l2, and whether it is exact, of one client."""
+        stream = Stream(self.seed).at("alone")
+        clients = self._clients(data, self.l2, torch.float64)
+        x = clients.initial(stream)
+        small = clients.model.size <= MOST_PARAMETERS
+        if not small or isinstance(clients.hessian(x, np.ones(1)), str):
+            clients = self._clients(data, self.l2, self.dtype)
+            x = self._train(clients)
+            found = float(clients.losses(x, stream)[0])
+            return clients.evaluate(x, _held(data)), found, self.l2, False
+        best = self._solve(clients, x, stream, data.names[0])
+        found = float(clients.losses(best, stream)[0])
+        tries = [(self.l2, clients, best)]
+        if self.tune and "validation" in _held(data):
+            for strength in (g for g in GRID if g != self.l2):
+                other = self._clients(data, strength, torch.float64)
+                tries.append((strength, other, self._solve(other, x, stream, data.names[0])))
+            scores = [c.evaluate(y, ["validation"])[0].metrics["loss"][0] for _, c, y in tries]
+            tries = [tries[int(np.argmin(scores))]]
+        strength, clients, best = tries[0]
+        return clients.evaluate(best, _held(data)), found, strength, True
+
+    def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Clients:
+        return simulate(data, **self.given, l2=l2, dtype=dtype)
+
+    def _train(self, clients: Clients) -> Any:
+        if self.algorithm is None or self.rounds is None:
+            raise ValueError(
+                "Own models of this kind have no exact solution; give algorithm= and rounds= of "
+                "the shared run, for the same budget."
+            )
+        history = train(
+            self.algorithm, clients, rounds=self.rounds, seed=self.seed, evaluate=()
+        )  # fmt: skip
+        return clients.flatten(history.parameters or {})
+
+    def _solve(self, clients: Clients, x: Any, stream: Stream, name: str) -> Any:
+        """Return the best model of one client; a warning if there is none in reach."""
+        newton, state = Newton(Average()), State(x, np.ones(1))
+        for k in range(STEPS):
+            state, info = newton.round(state, clients, stream.at(k))
+            if info.numbers["decrement"] ** 2 <= TOLERANCE or info.numbers["step"] == 0:
+                return state.x
+        warnings.warn(
+            f"Client {name!r}: its own model has not converged after {STEPS} Newton steps (classes "
+            f"that can be told apart need a penalty); give l2 > 0, got {clients.model.l2:g}.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return state.x
+
+
+def find_one_class(data: Federation) -> tuple[str, ...]:
+    """Return the clients whose training samples are of one class."""
+    if data.classes is None:
+        return ()
+    parts = ((name, data.train.client(i)[1]) for i, name in enumerate(data.names))
+    return tuple(name for name, targets in parts if len(np.unique(targets)) == 1)
+
+
+def _held(data: Federation) -> list[str]:
+    return [name for name, part in data.splits().items() if len(part.targets)]
+
+
+def _gather(data: Federation, own: Sequence[list[Any]]) -> History:
+    """Return what was measured of one client at a time as the evaluation of all."""
+    history, n = History(data.names), len(data.names)
+    for split, part in data.splits().items():
+        found = {i: e.metrics for i, told in enumerate(own) for e in told if e.split == split}
+        for metric in dict.fromkeys(m for told in found.values() for m in told):
+            values = np.array([found[i][metric][0] if i in found else np.nan for i in range(n)])
+            history.metrics.append(MetricRecord(0, split, metric, values, part.sizes))
+    return history
+
+
+def _with_majorities(
+    record: MetricRecord, data: Federation, one_class: tuple[str, ...]
+) -> MetricRecord:
+    """Return the record in which clients with one class have that class as their model."""
+    values, part = record.values.copy(), data.splits()[record.split]
+    for i in (data.names.index(name) for name in one_class):
+        targets, only = part.client(i)[1], data.train.client(i)[1][0]
+        known = record.metric == "accuracy" and len(targets)
+        values[i] = (targets == only).mean() if known else np.nan
+    return replace(record, values=values)
+
+
+def add_alone(history: History, built: Any, out: Path | None) -> None:
+    """Fit own models beside a complete run, and write them into its folder if it has one.
+
+    ``built`` is the :class:`Run` that was trained.
+    """
+    from equifed.training.folder import RunFolder
+
+    clients: Any = getattr(built.clients, "_local", built.clients)  # of a group of processes
+    shown, local = history.main_metric(), find_local(built.algorithm)
+    if shown is None:
+        raise ValueError("The run has measured nothing to compare own models with ([evaluate]).")
+    found = alone(
+        built.federation, clients._template, clients.model.loss, l2=clients.model.l2,
+        penalise="all" if clients.model.penalised is None else "weights",
+        dtype=clients.model.dtype, algorithm=None if local is None else FedAvg(local),
+        rounds=built.config.rounds, seed=built.config.seed, metric=shown[0], split=shown[1],
+    )  # fmt: skip
+    event = found.add_to(history)
+    if out is not None:
+        folder = RunFolder(out, history.names)
+        folder.event(event)
+        folder.alone(history.alone)
+        folder.finish(history.summary(), history.parameters, history.own)
+
+
+def check_alone(built: Any) -> None:
+    """Refuse, before anything is trained, a run whose clients' own models could not be fitted."""
+    model = built.clients.model
+    linear = linear_layer(model.module, model.input_dimensions) is not None
+    if not (linear and model.size <= MOST_PARAMETERS) and find_local(built.algorithm) is None:
+        raise ValueError(
+            "Own models of this kind are trained by local steps of a fixed length, which "
+            f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
+            "equifed.alone(..., algorithm=), or leave out --with-alone."
+        )
+    if not built.config.evaluate.splits:
+        raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
+
+
+def find_local(algorithm: Any) -> LocalSGD | None:
+    """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed.
+
+    A schedule sets the length of SCAFF-PD's steps, round by round.
+    """
+    work, inner = getattr(algorithm, "local", None), getattr(algorithm, "algorithm", None)
+    if hasattr(algorithm, "steps"):  # a schedule
+        return None
+    if not isinstance(work, LocalSGD):
+        return None if inner is None else find_local(inner)
+    return LocalSGD(
+        lr=work.lr, steps=work.steps, epochs=work.epochs, batch_size=work.batch_size,
+    )  # fmt: skip
