@@ -54,7 +54,7 @@ def test_more_clients_leave_the_first_ones_alone():
 
 @pytest.mark.parametrize(
     ("params", "message"),
-    [({"clients": 0}, "clients must be at least 1"), ({"shift": -1.0}, "must be >= 0")],
+    [({"clients": 0}, "clients must be at least 1"), ({"shift": -1.0}, "must be finite and >= 0")],
 )
 def test_wrong_parameters_are_refused(params, message):
     with pytest.raises(DataError, match=message):

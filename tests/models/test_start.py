@@ -1,6 +1,7 @@
 """Where training starts, what stays fixed on the way, and what comes back."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,13 @@ def bits(module: nn.Module) -> dict[str, torch.Tensor]:
 # -- what is frozen --------------------------------------------------------------------------------
 
 
+def without_metric(algorithm):
+    """Return an algorithm without steps in a metric, however deep it is wrapped."""
+    if hasattr(algorithm, "algorithm"):
+        return replace(algorithm, algorithm=without_metric(algorithm.algorithm))
+    return replace(algorithm, metric="none") if hasattr(algorithm, "metric") else algorithm
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CASES)
 def test_training_a_head_is_training_it_on_the_features_of_the_backbone(name, engine):
@@ -50,8 +58,9 @@ def test_training_a_head_is_training_it_on_the_features_of_the_backbone(name, en
     whole = simulate(federation, module, cross_entropy, **given)
     head = simulate(federation.with_inputs({"train": features}), module[2], cross_entropy, **given)
     assert whole.model.size == head.model.size == 15
+    algorithm = without_metric(CASES[name])  # which a model with a backbone does not have
     got, expected = (
-        train(CASES[name], c, rounds=3, seed=1, give_out="last").parameters for c in (whole, head)
+        train(algorithm, c, rounds=3, seed=1, give_out="last").parameters for c in (whole, head)
     )
     for key, value in bits(module).items():
         if key.startswith("0."):

@@ -61,8 +61,11 @@ class ScaffPDIA:
         As for :class:`equifed.objectives.RelativeFairness`.
     warmup : int
         Rounds with phi = 0 before phi is chosen.
-    local, steps, gradient_batch_size, participation, loss_batch_size, patience, metric
+    local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
+    metric
+        As there, but only where it is asked for: with signed weights steps in a metric do not
+        always end at the solution.
     cap
         As for :class:`equifed.objectives.RelativeFairness`.
     """
@@ -79,7 +82,7 @@ class ScaffPDIA:
     loss_batch_size: int | None = None
     patience: int = PATIENCE
     cap: float | None = None
-    metric: MetricKind = "auto"
+    metric: MetricKind = "none"
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
