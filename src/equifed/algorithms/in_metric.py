@@ -255,8 +255,11 @@ def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | 
     """Return the sizes of the first round; why there is no metric, where one was asked for."""
     if not may_use_metric(algorithm):
         return None
-    if isinstance(objective_of(algorithm, state), FreeSum):
+    objective = objective_of(algorithm, state)
+    if isinstance(objective, FreeSum):
         return None if algorithm.metric == "auto" else "its weights have no fixed sum"
+    if algorithm.metric == "auto" and objective.l1_norm(len(clients.names)) > 1 + 1e-9:
+        return None  # with signed weights such steps do not always end at the solution
     form: Form | int | str = f"there are more than {MOST_CLIENTS} clients"
     if len(clients.names) <= MOST_CLIENTS:
         form = choose_form(clients, state.x, algorithm.metric)
