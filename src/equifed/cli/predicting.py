@@ -113,7 +113,7 @@ def export(
         bool, typer.Option("--torch", help="Also model.pt2, a program of torch.export.")
     ] = False,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also model.onnx (needs equifed[onnx]).")
+        bool, typer.Option("--onnx", help="Also model.onnx (needs the extra onnx).")
     ] = False,
     card: Annotated[
         bool, typer.Option("--card", help="Also MODEL_CARD.md, with the numbers of every client.")

@@ -20,7 +20,7 @@ from equifed.runs.run import build_module, load_preparation
 from equifed.training.files import RunFolderError
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import CLIENTS, MODEL, OWN
+from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
 
 if TYPE_CHECKING:
     from equifed.models.flat import FlatModel
@@ -47,6 +47,7 @@ def load_predictor(folder: str | Path) -> Predictor:
     if (path / DESCRIPTION).exists():
         return load_exported(path)
     config, told = _read_run(path)
+    check_folder(path)
     module = build_module(config, tuple(told["input_shape"]), told["outputs"])
     return Predictor(
         load_weights(module.to(_dtype(config)), load_file(path / MODEL)),
