@@ -1,7 +1,6 @@
 """Where training starts, what stays fixed on the way, and what comes back."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.conformance.cases import CASES
-from tests.problems import classification, regression
+from tests.problems import classification, regression, without_metric
 from torch import nn
 
 from equifed.algorithms.fedavg import FedAvg
@@ -38,13 +37,6 @@ def bits(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 # -- what is frozen --------------------------------------------------------------------------------
-
-
-def without_metric(algorithm):
-    """Return an algorithm without steps in a metric, however deep it is wrapped."""
-    if hasattr(algorithm, "algorithm"):
-        return replace(algorithm, algorithm=without_metric(algorithm.algorithm))
-    return replace(algorithm, metric="none") if hasattr(algorithm, "metric") else algorithm
 
 
 @pytest.mark.parametrize("engine", ENGINES)
