@@ -165,3 +165,21 @@ def test_a_federation_that_was_scaled_is_not_divided_afterwards():
     fed = Federation.from_table(VISITS, "site", "y", features=["x"])
     with pytest.raises(DataError, match=r"leaked; give test= and validation= to from_table"):
         fed.split(test=0.2)
+
+
+def test_groups_inside_clients_are_a_column_of_the_table() -> None:
+    table = {
+        "site": ["n"] * 4 + ["s"] * 4,
+        "sex": ["f", "m", None, "f", "m", "m", "f", "f"],
+        "age": [50, 61, 42, 33, 70, 55, 48, 39],
+        "ill": ["no", "yes", "no", "yes", "no", "yes", "no", "yes"],
+    }
+    given = {"client": "site", "target": "ill", "groups": "sex", "min_count": 1}
+    fed = Federation.from_table(table, **given)
+    assert fed.train.groups is not None
+    assert fed.train.groups.tolist() == ["f", "m", "unknown", "f", "m", "m", "f", "f"]
+    assert any(name.startswith("sex") for name in fed.preparation.feature_names)
+    without = Federation.from_table(table, **given, features=["age"])
+    assert without.preparation.feature_names == ("age",)
+    with pytest.raises(DataError, match="no column 'gender'"):
+        Federation.from_table(table, client="site", target="ill", groups="gender")

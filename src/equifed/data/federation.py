@@ -198,6 +198,7 @@ class Federation:
         group: str | None = None,
         time: str | None = None,
         split: str | None = None,
+        groups: str | None = None,
         task: Literal["classification", "regression"] | None = None,
         classes: int | None = None,
         unit: str | None = None,
@@ -235,6 +236,9 @@ class Federation:
             Column with numbers or ISO dates: a client's held-out rows are later than its others.
         split : str, optional
             Column with ``train``, ``validation`` or ``test``, in place of fractions.
+        groups : str, optional
+            Column by whose values (a sex, an age band) metrics inside clients are told, too; it
+            stays a feature unless ``features`` leaves it out.
         task : {"classification", "regression"}, optional
             By default, numbers that are not all whole are values to regress on, text is classes.
             Two whole numbers, or up to 20 that follow each other, are classes; others could be
@@ -259,7 +263,7 @@ class Federation:
         coded = categorical if isinstance(categorical, str) else tuple(categorical)
         prepare = Prepare(scale, missing, coded, unknown, min_count, per_client)  # type: ignore[arg-type]
         columns = client, target, wanted, split, group, time, task, classes, unit
-        request = TableRequest(*columns, Holdout(validation, test, seed), prepare)
+        request = TableRequest(*columns, Holdout(validation, test, seed), prepare, groups)
         read = read_table(table, request)
         prepared: Preparation = read.pop("preparation")
         about = {"preparation": prepared.describe(), **(source or {})}

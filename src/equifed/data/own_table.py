@@ -33,6 +33,9 @@ from equifed.data.prepared_columns import name_client
 from equifed.data.split import DataError, DataWarning, Rows
 from equifed.data.targets import check_task
 
+UNKNOWN = "unknown"
+"""The group of rows that do not say theirs."""
+
 
 @dataclass(frozen=True)
 class TableRequest:
@@ -49,6 +52,7 @@ class TableRequest:
     unit: str | None = None
     holdout: Holdout = field(default_factory=Holdout)
     prepare: Prepare = field(default_factory=Prepare)
+    groups: str | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task, self.classes)
@@ -102,7 +106,8 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
-    return {**_prepare_clients(columns, owners, part, fitted), "preparation": fitted, "told": told}
+    clients = _prepare_clients(columns, owners, part, fitted, request.groups)
+    return {**clients, "preparation": fitted, "told": told}
 
 
 def choose_features(columns: Columns, request: TableRequest) -> list[str]:
@@ -113,7 +118,8 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
         wanted = [c for c in columns if c not in special]
     else:
         wanted = [str(c) for c in request.features]
-    absent = [c for c in [*special, *wanted, *listed] if c not in columns]
+    told_by = [] if request.groups is None else [request.groups]
+    absent = [c for c in [*special, *wanted, *listed, *told_by] if c not in columns]
     if absent:
         raise DataError(f"The table has no column {absent[0]!r}; it has {', '.join(columns)}.")
     if not wanted:
@@ -251,11 +257,15 @@ def _fit(
 
 
 def _prepare_clients(
-    columns: Columns, owners: Mapping[str, Rows], part: Labels, fitted: Preparation
+    columns: Columns,
+    owners: Mapping[str, Rows],
+    part: Labels,
+    fitted: Preparation,
+    groups: str | None,
 ) -> dict[str, Any]:
     names = [column.name for column in fitted.columns]
 
-    def prepare(label: str) -> dict[str, tuple[Any, Any]]:
+    def prepare(label: str) -> dict[str, tuple[Any, ...]]:
         out = {}
         for client, mine in owners.items():
             rows = mine[part[mine] == label].tolist()
@@ -264,7 +274,10 @@ def _prepare_clients(
             table = {c: [columns[c][r] for r in rows] for c in names}
             targets = [columns[fitted.target.name][r] for r in rows]
             try:
-                out[client] = fitted.apply(table, client), fitted.encode_target(targets)
+                out[client] = (fitted.apply(table, client), fitted.encode_target(targets))
+                if groups is not None:  # a gap is a group of its own
+                    told = (columns[groups][r] for r in rows)
+                    out[client] += ([UNKNOWN if g is None else g for g in told],)
             except DataError as error:
                 raise DataError(name_client(client, str(error))) from None
         return out

@@ -122,6 +122,7 @@ def table(
     split: str | None = None,
     group: str | None = None,
     time: str | None = None,
+    groups: str | None = None,
     task: Literal["classification", "regression"] | None = None,
     classes: int | None = None,
     unit: str | None = None,
@@ -145,6 +146,8 @@ def table(
         Column whose rows of one value (a patient) stay in one split.
     time : str, optional
         Column with numbers or ISO dates: a client's held-out rows are later than its others.
+    groups : str, optional
+        Column by whose values (a sex, an age band) metrics inside clients are told, too.
     task : {"classification", "regression"}, optional
         What whole numbers in the target are, where they could be either.
     classes : int, optional
@@ -173,6 +176,7 @@ def table(
         validation=holdout.validation,
         seed=holdout.seed,
         group=group,
+        groups=groups,
         time=time,
         split=split,
         task=task,
