@@ -266,7 +266,7 @@ def _prepare_clients(
     names = [column.name for column in fitted.columns]
 
     def prepare(label: str) -> dict[str, tuple[Any, ...]]:
-        out = {}
+        out: dict[str, tuple[Any, ...]] = {}
         for client, mine in owners.items():
             rows = mine[part[mine] == label].tolist()
             if not rows:
