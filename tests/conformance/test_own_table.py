@@ -63,6 +63,10 @@ def with_given_steps(algorithm: Any) -> Any:
     inner = getattr(algorithm, "algorithm", None)
     if inner is None:
         return algorithm
+    if hasattr(inner, "algorithm"):
+        return dataclasses.replace(algorithm, algorithm=with_given_steps(inner))
+    if not hasattr(inner, "metric"):  # no schedule: FedAvg and its like
+        return algorithm
     return dataclasses.replace(algorithm, algorithm=dataclasses.replace(inner, steps=PRIMAL_DUAL))
 
 

@@ -155,7 +155,7 @@ def mean_variance(strength: float) -> ChiSquare:
     merit).
 
     >>> losses = np.array([1.0, 1.5, 2.0])
-    >>> float(mean_variance(0.5).value(losses)) == losses.mean() + 0.5 * losses.var()
+    >>> bool(mean_variance(0.5).value(losses) == losses.mean() + 0.5 * losses.var())
     True
     """
     if not 0 < strength < np.inf:

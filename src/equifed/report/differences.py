@@ -139,7 +139,8 @@ def compare_samples(
 
 def _mean(intervals: Sequence[Interval]) -> Interval:
     table = np.array([[i.estimate, i.lower, i.upper] for i in intervals])
-    return Interval(*(float(number) for number in table.mean(axis=0)))
+    with np.errstate(invalid="ignore"):  # limits without bounds on both sides: unknown
+        return Interval(*(float(number) for number in table.mean(axis=0)))
 
 
 def _pair_runs(ours: RunData, theirs: RunData, scale: Scale) -> tuple[Joint, Index | None] | None:
