@@ -31,6 +31,8 @@ def linear_hessian(
     """
     if linear_layer(model.module, model.input_dimensions) is None:
         return "the model is not linear in its parameters"
+    if model.own_size:
+        return "clients have own parameters, and the matrix would have to do without them"
     outputs = model.outputs(x, inputs).reshape(len(inputs), -1)
 
     def loss_of(output: Tensor, target: Tensor) -> Tensor:
