@@ -21,6 +21,7 @@ _HOMES = {
     "alone": "runs.alone",
     "compare": "runs.comparison",
     "features": "models.features",
+    "frontier": "runs.frontier",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
     "resume": "runs.run",

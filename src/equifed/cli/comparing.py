@@ -102,6 +102,39 @@ def compare(
         _show_end(made, out / "report.html", quiet or json)
 
 
+def frontier(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Folder for table, picture and chosen run.")] = Path(
+        "frontier"
+    ),
+    points: Annotated[int, typer.Option(help="Strengths from average to worst case.")] = 12,
+    give_up: Annotated[
+        float, typer.Option(help="Share of the average that may be given up; 0.01 is a point.")
+    ] = 0.01,
+    gap: Annotated[float, typer.Option(help="Relative gap that ends a point, if proved.")] = 0.005,
+    settings: Set = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Walk from the average to the worst case with warm starts, and pick a point on validation.
+
+    Data need a validation split: data.holdout.validation=0.2.
+    """
+    with explain_errors("the same command"):
+        from equifed.runs.frontier import walk_config
+
+        found = walk_config(
+            config, settings or [], out, points=points, give_up=give_up, gap=gap,
+            overwrite=overwrite, progress=None if not (quiet or json) else False,
+        )  # fmt: skip
+        if json:
+            print_json({"folder": str(out), "points": found.rows()})
+        elif not quiet:
+            typer.echo(str(found))
+            typer.echo(f"chosen run: {out / 'chosen'}")
+
+
 def sweep(
     config: Config,
     over: Annotated[

@@ -220,7 +220,14 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
     print_line(out, f"run folder: {folder}")
 
 
-for function in (init, comparing.report, comparing.compare, comparing.sweep, looking.doctor):
+for function in (
+    init,
+    comparing.report,
+    comparing.compare,
+    comparing.sweep,
+    comparing.frontier,
+    looking.doctor,
+):
     app.command()(function)
 for about_models in (predicting.predict, predicting.evaluate, predicting.export):
     app.command()(about_models)

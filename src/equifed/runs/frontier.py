@@ -1,0 +1,364 @@
+r"""The frontier between average and worst-served clients, walked as one run.
+
+The strength t of fairness goes from 0, the average, to 1, the worst case. In between the weights
+pay the chi-square penalty
+
+.. math:: \rho(t) = s\,\frac{1 - t}{t}
+
+with s the standard deviation of the clients' losses at the average's solution, so that t has no
+unit: at t = 1/2 a client whose loss is one deviation above the mean weighs about twice as much.
+Every point starts at the model of the point before it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.clients import Clients
+from equifed.data.tables import Table
+from equifed.metrics.intervals import Interval
+from equifed.metrics.metric import find_metric
+from equifed.metrics.summary import percent_name, summary
+from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
+from equifed.objectives.average import Average
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.chi_square import ChiSquare
+from equifed.objectives.worst_case import WorstCase
+from equifed.runs.config import RunConfig
+from equifed.runs.run import build, limit_threads
+from equifed.runs.settings import ConfigError
+from equifed.training.files import RunFolderError, lock_folder
+from equifed.training.frames import open_axes
+from equifed.training.history import History
+from equifed.training.loop import train
+from equifed.training.stopping import StopAtGap
+
+AVERAGE, TAIL = "average_by_client", percent_name("worst", 0.2)
+TABLE, PICTURE, CHOSEN = "frontier.csv", "frontier.png", "chosen"
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One strength of fairness: the run, and what it gives on the split that is looked at."""
+
+    strength: float
+    objective: SaddleObjective
+    history: History
+    average: Interval
+    tail: Interval
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the point took."""
+        return len(self.history.rounds)
+
+    @property
+    def gap(self) -> float | None:
+        """How far the objective is at most from its minimum; None: nothing was proved."""
+        told = self.history.certificate()
+        return told["gap"] if isinstance(told, dict) else None
+
+
+@dataclass(frozen=True, repr=False)
+class Frontier:
+    """What :func:`frontier` returns.
+
+    Attributes
+    ----------
+    points : tuple of FrontierPoint
+        From the average to the worst case.
+    chosen : FrontierPoint
+        The point that the rule picks.
+    metric, split, rule : str
+        What was measured, on which samples, and how the point was picked.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    chosen: FrontierPoint
+    metric: str
+    split: str
+    rule: str
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the whole path."""
+        return sum(point.rounds for point in self.points)
+
+    def table(self) -> Table:
+        """Return a row for every point."""
+        header = ("strength", "average", "worst fifth", "rounds", "certified", "")
+        rows = [
+            (
+                f"{p.strength:.2f}", _show(p.average), _show(p.tail), str(p.rounds),
+                "" if p.gap is None else f"{p.gap:.2g}", "chosen" if p is self.chosen else "",
+            )
+            for p in self.points
+        ]  # fmt: skip
+        return Table(f"{self.split} {self.metric}; {self.rule}", header, rows)
+
+    def to_frame(self) -> Any:
+        """Return a data frame with a row for every point."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the average against the worst fifth, with intervals; returns matplotlib's axes."""
+        ax = open_axes(ax)
+        xs, ys = ([getattr(p, name) for p in self.points] for name in ("average", "tail"))
+        ax.errorbar(
+            [x.estimate for x in xs], [y.estimate for y in ys],
+            xerr=_arms(xs), yerr=_arms(ys), fmt="o-", elinewidth=0.6, capsize=2,
+        )  # fmt: skip
+        ax.plot(
+            self.chosen.average.estimate, self.chosen.tail.estimate, "s", ms=11, mfc="none",
+            mec="black", label=f"chosen: strength {self.chosen.strength:.2f}",
+        )  # fmt: skip
+        for point in (self.points[0], self.points[-1]):
+            name = "average" if point.strength == 0 else "worst case"
+            where = point.average.estimate, point.tail.estimate
+            ax.annotate(name, where, textcoords="offset points", xytext=(6, -12))
+        ax.set(xlabel=f"{self.split} {self.metric}, average over clients")
+        ax.set(ylabel=f"{self.split} {self.metric}, worst fifth of the clients")
+        ax.legend()
+        return ax
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the table, the picture (with matplotlib) and the chosen run into a folder."""
+        out = Path(folder)
+        if (out / TABLE).exists() and not overwrite:
+            raise RunFolderError(f"{out} holds a frontier; choose another, or overwrite=True.")
+        out.mkdir(parents=True, exist_ok=True)
+        with lock_folder(out):
+            self.chosen.history.save(out / CHOSEN, overwrite=True)
+            self._draw(out / PICTURE)
+            rows, text = self.rows(), io.StringIO(newline="")
+            writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            (out / TABLE).write_text(text.getvalue(), encoding="utf-8")
+        return out
+
+    def _draw(self, path: Path) -> None:
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:  # an extra
+            return
+        figure = Figure(figsize=(6, 4.5), layout="constrained")
+        self.plot(figure.subplots())
+        figure.savefig(path, dpi=150)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the numbers of every point."""
+        return [
+            {
+                "strength": p.strength, "average": p.average.estimate,
+                "average_lower": p.average.lower, "average_upper": p.average.upper,
+                "worst_20": p.tail.estimate, "worst_20_lower": p.tail.lower,
+                "worst_20_upper": p.tail.upper, "rounds": p.rounds, "gap": p.gap,
+                "chosen": p is self.chosen,
+            }
+            for p in self.points
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def frontier(
+    algorithm: AnyAlgorithm,
+    clients: Clients,
+    *,
+    points: int | Sequence[float] = 12,
+    rounds: int = 200,
+    gap: float = 0.005,
+    split: str = "validation",
+    metric: str | None = None,
+    give_up: float = 0.01,
+    seed: int = 0,
+    progress: bool | None = False,
+) -> Frontier:
+    """Walk from the average to the worst case with warm starts, and pick a point.
+
+    The point that is picked is the fairest (best worst fifth of the clients) whose average is not
+    more than ``give_up`` below the best average, both on the split: never on test data.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        One with an ``objective``, as :class:`equifed.ScaffPD`; its objective is replaced.
+    clients : Clients
+        On whom, as :func:`equifed.simulate` gives them.
+    points : int or sequence of float
+        How many strengths from 0 to 1, or which, in rising order.
+    rounds : int
+        Rounds of a point at most.
+    gap : float
+        A point ends when its objective is certified to be within this fraction of its minimum;
+        models without a certificate take all their rounds.
+    split : {"validation", "train"}
+        Samples that points are judged by.
+    metric : str, optional
+        Accuracy for classes and MSE for numbers, if not given.
+    give_up : float
+        How much of the average may be given up: 0.01 is one point of accuracy; of other metrics
+        one per cent.
+    seed : int
+        Of every draw.
+    progress : bool, optional
+        Show a bar for each point.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> data = ef.load("fashion-three", train=40, test=20).split(validation=0.3)
+    >>> clients = ef.simulate(data, "logistic", l2=0.1)
+    >>> path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients, points=3)
+    >>> [point.strength for point in path.points]
+    [0.0, 0.5, 1.0]
+    """
+    strengths = _check(algorithm, points, split, give_up)
+    stop, found, x, spread = [StopAtGap(gap, relative=True)], [], None, 0.0
+    for strength in strengths:
+        objective = _objective(strength, spread)
+        changed: Any = replace(algorithm, objective=objective)  # type: ignore[type-var]
+        history = train(
+            changed, clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
+            stop=stop, progress=progress,
+        )  # fmt: skip
+        if metric is None:
+            metric = (history.main_metric() or ("loss", split))[0]
+        found.append(_measure(strength, objective, history, metric, split))
+        x = history.parameters
+        if strength == 0:
+            losses = np.array(list(history.per_client("loss", split).values()))
+            spread = float(np.nanstd(losses))
+    assert metric is not None
+    chosen, rule = _pick(found, metric, give_up)
+    return Frontier(tuple(found), chosen, metric, split, rule)
+
+
+def walk_config(
+    config: str | Path,
+    overrides: Sequence[str],
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: bool | None = None,
+    **options: Any,
+) -> Frontier:
+    """Walk the frontier of a configuration's algorithm, data and model into a folder."""
+    if (out / TABLE).exists() and not overwrite:
+        raise RunFolderError(f"{out} holds a frontier; choose another, or pass --overwrite.")
+    built = build(RunConfig.read(config, overrides))
+    if "validation" not in built.federation.splits():
+        raise ConfigError(
+            ["data.holdout.validation: points are picked on validation samples; say 0.2"]
+        )
+    given = {"rounds": built.config.rounds, "seed": built.config.seed, "progress": progress}
+    with limit_threads(built.config.threads):
+        try:
+            found = frontier(built.algorithm, built.clients, **given, **options)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
+    found.save(out, overwrite=True)
+    return found
+
+
+def _check(
+    algorithm: AnyAlgorithm, points: int | Sequence[float], split: str, give_up: float
+) -> list[float]:
+    given: Any = algorithm
+    if not is_dataclass(given) or "objective" not in {f.name for f in fields(given)}:
+        raise ValueError(
+            f"{type(algorithm).__name__} has no objective whose strength could be walked; take one "
+            "that has, as ScaffPD or AFL."
+        )
+    if split not in ("validation", "train"):
+        raise ValueError(
+            f"split must be validation or train, got {split!r}: what is chosen on test samples is "
+            "not tested by them. Hold some back: data.split(validation=0.2)."
+        )
+    if not 0 <= give_up < 1:
+        raise ValueError(f"give_up must lie between 0 and 1, got {give_up}.")
+    if isinstance(points, int):
+        if points < 2:
+            raise ValueError(f"A frontier has at least two points, got {points}.")
+        return [k / (points - 1) for k in range(points)]
+    strengths = [float(t) for t in points]
+    if (
+        not strengths
+        or strengths[0] != 0
+        or strengths[-1] > 1
+        or strengths != sorted(set(strengths))
+    ):
+        raise ValueError(f"points must rise from 0 to at most 1, got {list(points)}.")
+    return strengths
+
+
+def _objective(strength: float, spread: float) -> SaddleObjective:
+    """Return the objective of a strength; see the head of this file."""
+    if strength == 0:
+        return Average()
+    if strength == 1 or spread == 0:
+        return WorstCase()
+    return ChiSquare(rho=spread * (1 - strength) / strength)
+
+
+def _measure(
+    strength: float, objective: SaddleObjective, history: History, metric: str, split: str
+) -> FrontierPoint:
+    record = history.last(metric, split)
+    if record is None:
+        raise ValueError(
+            f"{metric} was not measured on {split}: the data have no such split, or no such metric."
+            " Hold samples back with data.split(validation=0.2)."
+        )
+    there = ~np.isnan(record.values)
+    known, sizes = record.values[there], record.sizes[there]
+    if metric == "accuracy":
+        intervals = accuracy_intervals(np.rint(known * sizes), sizes)
+    else:
+        better = find_metric(metric).higher_is_better
+        intervals = summary_intervals(known, higher_is_better=better)
+        numbers = summary(known, higher_is_better=better)
+        for name in (AVERAGE, TAIL):
+            intervals.setdefault(name, Interval(numbers[name], np.nan, np.nan))
+    return FrontierPoint(strength, objective, history, intervals[AVERAGE], intervals[TAIL])
+
+
+def _pick(
+    points: Sequence[FrontierPoint], metric: str, give_up: float
+) -> tuple[FrontierPoint, str]:
+    """Return the fairest point that does not give up too much of the average, and the rule."""
+    up = 1.0 if find_metric(metric).higher_is_better else -1.0
+    best = max(up * p.average.estimate for p in points)
+    loss = give_up if metric == "accuracy" else give_up * abs(best)
+    allowed = [p for p in points if up * p.average.estimate >= best - loss]
+    said = f"{100 * give_up:g} point{'' if give_up == 0.01 else 's'}"
+    said = said if metric == "accuracy" else f"{give_up:.3g} of it"
+    rule = f"the best worst fifth whose average is within {said} of the best"
+    return max(allowed, key=lambda p: (up * p.tail.estimate, -p.strength)), rule
+
+
+def _show(interval: Interval) -> str:
+    if np.isnan(interval.lower):
+        return f"{interval.estimate:.4g}"
+    return f"{interval.estimate:.4g} ({interval.lower:.4g} to {interval.upper:.4g})"
+
+
+def _arms(intervals: Sequence[Interval]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    down = [i.estimate - i.lower for i in intervals]
+    up = [i.upper - i.estimate for i in intervals]
+    return np.nan_to_num(np.clip(np.array([down, up]), 0, None))
