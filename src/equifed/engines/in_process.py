@@ -139,6 +139,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
         As for :func:`equifed.simulate`.
     """
 
+    choice: str | None = None
+    """Why this engine, where it was chosen by measuring."""
+
     def __init__(
         self,
         data: Federation,

@@ -29,6 +29,7 @@ from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
 from equifed.engines.profile import MOST_NEWTON
 from equifed.engines.stacked.chunks import map_in_threads
+from equifed.engines.stacked.gradient_rules import products_in
 from equifed.models.hessians import LinearHessian
 
 Result = TypeVar("Result")
@@ -272,11 +273,13 @@ class LoopClients(InProcessClients):
         used = batch.weights[0] > 0  # the last batch of a pass may be smaller
         rows = self._offsets[self.index[k]] + batch.positions[0][used]
         keys = None if batch.keys is None else batch.keys[0][used]
-        each = self.model.sample_losses(u, self._inputs[rows], self._targets[rows], keys)
+        with products_in("full", u.device):
+            each = self.model.sample_losses(u, self._inputs[rows], self._targets[rows], keys)
         return each.mean() + self.model.penalty(u)
 
     def _gradient(self, u: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
         u = u.detach().requires_grad_()
         value = self._loss(u, k, batch)
-        (gradient,) = torch.autograd.grad(value, u)
+        with products_in("full", u.device):
+            (gradient,) = torch.autograd.grad(value, u)
         return value.detach(), gradient

@@ -19,6 +19,7 @@ from torch.func import grad_and_value, vmap
 from typing_extensions import override
 
 from equifed.models.flat import FlatModel
+from equifed.models.written_out import write_out
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ class GradientRule(Protocol):
 class FunctionRule(GradientRule):
     """Any module, batched over clients by ``torch.func``."""
 
-    def __init__(self, model: FlatModel) -> None:
-        self._model = model
+    def __init__(self, model: FlatModel, compiled: bool = False) -> None:
+        self._model = model.twin()
+        write_out(self._model.module, convolutions=compiled and model.device.type == "cuda")
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
 
@@ -163,6 +165,11 @@ def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
     """Multiply matrices in that precision for a while."""
     if precision == "bf16":
         with torch.autocast(device.type, torch.bfloat16):
+            yield
+    elif precision == "full" and device.type == "cuda":  # convolutions would take tf32 by default
+        cudnn = torch.backends.cudnn
+        kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark}
+        with cudnn.flags(**kept, deterministic=cudnn.deterministic, allow_tf32=False):
             yield
     elif precision == "tf32":
         before = torch.get_float32_matmul_precision()
