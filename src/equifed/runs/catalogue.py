@@ -317,6 +317,9 @@ def _data() -> dict[str, Entry]:
         "arrays": Entry(
             "equifed.datasets.pooled:arrays", "your own .npz file, divided by a partition"
         ),
+        "mapped": Entry(
+            "equifed.data.mapped:open_federation", "a folder that a FederationWriter wrote"
+        ),
     }
 
 
