@@ -140,6 +140,24 @@ def our_round(clients: InProcessClients, x: Tensor) -> Tensor:
     return total
 
 
+def shared_round(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """Take as many steps with one model on all clients' minibatches: what a GPU can do at best."""
+    optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=1e-9)
+    count = len(inputs) // STEPS
+    order = torch.randperm(len(inputs), device=inputs.device)
+    for step in range(STEPS):
+        rows = order[step * count : (step + 1) * count]
+        optimiser.zero_grad()
+        plain_loss(module(inputs[rows]), targets[rows]).backward()
+        optimiser.step()
+
+
+def wait_for(call: Callable[[], object]) -> None:
+    """Call, and wait for the device."""
+    call()
+    torch.cuda.synchronize()
+
+
 def compare(name: str, clients: int, device: str, turns: int) -> None:
     """Print the times of one model."""
     torch.manual_seed(0)
@@ -150,6 +168,10 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
         "stacked": StackedClients(data, module, cross_entropy, **given),
         "auto": simulate(data, module, cross_entropy, **given),
     }
+    if device == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # as equifed does
+        compiled = StackedClients(data, module, cross_entropy, **given, compiled=True)
+        engines["stacked, compiled"] = compiled
     x = engines["loop"].flatten(module)
     held = engines["loop"]
     pairs = [
@@ -159,15 +181,24 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
     candidates: dict[str, Callable[[], object]] = {
         "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs)
     }
+    if device == "cuda":
+        one = copy.deepcopy(module).to(device)
+        candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
+        if clients > 100:  # one client after the other would take minutes
+            candidates.pop("plain loop")
+            engines.pop("loop")
     candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
     ends = {key: our_round(engine, x) for key, engine in engines.items()}
-    apart = max(float((end - ends["loop"]).abs().max()) for end in ends.values())
+    apart = max(float((end - ends["stacked"]).abs().max()) for end in ends.values())
     if apart > 1e-4:
         raise SystemExit(f"{name}: the engines disagree by {apart}")
+    if device == "cuda":
+        candidates = {key: partial(wait_for, call) for key, call in candidates.items()}
     times = best_times(candidates, turns=turns, wall=True)
     chosen = type(engines["auto"]).__name__.removesuffix("Clients").lower()
     title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
-    print(table(title, times, "plain loop"), flush=True)
+    base = "plain loop" if "plain loop" in times else "one shared model"
+    print(table(title, times, base), flush=True)
 
 
 def main() -> None:
