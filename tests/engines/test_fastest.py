@@ -134,3 +134,20 @@ def test_choices_on_ties(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fastest, "measure", lambda *_, told=told: told)
         (cache_folder() / "engines.json").unlink(missing_ok=True)
         assert fastest.choose_fastest({"stacked": stacked, "loop": loop}, x).name == name
+
+
+def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function: object) -> object:
+        def compiled(*arguments: object, **named: object) -> None:
+            raise RuntimeError("no rule for this")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    data, module = images(), network()
+    with pytest.warns(UserWarning, match="cannot be compiled .no rule for this"):
+        compiled = ef.simulate(data, module, cross_entropy, compiled=True)
+    plain = ef.simulate(data, module, cross_entropy, engine="stacked")
+    x, work = plain.flatten(module), ef.LocalSGD(lr=0.1, steps=2, batch_size=2)
+    ours, theirs = (c.local_steps(x, work, Stream(0)).displacement for c in (compiled, plain))
+    assert torch.equal(ours.matrix, theirs.matrix)

@@ -7,6 +7,7 @@ connected layers out by hand.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -182,9 +183,36 @@ def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
         yield
 
 
-class CompiledRule:
-    """Another rule, compiled by ``torch.compile``: a minute at the start, then faster steps."""
+class CompiledRule(GradientRule):
+    """Another rule, compiled by ``torch.compile``: a minute at the start, then faster steps.
+
+    What the compiler cannot take is computed without it, and said once.
+    """
 
     def __init__(self, rule: GradientRule) -> None:
-        self.gradient = torch.compile(rule.gradient)
-        self.step = torch.compile(rule.step)
+        self._plain = rule
+        self._gradient, self._step = torch.compile(rule.gradient), torch.compile(rule.step)
+
+    @override
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        try:
+            return self._gradient(u, samples)
+        except RuntimeError as error:
+            self._give_up(error)
+            return self._gradient(u, samples)
+
+    @override
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        # It changes u in place, so only gradients, which are checked at the start, are tried.
+        self._step(u, samples, keep=keep, lr=lr)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        if self._gradient == self._plain.gradient:
+            raise error  # it cannot be computed at all
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"The model cannot be compiled ({said}); it is computed without.",
+            UserWarning,
+            stacklevel=2,
+        )
+        self._gradient, self._step = self._plain.gradient, self._plain.step
