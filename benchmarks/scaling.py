@@ -77,7 +77,11 @@ def case(**changes: float | str) -> dict[str, float | str]:
     return base | {"participation": 0.01, "rounds": 5, "algorithm": "fedavg"} | changes
 
 
+MILLION = {"clients": 1_000_000, "samples": 20, "features": 32, "spread": False}
+
 CASES = [
+    case(**MILLION, participation=0.001),
+    case(**MILLION, participation=0.001, algorithm="scaff_pd"),
     case(),
     case(algorithm="scaff_pd"),
     case(participation=0.02),

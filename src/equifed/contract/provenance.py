@@ -12,3 +12,11 @@ class KnowsOrigin(Protocol):
     def origin(self) -> dict[str, Any]:
         """Return model, loss, precision, and name, checksum, source and preparation of the data."""
         ...
+
+
+@runtime_checkable
+class ChoseEngine(Protocol):
+    """Clients whose engine may have been chosen by measuring."""
+
+    choice: str | None
+    """Which engine, and why; None: there was nothing to choose."""

@@ -3,6 +3,7 @@
 from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
 from equifed.data.holdout import Holdout
+from equifed.data.mapped import FederationWriter, open_federation
 from equifed.data.partitions import (
     ByColumn,
     Dirichlet,
@@ -24,6 +25,7 @@ __all__ = [
     "DataWarning",
     "Dirichlet",
     "Federation",
+    "FederationWriter",
     "Holdout",
     "Iid",
     "Imbalance",
@@ -35,6 +37,7 @@ __all__ = [
     "Split",
     "build_partition",
     "fill_missing",
+    "open_federation",
     "read_columns",
     "standardise",
 ]

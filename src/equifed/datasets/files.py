@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equifed.data.cache import cache_folder
 from equifed.data.split import DataError
 
 Progress = Callable[[str, int, int], None]
@@ -47,15 +48,6 @@ def data_folders() -> list[Path]:
     """Return the folders that are searched: the user's, then the cache."""
     given = os.environ.get("EQUIFED_DATA")
     return [*([Path(given).expanduser()] if given else []), cache_folder()]
-
-
-def cache_folder() -> Path:
-    """Return where fetched files are kept."""
-    given = os.environ.get("EQUIFED_CACHE")
-    if given:
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "equifed"
 
 
 def find(folder: str, name: str) -> Path | None:

@@ -82,6 +82,8 @@ class TorchClients(OwnParts, Clients):
     names: tuple[str, ...] = ()
     index: Index = np.arange(0)
     model: FlatModel
+    choice: str | None = None
+    """Why this engine, where it was chosen by measuring."""
 
     def __init__(self, data: Federation) -> None:
         self.names, self.index = data.names, np.arange(len(data.names))

@@ -1,13 +1,15 @@
-"""The reference engine: one client at a time, no cleverness.
+"""The reference engine: every client by itself, no cleverness.
 
 Every other engine must agree with this one. It is also the engine for modules that
-``torch.func.vmap`` cannot take.
+``torch.func.vmap`` cannot take, or takes slowly: on several cores each client has one to itself,
+with a module of its own, since a module can carry the parameters of one client at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
+import copy
+from collections.abc import Callable, Iterator
+from typing import Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,23 +28,29 @@ from equifed.engines.in_process import (
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
 from equifed.engines.profile import MOST_NEWTON
+from equifed.engines.stacked.chunks import map_in_threads
+from equifed.engines.stacked.gradient_rules import products_in
 from equifed.models.hessians import LinearHessian
+
+Result = TypeVar("Result")
 
 Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Displacement, snapshot, average, mean gradient and threshold of one client."""
 
 
 class LoopClients(InProcessClients):
-    """One client after the other; arguments as for :class:`InProcessClients`."""
+    """Each client by itself; arguments as for :class:`InProcessClients`."""
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
         self._refuse_minibatches(batch_size)
-        with torch.no_grad():
-            values = [
-                self._loss(self._with_own(x, k), k, self._batches(k, stream, batch_size).at(0))
-                for k in self._each()
-            ]
+
+        def measure(self: Self, k: int) -> Tensor:
+            with torch.no_grad():  # every thread has a switch of its own
+                batch = self._batches(k, stream, batch_size).at(0)
+                return self._loss(self._with_own(x, k), k, batch)
+
+        values = self._map(measure)
         self._book(down=1, up=0, losses=1)
         out = to_numpy(torch.stack(values))
         self.refuse_non_finite(out, "loss")
@@ -53,10 +61,12 @@ class LoopClients(InProcessClients):
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
         self._refuse_minibatches(batch_size)
-        pairs = [
-            self._gradient(self._with_own(x, k), k, self._batches(k, stream, batch_size).at(0))
-            for k in self._each()
-        ]
+
+        def differentiate(self: Self, k: int) -> tuple[Tensor, Tensor]:
+            batch = self._batches(k, stream, batch_size).at(0)
+            return self._gradient(self._with_own(x, k), k, batch)
+
+        pairs = self._map(differentiate)
         self._book(down=1, up=1, losses=1)
         losses = to_numpy(torch.stack([value for value, _ in pairs]))
         self.refuse_non_finite(losses, "loss")
@@ -80,14 +90,16 @@ class LoopClients(InProcessClients):
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)
-        results = []
-        for k in self._each():
+
+        def move(self: Self, k: int) -> Walked:
             correction = None
             if control is not None and target is not None:
                 correction = target - control.matrix[k]
             slope = None if slopes is None else float(slopes[k])
             walk = self._walk if not self.remembers_own() else self._walk_with_own
-            results.append(walk(x, work, stream, k, int(steps[k]), correction, slope))
+            return walk(x, work, stream, k, int(steps[k]), correction, slope)
+
+        results = self._map(move)
         self._book_local(work, corrected=target is not None)
         *vectors, thresholds = (
             None if column[0] is None else torch.stack(column)
@@ -225,6 +237,29 @@ class LoopClients(InProcessClients):
     def _each(self) -> range:
         return range(len(self.index))
 
+    def _map(self, function: Callable[[Self, int], Result]) -> list[Result]:
+        """Return the function's results for all clients, on one core each where there are several.
+
+        The function gets these clients with a model that no other thread uses.
+        """
+        together = self.model.device.type == "cpu" and torch.get_num_threads() > 1
+        if not together:
+            return [function(self, k) for k in self._each()]
+        spare = []
+        for _ in range(torch.get_num_threads()):
+            twin = copy.copy(self)
+            twin.model = self.model.twin()
+            spare.append(twin)
+
+        def call(k: int) -> Result:
+            mine = spare.pop()
+            try:
+                return function(mine, k)
+            finally:
+                spare.append(mine)
+
+        return map_in_threads(call, self._each(), together)
+
     def _batches(self, k: int, stream: Stream, batch_size: int | None) -> Minibatches:
         device = self.model.device
         i = int(self.index[k])
@@ -238,11 +273,13 @@ class LoopClients(InProcessClients):
         used = batch.weights[0] > 0  # the last batch of a pass may be smaller
         rows = self._offsets[self.index[k]] + batch.positions[0][used]
         keys = None if batch.keys is None else batch.keys[0][used]
-        each = self.model.sample_losses(u, self._inputs[rows], self._targets[rows], keys)
+        with products_in("full", u.device):
+            each = self.model.sample_losses(u, self._inputs[rows], self._targets[rows], keys)
         return each.mean() + self.model.penalty(u)
 
     def _gradient(self, u: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
         u = u.detach().requires_grad_()
         value = self._loss(u, k, batch)
-        (gradient,) = torch.autograd.grad(value, u)
+        with products_in("full", u.device):
+            (gradient,) = torch.autograd.grad(value, u)
         return value.detach(), gradient

@@ -11,6 +11,7 @@ from torch import nn
 
 from equifed.contract.own import OwnSteps
 from equifed.data.federation import Federation
+from equifed.engines.fastest import choose_fastest
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
@@ -58,8 +59,9 @@ def simulate(
         Per-sample loss of (outputs, targets), or its name (``equifed list losses``); ``"auto"`` is
         cross-entropy for classes and squared for numbers.
     engine : {"auto", "stacked", "loop"}
-        ``"stacked"`` moves many clients at once, ``"loop"`` one after the other; ``"auto"`` is
-        stacked wherever the module can be batched over clients.
+        ``"stacked"`` moves many clients at once, ``"loop"`` gives each of them a core; ``"auto"``
+        is stacked for fully connected models and else whichever takes less time for a few
+        gradients here (``choice`` tells), which is remembered for the next time.
     class_weights : {"balanced"} or mapping of class to weight, optional
         Weights of the classes in the loss; see :func:`equifed.models.losses.weigh_classes`.
     l2 : float
@@ -121,7 +123,7 @@ def simulate(
     if engine == "loop":
         return LoopClients(data, module, loss, **given)
     try:
-        return StackedClients(
+        stacked = StackedClients(
             data, module, loss, **given, memory=memory, chunk=chunk, fast=fast,
             compiled=compiled, precision=precision, streamed=streamed,
         )  # fmt: skip
@@ -130,3 +132,12 @@ def simulate(
             raise
         warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
         return LoopClients(data, module, loss, **given)
+    only_stacked = compiled or precision != "full" or chunk is not None
+    if engine == "stacked" or only_stacked or not stacked.worth_measuring():
+        return stacked
+    engines: dict[str, Clients] = {"stacked": stacked}
+    engines["loop"] = LoopClients(data, module, loss, **given)
+    choice = choose_fastest(engines, stacked.flatten(module))
+    chosen = engines[choice.name]
+    chosen.choice = choice.describe()
+    return chosen

@@ -120,6 +120,16 @@ class FlatModel:
         if targets is not None:
             check_loss(loss, outputs, _repeat(targets).to(self.device, _precision(targets, dtype)))
 
+    def twin(self) -> FlatModel:
+        """Return the same model for another thread: another module that holds the same numbers.
+
+        While it computes, a module carries somebody's parameters; two threads need two.
+        """
+        held = [*self.module.parameters(), *self.module.buffers()]
+        twin = copy.copy(self)
+        twin.module = copy.deepcopy(self.module, {id(tensor): tensor for tensor in held})
+        return twin
+
     @property
     def fixed(self) -> dict[str, Tensor]:
         """Parameters that are not trained, and buffers that belong to the module's state."""

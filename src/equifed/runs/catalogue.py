@@ -250,9 +250,12 @@ DUAL_STEPS = {
 }
 
 ENGINES = {
-    "auto": Entry("equifed.engines.simulate:simulate", "stacked wherever the module allows it"),
+    "auto": Entry("equifed.engines.simulate:simulate", "stacked, or loop where that is faster"),
     "stacked": Entry("equifed.engines.stacked.clients:StackedClients", "many clients at once"),
-    "loop": Entry("equifed.engines.loop:LoopClients", "one client at a time; the reference"),
+    "loop": Entry(
+        "equifed.engines.loop:LoopClients",
+        "each client by itself, on a core of its own; the reference",
+    ),
     "distributed": Entry(
         "equifed.engines.distributed.clients:DistributedClients",
         "stacked on every process of a group",
@@ -313,6 +316,9 @@ def _data() -> dict[str, Entry]:
         ),
         "arrays": Entry(
             "equifed.datasets.pooled:arrays", "your own .npz file, divided by a partition"
+        ),
+        "mapped": Entry(
+            "equifed.data.mapped:open_federation", "a folder that a FederationWriter wrote"
         ),
     }
 

@@ -96,6 +96,10 @@ def _same(stored: RunConfig, wanted: RunConfig) -> bool:
     """Compare configurations; ``auto`` was settled by the data when the run was stored."""
     if wanted.model["loss"] == "auto":
         stored = replace(stored, model={**stored.model, "loss": "auto"})
+    if wanted.engine["name"] == "auto" and stored.engine["name"] in ("stacked", "loop"):
+        kept = {key: value for key, value in wanted.engine.items() if key in stored.engine}
+        if kept | {"name": ""} == stored.engine | {"name": ""}:  # chosen by measuring
+            stored = replace(stored, engine=wanted.engine)
     return stored.to_dict() == wanted.to_dict()
 
 

@@ -122,7 +122,9 @@ def build(config: RunConfig) -> Run:
     """Load the data and construct model, engine and algorithm."""
     federation = load_data(config.data)
     config = _settled(config, federation)
-    clients = _engine(config, federation)
+    with limit_threads(config.threads):
+        clients = _engine(config, federation)
+    config = replace(config, engine=_settled_engine(config.engine, clients))
     algorithm = build_algorithm(config.algorithm, federation.train.sizes.tolist())
     table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
     config = replace(config, algorithm=table)
@@ -174,6 +176,15 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
         penalise=shared.penalise, dtype=dtype,
     )  # fmt: skip
     return clients
+
+
+def _settled_engine(engine: Table, clients: Clients) -> Table:
+    """Return the engine's table with the name that measuring chose, for resumes and repeats."""
+    if engine["name"] != "auto" or getattr(clients, "choice", None) is None:
+        return engine
+    name = type(clients).__name__.removesuffix("Clients").lower()
+    known = settings(SECTIONS["engines"][name].load())
+    return {"name": name} | {key: value for key, value in engine.items() if key in known}
 
 
 def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -24,7 +24,7 @@ from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
 from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell_own
 from equifed.training.progress import follow_by_default
-from equifed.training.provenance import describe_run
+from equifed.training.provenance import describe_run, tell_choice
 from equifed.training.touches import tell_touches
 from equifed.training.warnings import check_finite, find_warnings
 
@@ -163,7 +163,7 @@ class _Training:
         for callback in self.callbacks:
             callback.start(self.history, self.rounds)
         if done == 0 and not resume:
-            for event in tell_own(self.clients):
+            for event in (*tell_choice(self.clients), *tell_own(self.clients)):
                 self._event(event)
             self._evaluate(0, state, None)
             self._record(0)

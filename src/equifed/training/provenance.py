@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equifed.contract.clients import Clients
-from equifed.contract.provenance import KnowsOrigin
+from equifed.contract.provenance import ChoseEngine, KnowsOrigin
 from equifed.training.files import Damaged, digest, read_json, seal, write_file
 from equifed.training.versions import package_versions
 
@@ -50,6 +50,12 @@ def describe_run(algorithm: Any, clients: Clients, seed: int, settings: Any) -> 
         **describe_value(settings),
         **told,
     }
+
+
+def tell_choice(clients: Clients) -> list[dict[str, Any]]:
+    """Return the event that says which engine was chosen by measuring."""
+    told = clients.choice if isinstance(clients, ChoseEngine) else None
+    return [{"event": "note", "round": 0, "reason": told}] if told else []
 
 
 def write_provenance(folder: Path, told: Mapping[str, Any], preparation: bytes | None) -> None:

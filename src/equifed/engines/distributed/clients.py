@@ -105,11 +105,17 @@ class DistributedClients(TorchClients):
         self.workers = Workers(device)
         self._holder = assign_clients(self._sizes, self.workers.size)
         self._held = np.flatnonzero(self._holder == self.workers.rank)
-        self._local = simulate(
-            cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2,
-            penalise=penalise, dtype=dtype, device=self.workers.device, init=init,
-            memory=memory, chunk=chunk, own=own, own_l2=own_l2, own_steps=own_steps,
-        )  # fmt: skip
+        shard = cut_shard(data, self._holder == self.workers.rank)
+        given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "init": init}
+        given |= {"device": self.workers.device, "memory": memory, "chunk": chunk}
+        given |= {"own": own, "own_l2": own_l2, "own_steps": own_steps}
+        self._local = simulate(shard, model, loss, **given)
+        self.choice = self._local.choice
+        # Where engines are chosen by measuring, all processes take the first one's.
+        kinds = self.workers.gather_texts(type(self._local).__name__)
+        if kinds[0] != kinds[self.workers.rank]:
+            name: Any = kinds[0].removesuffix("Clients").lower()
+            self._local = simulate(shard, model, loss, engine=name, **given)
         self.model = self._local.model
         self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:

@@ -128,6 +128,11 @@ class StackedClients(InProcessClients):
         self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
         self._check_batched()
 
+    def worth_measuring(self) -> bool:
+        """Tell whether another engine could be faster: no gradients of its own, data at hand."""
+        small = not self._store.streamed and self._inputs.nbytes <= self._memory
+        return not isinstance(self.rule.data, DenseLayersRule) and self.own is None and small
+
     @override
     def curvature(self) -> Curvature | str:
         if self._precision != "full":

@@ -272,7 +272,9 @@ def choose_rule(
     layers = DenseLayersRule.layers_of(model, input_dimensions) if fast else None
     if layers is not None:
         return DenseLayersRule(model, layers)
-    return CompiledRule(FunctionRule(model)) if compiled else FunctionRule(model)
+    if compiled:
+        return CompiledRule(FunctionRule(model, compiled))
+    return FunctionRule(model)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

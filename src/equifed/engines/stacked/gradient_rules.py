@@ -7,6 +7,7 @@ connected layers out by hand.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from torch.func import grad_and_value, vmap
 from typing_extensions import override
 
 from equifed.models.flat import FlatModel
+from equifed.models.written_out import write_out
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ class GradientRule(Protocol):
 class FunctionRule(GradientRule):
     """Any module, batched over clients by ``torch.func``."""
 
-    def __init__(self, model: FlatModel) -> None:
-        self._model = model
+    def __init__(self, model: FlatModel, compiled: bool = False) -> None:
+        self._model = model.twin()
+        write_out(self._model.module, convolutions=compiled and model.device.type == "cuda")
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
 
@@ -164,6 +167,11 @@ def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
     if precision == "bf16":
         with torch.autocast(device.type, torch.bfloat16):
             yield
+    elif precision == "full" and device.type == "cuda":  # convolutions would take tf32 by default
+        cudnn = torch.backends.cudnn
+        kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark}
+        with cudnn.flags(**kept, deterministic=cudnn.deterministic, allow_tf32=False):
+            yield
     elif precision == "tf32":
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
@@ -175,9 +183,36 @@ def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
         yield
 
 
-class CompiledRule:
-    """Another rule, compiled by ``torch.compile``: a minute at the start, then faster steps."""
+class CompiledRule(GradientRule):
+    """Another rule, compiled by ``torch.compile``: a minute at the start, then faster steps.
+
+    What the compiler cannot take is computed without it, and said once.
+    """
 
     def __init__(self, rule: GradientRule) -> None:
-        self.gradient = torch.compile(rule.gradient)
-        self.step = torch.compile(rule.step)
+        self._plain = rule
+        self._gradient, self._step = torch.compile(rule.gradient), torch.compile(rule.step)
+
+    @override
+    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+        try:
+            return self._gradient(u, samples)
+        except RuntimeError as error:
+            self._give_up(error)
+            return self._gradient(u, samples)
+
+    @override
+    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+        # It changes u in place, so only gradients, which are checked at the start, are tried.
+        self._step(u, samples, keep=keep, lr=lr)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        if self._gradient == self._plain.gradient:
+            raise error  # it cannot be computed at all
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(
+            f"The model cannot be compiled ({said}); it is computed without.",
+            UserWarning,
+            stacklevel=2,
+        )
+        self._gradient, self._step = self._plain.gradient, self._plain.step

@@ -1,0 +1,219 @@
+"""A FedAvg round for models that are not fully connected, against a plain PyTorch loop.
+
+    python -m benchmarks.models [cnn resnet lstm transformer lora] [--threads 2] [--device cuda]
+
+10 clients x 60 samples, batch 20, three local steps. The plain loop is what one would write without
+a library: a copy of the module for each client, ``torch.optim.SGD``, and the average.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from benchmarks.timing import best_times, table
+from tests.problems import classification
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy as plain_loss
+
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data import Federation, Split
+from equifed.engines.in_process import InProcessClients
+from equifed.engines.loop import LoopClients
+from equifed.engines.simulate import simulate
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models.architectures import build
+from equifed.models.losses import cross_entropy
+
+SAMPLES, BATCH, STEPS, LR, CLASSES, LENGTH = 60, 20, 3, 0.05, 10, 80
+IMAGE = (3, 32, 32)
+
+
+class Block(nn.Module):
+    """Two convolutions with GroupNorm beside a shortcut."""
+
+    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(fan_in, fan_out, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(fan_out, fan_out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(4, fan_out) for _ in range(2))
+        self.shortcut = nn.Conv2d(fan_in, fan_out, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images to images of half the size."""
+        hidden = torch.relu(self.norms[0](self.first(images)))
+        return torch.relu(self.norms[1](self.second(hidden)) + self.shortcut(images))
+
+
+def resnet() -> nn.Module:
+    """Return a residual network of three blocks."""
+    blocks = [Block(a, b, 2) for a, b in ((16, 16), (16, 32), (32, 64))]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)]
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, *head)
+
+
+class Transformer(nn.Module):
+    """Tokens, two encoder layers, and a linear map of the mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, 64)
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.output = nn.Linear(64, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, length) to scores."""
+        scores: Tensor = self.output(self.encoder(self.embedding(tokens)).mean(dim=1))
+        return scores
+
+
+class Adapter(nn.Module):
+    """A frozen linear map plus a trained product of low rank (LoRA)."""
+
+    def __init__(self, frozen: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return W h + B A h."""
+        result: Tensor = self.frozen(features) + self.up(self.down(features))
+        return result
+
+
+def lora() -> nn.Module:
+    """Return adapters in a frozen network, and a trained head."""
+    hidden = [Adapter(nn.Linear(3072, 512)), nn.ReLU(), Adapter(nn.Linear(512, 512)), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(512, CLASSES))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "cnn": lambda: build("cnn", IMAGE, CLASSES),
+    "resnet": resnet,
+    "lstm": lambda: build("lstm", (LENGTH,), CLASSES),
+    "transformer": Transformer,
+    "lora": lora,
+}
+
+
+def federation(name: str, clients: int) -> Federation:
+    """Return images, or tokens for models of sequences."""
+    if name not in ("lstm", "transformer"):
+        return classification([SAMPLES] * clients, IMAGE, CLASSES, dtype=np.float32)
+    draw = np.random.default_rng(0)
+    count = clients * SAMPLES
+    tokens = draw.integers(CLASSES, size=(count, LENGTH))
+    split = Split(tokens, draw.integers(CLASSES, size=count), np.arange(clients + 1) * SAMPLES)
+    names = tuple(f"client {i}" for i in range(clients))
+    return Federation("tokens", names, split, classes=CLASSES)
+
+
+def plain_round(module: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Return the average of the clients' models after their local steps."""
+    ends = []
+    for inputs, targets in data:
+        own = copy.deepcopy(module)
+        optimiser = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=LR)
+        order = torch.randperm(len(inputs), device=inputs.device)
+        for step in range(STEPS):
+            rows = order[step * BATCH : (step + 1) * BATCH]
+            optimiser.zero_grad()
+            plain_loss(own(inputs[rows]), targets[rows]).backward()
+            optimiser.step()
+        ends.append(own.state_dict())
+    return {k: torch.stack([end[k] for end in ends]).mean(dim=0) for k in ends[0]}
+
+
+def our_round(clients: InProcessClients, x: Tensor) -> Tensor:
+    """Return the same with an engine."""
+    work = LocalSGD(lr=LR, steps=STEPS, batch_size=BATCH)
+    moved = clients.local_steps(x, work, Stream(0))  # type: ignore[attr-defined]
+    n = len(clients.names)
+    total: Tensor = x - moved.displacement.weighted_sum(np.full(n, 1 / n))
+    return total
+
+
+def shared_round(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """Take as many steps with one model on all clients' minibatches: what a GPU can do at best."""
+    optimiser = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=1e-9)
+    count = len(inputs) // STEPS
+    order = torch.randperm(len(inputs), device=inputs.device)
+    for step in range(STEPS):
+        rows = order[step * count : (step + 1) * count]
+        optimiser.zero_grad()
+        plain_loss(module(inputs[rows]), targets[rows]).backward()
+        optimiser.step()
+
+
+def wait_for(call: Callable[[], object]) -> None:
+    """Call, and wait for the device."""
+    call()
+    torch.cuda.synchronize()
+
+
+def compare(name: str, clients: int, device: str, turns: int) -> None:
+    """Print the times of one model."""
+    torch.manual_seed(0)
+    module, data = MODELS[name](), federation(name, clients)
+    given = {"device": device, "init": "own"}
+    engines: dict[str, InProcessClients] = {
+        "loop": LoopClients(data, module, cross_entropy, **given),
+        "stacked": StackedClients(data, module, cross_entropy, **given),
+        "auto": simulate(data, module, cross_entropy, **given),
+    }
+    if device == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # as equifed does
+        compiled = StackedClients(data, module, cross_entropy, **given, compiled=True)
+        engines["stacked, compiled"] = compiled
+    x = engines["loop"].flatten(module)
+    held = engines["loop"]
+    pairs = [
+        (held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES])
+        for a in range(0, clients * SAMPLES, SAMPLES)
+    ]
+    candidates: dict[str, Callable[[], object]] = {
+        "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs)
+    }
+    if device == "cuda":
+        one = copy.deepcopy(module).to(device)
+        candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
+        if clients > 100:  # one client after the other would take minutes
+            candidates.pop("plain loop")
+            engines.pop("loop")
+    candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
+    ends = {key: our_round(engine, x) for key, engine in engines.items()}
+    apart = max(float((end - ends["stacked"]).abs().max()) for end in ends.values())
+    if apart > 1e-4:
+        raise SystemExit(f"{name}: the engines disagree by {apart}")
+    if device == "cuda":
+        candidates = {key: partial(wait_for, call) for key, call in candidates.items()}
+    times = best_times(candidates, turns=turns, wall=True)
+    chosen = type(engines["auto"]).__name__.removesuffix("Clients").lower()
+    title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
+    base = "plain loop" if "plain loop" in times else "one shared model"
+    print(table(title, times, base), flush=True)
+
+
+def main() -> None:
+    """Compare the models that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--turns", type=int, default=7)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for name in given.models or MODELS:
+        compare(name, given.clients, given.device, given.turns)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Federations on disk: samples stay in files, and a process reads those of its own clients.
+
+The folder holds one file of numbers per array and ``federation.json``, which says what they are. A
+writer takes client after client, so that the whole need never be in memory; it checks each as a
+federation is checked. Opened, the arrays are memory-mapped: a distributed process copies the rows
+of its own clients and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from typing_extensions import override
+
+from equifed.data.federation import Federation
+from equifed.data.split import Array, DataError, Split, check_names
+
+INDEX = "federation.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MappedFederation(Federation):
+    """A federation whose samples are in files; they were checked when they were written."""
+
+    sha256: str = ""
+
+    @override
+    def __post_init__(self) -> None:
+        check_names(self.names, self.classes, self.class_names)
+
+    @override
+    def checksum(self) -> str:
+        return self.sha256
+
+
+class FederationWriter:
+    """Write a federation client by client; it is complete when the block ends.
+
+    Parameters
+    ----------
+    folder : path
+        A folder that holds no federation yet.
+    name : str
+        Name of the data set.
+    classes : int, optional
+        Number of classes; None for regression.
+    class_names : sequence of str
+        Names of the classes; empty, or one each.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "data"
+    >>> with FederationWriter(folder, classes=2) as writer:
+    ...     for client in ("north", "south"):
+    ...         writer.add(client, train=(np.zeros((3, 2)), np.array([0, 1, 1])))
+    >>> open_federation(folder)
+    <Federation 'own data': 2 clients; samples: train 6>
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        name: str = "own data",
+        classes: int | None = None,
+        class_names: Sequence[str] = (),
+    ) -> None:
+        self._folder = Path(folder)
+        if (self._folder / INDEX).exists():
+            raise DataError(f"{self._folder} holds a federation; choose another folder.")
+        self._about: dict[str, Any] = {"format": FORMAT, "name": name, "classes": classes}
+        self._about["class_names"] = list(class_names)
+        self._first: Federation | None = None
+        self._names: dict[str, None] = {}
+        self._sizes: dict[str, list[int]] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._digest = hashlib.sha256()
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def add(self, client: str, **splits: tuple[Any, Any]) -> None:
+        """Add a client: ``train=(X, y)`` and, like all others, ``validation=`` and ``test=``."""
+        if client in self._names:
+            raise DataError(f"Client {client!r} was added before; names are unique.")
+        held = {label: Split.from_clients([pair]) for label, pair in splits.items()}
+        one = Federation(
+            self._about["name"], (client,), classes=self._about["classes"],
+            class_names=tuple(self._about["class_names"]), **held,
+        )  # fmt: skip
+        if self._first is None:
+            self._first, self._sizes = one, {label: [] for label in held}
+        self._check_like_first(client, one)
+        self._names[client] = None
+        for label, split in one.splits().items():
+            self._sizes[label].append(len(split))
+            for kind, array in (("inputs", split.inputs), ("targets", split.targets)):
+                self._append(f"{label}-{kind}", client, array)
+
+    def _check_like_first(self, client: str, one: Federation) -> None:
+        assert self._first is not None
+        if set(one.splits()) != set(self._first.splits()):
+            raise DataError(
+                f"Client {client!r} has the splits {', '.join(one.splits())}, the first one "
+                f"{', '.join(self._first.splits())}; give all of them the same."
+            )
+        try:
+            one.train.check_like("train", self._first.train)
+        except DataError as error:
+            raise DataError(f"Client {client!r} differs from the first one: {error}") from None
+
+    def _append(self, name: str, client: str, array: Array) -> None:
+        if name not in self._files:
+            self._files[name] = (self._folder / f"{name}.bin").open("wb")
+        data = np.ascontiguousarray(array).tobytes()
+        self._files[name].write(data)
+        self._digest.update(f"{client} {name} {array.shape}".encode() + data)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+        if kind is not None:
+            return
+        if self._first is None:
+            raise DataError("A federation needs clients; none was added.")
+        arrays = {
+            f"{label}-{what}": {"dtype": str(array.dtype), "shape": list(array.shape[1:])}
+            for label, split in self._first.splits().items()
+            for what, array in (("inputs", split.inputs), ("targets", split.targets))
+        }
+        told = {**self._about, "clients": list(self._names), "sizes": self._sizes}
+        told |= {"arrays": arrays, "sha256": self._digest.hexdigest()}
+        (self._folder / INDEX).write_text(json.dumps(told) + "\n")
+
+
+def open_federation(path: str | Path) -> MappedFederation:
+    """Open a federation that :class:`FederationWriter` wrote, without reading its samples.
+
+    Parameters
+    ----------
+    path : path
+        The folder.
+    """
+    folder = Path(path)
+    try:
+        told = json.loads((folder / INDEX).read_text())
+        if told["format"] != FORMAT:
+            raise DataError(f"{folder / INDEX} has format {told['format']}, known is {FORMAT}.")
+        splits = {label: _open_split(folder, label, told) for label in told["sizes"]}
+        names, shown = tuple(map(str, told["clients"])), tuple(map(str, told["class_names"]))
+        return MappedFederation(
+            str(told["name"]), names, classes=told["classes"], class_names=shown,
+            source={"folder": folder.name}, sha256=str(told["sha256"]), **splits,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} holds no federation: {Path(str(error.filename)).name} is missing. Write one "
+            "with equifed.data.FederationWriter."
+        ) from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder / INDEX} cannot be read ({error}); write it again.") from None
+
+
+def _open_split(folder: Path, label: str, told: Mapping[str, Any]) -> Split:
+    sizes = [int(size) for size in told["sizes"][label]]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    arrays = []
+    for kind in ("inputs", "targets"):
+        about, file = told["arrays"][f"{label}-{kind}"], folder / f"{label}-{kind}.bin"
+        dtype, shape = np.dtype(about["dtype"]), (int(offsets[-1]), *map(int, about["shape"]))
+        wanted, found = int(np.prod(shape)) * dtype.itemsize, file.stat().st_size
+        if found != wanted:
+            raise DataError(f"{file} has {found} bytes, not {wanted}; write the federation again.")
+        # Copy on write: torch takes arrays that it may write to. Nothing cannot be mapped.
+        mapped = np.memmap(file, dtype, "c", shape=shape) if wanted else np.empty(shape, dtype)
+        arrays.append(mapped)
+    return Split(arrays[0], arrays[1], offsets)

@@ -1,0 +1,92 @@
+"""Federations in files: the same numbers as in memory, and each process reads its own part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.problems import classification
+
+import equifed as ef
+from equifed.data import DataError, Federation, FederationWriter, open_federation
+from equifed.engines.distributed.shards import cut_shard
+
+
+def write(data: Federation, folder: Path) -> Path:
+    with FederationWriter(folder, classes=data.classes) as writer:
+        for i, name in enumerate(data.names):
+            writer.add(name, **{k: s.client(i) for k, s in data.splits().items()})
+    return folder
+
+
+def test_training_from_files_is_training_from_memory(tmp_path: Path) -> None:
+    data = classification([7, 5, 9], (4,), 3).split(test=0.3)
+    opened = open_federation(write(data, tmp_path / "data"))
+    assert isinstance(opened.train.inputs, np.memmap)
+    ends = [
+        ef.train(
+            ef.ScaffPD(ef.objectives.CVaR(0.5)),
+            ef.simulate(held, "logistic", l2=0.1),
+            rounds=3,
+            evaluate=("test",),
+            progress=False,
+        )
+        for held in (data, opened)
+    ]
+    assert [r.objective for r in ends[0].rounds] == [r.objective for r in ends[1].rounds]
+    config = {
+        "rounds": 1,
+        "data": {"name": "mapped", "path": str(tmp_path / "data")},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 1}},
+    }
+    assert ef.run(config, progress=False).provenance["data"]["sha256"] == opened.checksum()
+
+
+def test_a_process_holds_its_own_clients_alone(tmp_path: Path) -> None:
+    opened = open_federation(write(classification([7, 5, 9], (4,), 3), tmp_path / "data"))
+    shard = cut_shard(opened, np.array([False, True, False]))
+    assert not isinstance(shard.train.inputs.base, np.memmap)
+    np.testing.assert_array_equal(shard.train.client(1)[0], opened.train.client(1)[0])
+    assert len(shard.train) == 5
+
+
+def test_other_samples_have_another_checksum(tmp_path: Path) -> None:
+    data = classification([4, 4], (2,), 2)
+    moved = Federation.from_clients(
+        {n: data.train.client(1 - i) for i, n in enumerate(data.names)}, classes=2
+    )
+    first, again, other = (
+        open_federation(write(held, tmp_path / str(k))).checksum()
+        for k, held in enumerate((data, data, moved))
+    )
+    assert first == again != other
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    X, y = np.zeros((3, 2)), np.array([0, 1, 1])
+    with FederationWriter(tmp_path / "a", classes=2) as writer:
+        writer.add("north", train=(X, y))
+        for wrong, message in (
+            ({"train": (X * np.nan, y)}, "'south': train features contain NaN"),
+            ({"train": (X, y + 5)}, "'south': train labels must lie in 0..1"),
+            ({"train": (X[:, :1], y)}, "'south' differs from the first one"),
+            ({"train": (X, y), "test": (X, y)}, "'south' has the splits train, test"),
+        ):
+            with pytest.raises(DataError, match=message):
+                writer.add("south", **wrong)
+        with pytest.raises(DataError, match="'north' was added before"):
+            writer.add("north", train=(X, y))
+    assert open_federation(tmp_path / "a").names == ("north",)
+    with pytest.raises(DataError, match="choose another folder"):
+        FederationWriter(tmp_path / "a")
+    with pytest.raises(DataError, match=r"federation\.json is missing"):
+        open_federation(tmp_path / "b")
+    file = tmp_path / "a" / "train-inputs.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match="47 bytes, not 48"):
+        open_federation(tmp_path / "a")
+    (tmp_path / "a" / "federation.json").write_text("[" * 10)
+    with pytest.raises(DataError, match="cannot be read"):
+        open_federation(tmp_path / "a")

@@ -1,0 +1,153 @@
+"""``engine="auto"`` measures, keeps what is faster, says so, and remembers it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.problems import classification
+from torch import Tensor, nn
+
+import equifed as ef
+from equifed.contract.streams import Stream
+from equifed.data.cache import cache_folder
+from equifed.engines import fastest
+from equifed.engines.loop import LoopClients
+from equifed.engines.stacked.clients import StackedClients
+from equifed.models.losses import cross_entropy
+from equifed.runs.config import RunConfig
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "kept"))
+
+
+def images() -> ef.Federation:
+    return classification([6, 4, 5], (1, 6, 6), 3, dtype=np.float32)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
+
+
+def slow_down(monkeypatch: pytest.MonkeyPatch, engine: type) -> None:
+    """Let an engine's gradients take long."""
+    method = engine.value_and_gradient  # type: ignore[attr-defined]
+
+    def sleepy(self: object, *arguments: object) -> object:
+        time.sleep(0.3)
+        return method(self, *arguments)
+
+    monkeypatch.setattr(engine, "value_and_gradient", sleepy)
+
+
+@pytest.mark.parametrize(
+    ("slow", "kept"), [(StackedClients, LoopClients), (LoopClients, StackedClients)]
+)
+def test_auto_leaves_what_is_slow(slow: type, kept: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(monkeypatch, slow)
+    clients = ef.simulate(images(), network(), cross_entropy)
+    assert type(clients) is kept
+    history = ef.train(ef.FedAvg(ef.LocalSGD(lr=0.1, steps=1)), clients, rounds=1, progress=False)
+    (note,) = [e["reason"] for e in history.events if str(e.get("reason")).startswith("engine:")]
+    assert "3 clients" in note
+    assert (clients.traffic.down > 0).all()
+
+
+def test_measuring_is_no_exchange() -> None:
+    clients = ef.simulate(images(), network(), cross_entropy)
+    assert clients.traffic.down.sum() == clients.traffic.up.sum() == 0
+
+
+def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ef.simulate(images(), network(), cross_entropy)
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fastest, "measure", fail)
+        again = ef.simulate(images(), network(), cross_entropy)
+        assert type(again) is type(first)
+        with pytest.raises(AssertionError, match="measured again"):  # another shape of data
+            ef.simulate(classification([9] * 9, (1, 6, 6), 3), network(), cross_entropy)
+    (cache_folder() / "engines.json").write_text('{"damaged": 3}')
+    assert ef.simulate(images(), network(), cross_entropy).choice is not None
+
+
+def test_fully_connected_models_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "measure", None)
+    clients = ef.simulate(ef.load("fashion-three"), "mlp")
+    assert isinstance(clients, StackedClients)
+    assert clients.choice is None
+
+
+def test_a_run_writes_the_choice_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {
+        "rounds": 2,
+        "data": {"name": "fashion-three", "train": 6, "test": 4},
+        "model": {"name": "cnn", "channels": [2], "kernel": 3, "hidden": 4},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 1}},
+    }
+    slow_down(monkeypatch, StackedClients)
+    ef.run(config, tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    stored = RunConfig.read(tmp_path / "run" / "config.toml")
+    assert stored.engine["name"] == "loop"
+    assert ef.run(stored, progress=False).rounds[-1].objective == pytest.approx(
+        ef.run(config, progress=False).rounds[-1].objective
+    )
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    """Each thread has a module of its own; with one module, they would mix clients up."""
+    data = classification([5] * 12, (1, 6, 6), 3, dtype=np.float32)
+    module = nn.Sequential(network()[:2], nn.Dropout(0.3), *network()[2:])
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            clients = LoopClients(data, module, cross_entropy, init="own")
+            x, work = clients.flatten(module), ef.LocalSGD(lr=0.2, steps=3, batch_size=2)
+            moved = clients.local_steps(x, work, Stream(0)).displacement
+            losses, gradients = clients.value_and_gradient(x, Stream(0))
+            results.append((moved.matrix, gradients.matrix, torch.as_tensor(losses)))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, four in zip(*results, strict=True):
+        assert torch.equal(one, four)
+
+
+def test_choices_on_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first engine stays unless another is clearly faster."""
+    data, module = images(), network()
+    stacked = StackedClients(data, module, cross_entropy)
+    loop = LoopClients(data, module, cross_entropy)
+    x: Tensor = stacked.flatten(module)
+    for seconds, name in ((0.98, "stacked"), (0.9, "loop")):
+        told = {"stacked": 1.0, "loop": seconds}
+        monkeypatch.setattr(fastest, "measure", lambda *_, told=told: told)
+        (cache_folder() / "engines.json").unlink(missing_ok=True)
+        assert fastest.choose_fastest({"stacked": stacked, "loop": loop}, x).name == name
+
+
+def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function: object) -> object:
+        def compiled(*arguments: object, **named: object) -> None:
+            raise RuntimeError("no rule for this")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    data, module = images(), network()
+    with pytest.warns(UserWarning, match="cannot be compiled .no rule for this"):
+        compiled = ef.simulate(data, module, cross_entropy, compiled=True)
+    plain = ef.simulate(data, module, cross_entropy, engine="stacked")
+    x, work = plain.flatten(module), ef.LocalSGD(lr=0.1, steps=2, batch_size=2)
+    ours, theirs = (c.local_steps(x, work, Stream(0)).displacement for c in (compiled, plain))
+    assert torch.equal(ours.matrix, theirs.matrix)
