@@ -29,7 +29,7 @@ from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import check_device, load_weights
-from equifed.models.curvature import known_curvature
+from equifed.models.curvature import known_curvature, refuse_bounds
 from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.hessian import linear_hessian
 from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights
@@ -241,6 +241,8 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def curvature(self) -> Curvature | str:
         if self.remembers_own():
             return JOINT
+        if (why := refuse_bounds(self.model)) is not None:  # hooks may come later
+            return why
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
             self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
         return self._curvature[0]

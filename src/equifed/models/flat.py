@@ -114,6 +114,7 @@ class FlatModel:
         self._slots = find_slots(self.module, first)
         example = _repeat(example).to(self.device, _precision(example, dtype))
         outputs, start = self._try(example), self.flatten_all(self.module)
+        self.output_dimensions = outputs.dim() - 1
         check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
         if classes is not None:
             check_classes(outputs, classes, loss)
