@@ -253,7 +253,7 @@ def test_a_model_of_which_a_layer_is_trained_is_told_about_features():
             return self.fc(self.body(x).relu())
 
     known = simulate(regression(), Own(), "squared").curvature()
-    assert "'fc' is trained" in str(known) and "equifed.features" in str(known)
+    assert "'fc', the only one that is trained" in str(known) and "equifed.features" in str(known)
 
 
 def test_hooks_that_come_later_take_the_bounds_away():
@@ -280,6 +280,9 @@ def test_nor_have_products_that_torch_was_told_to_round():
         assert "'high' precision" in str(clients.curvature())
     finally:
         torch.set_float32_matmul_precision(before)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in str(clients.curvature())
+    assert isinstance(clients.curvature(), Curvature)
     half = simulate(regression(), nn.Linear(3, 1), "squared", engine="loop", dtype=torch.bfloat16)
     assert "bfloat16" in str(half.curvature())
 

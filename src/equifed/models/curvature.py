@@ -79,7 +79,7 @@ def refuse_bounds(model: FlatModel) -> str | None:
     loss = getattr(model.loss, "__name__", "?")
     if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
         return f"nothing is known about the loss {loss}; state strong_convexity yourself"
-    return _rounded(model.dtype)
+    return _rounded(model.dtype, model.device)
 
 
 def _bound(
@@ -168,17 +168,20 @@ def _run(parts: Sequence[nn.Module], values: Tensor) -> Tensor:
 def _cure(model: FlatModel) -> str:
     """Say how a model of which one linear layer alone is trained becomes a linear one."""
     places = {name.rpartition(".")[0] for name in model.names}
-    place = places.pop()
-    if places or not place or not isinstance(model.module.get_submodule(place), nn.Linear):
+    place, held = places.pop(), dict(model.module.named_parameters())
+    linear = isinstance(model.module.get_submodule(place), nn.Linear)
+    if places or not linear or held.keys() <= model.names.keys():
         return ""
     return (
-        f"; only its linear layer {place!r} is trained: a linear model on equifed.features(...) of "
-        "what comes before it has certificates"
+        f"; if the layer {place!r}, the only one that is trained, gives the outputs, a linear "
+        "model on equifed.features(...) of what comes before it has certificates"
     )
 
 
-def _rounded(dtype: torch.dtype) -> str | None:
+def _rounded(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why numbers are too coarse for bounds, if they are."""
+    if torch.is_autocast_enabled(device.type):
+        return "torch.autocast rounds what the model computes, which no bound here covers"
     products = torch.get_float32_matmul_precision()
     if dtype not in (torch.float32, torch.float64):
         return f"the model computes in {dtype}, whose rounding no bound here covers"
