@@ -7,9 +7,7 @@ regression) with three data seeds each. Clients are missing independently and at
 what training gives out: the mean of the models where clients are missing, the last one where
 everybody takes part, and rFedFair's own mean in both cases. The last models of Delta-FL (whose tail
 changes) and of DRFA (whose snapshot is drawn) never settle, whoever is there; the former swings by
-some 10 %. For these two a mean is compared with a mean. DRFA with everybody there balances the
-losses of a snapshot in the middle of the local work, which costs it some percent on least squares;
-with absent clients it balances those of its model, and may end as much *below*.
+some 10 %. For these two a mean is compared with a mean.
 Columns: by how much the worst client's loss and the objective's value are above those of full
 participation, the worst case over the problems, and the value furthest below.
 """

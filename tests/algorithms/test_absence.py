@@ -117,6 +117,25 @@ def test_draws_of_those_present_have_the_right_mean() -> None:
     np.testing.assert_allclose(np.mean(found, axis=0), expected, rtol=0.1)
 
 
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_mean_bend_of_drfas_snapshots_over_all_subsets_is_that_of_everybody(
+    seed: int, size: int
+) -> None:
+    """Version 0.1 averaged the snapshots of those who were there; a straight way has no bend."""
+    clients, x, stream = PROBLEM.clients(), torch.as_tensor(start(PROBLEM)), Stream(seed)
+    work, weights = LocalSGD(lr=0.05, steps=4), np.abs(SIGNED) / 2.4
+    state = replace(DRFA(work).init(clients, x), weights=weights)
+    t = int(stream.at("snapshot").generator().integers(1, 5))
+    moved = clients.local_steps(x, replace(work, snapshot=t), stream.at("local"))
+    assert moved.snapshot is not None
+    full = moved.snapshot.weighted_sum(weights) - x
+    full = full + t / 4 * moved.displacement.weighted_sum(weights)
+    found = [DRFA(work).round(state, clients.subset(g), stream)[0].bend for g in subsets(7, size)]
+    np.testing.assert_allclose(torch.stack(found).mean(0), full, rtol=0, atol=1e-13)
+    assert (t == 4) == (float(full.abs().max()) < 1e-13)
+
+
 # -- point 6: extrapolation ------------------------------------------------------------------------
 
 
