@@ -19,6 +19,7 @@ from equifed.algorithms import (
     DRFA,
     AgnosticFedAvg,
     DeltaFL,
+    FedEBA,
     RFedFair,
     ScaffPD,
     ScaffPDIA,
@@ -84,9 +85,12 @@ def test_the_mean_step_of_afl_over_all_subsets_is_the_full_one(size: int) -> Non
         np.testing.assert_allclose(parts.mean(axis=0), full, rtol=0, atol=1e-14)
 
 
-def test_the_mean_step_of_tilted_risk_over_all_subsets_is_the_full_one() -> None:
+@pytest.mark.parametrize(
+    "algorithm", [TiltedERM(ONE, 0.5), FedEBA(ONE, 2.0, angle=90), FedEBA(ONE, 2.0, angle=0)]
+)
+def test_the_mean_step_of_tilted_risk_over_all_subsets_is_the_full_one(algorithm: Any) -> None:
+    """Also where all local steps have a part in common (FedEBA+ within its angle)."""
     clients, x = PROBLEM.clients(), torch.as_tensor(start(PROBLEM))
-    algorithm = TiltedERM(ONE, 0.5)
     state = replace(algorithm.init(clients, x), losses=PROBLEM.losses(start(PROBLEM)))
     groups = [*subsets(PROBLEM.n, 4), np.arange(PROBLEM.n)]
     *parts, full = [algorithm.round(state, clients.subset(g), Stream(0))[0].x - x for g in groups]

@@ -26,7 +26,6 @@ from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
 from equifed.objectives.worst_case import WorstCase
 
-
 BLEND = 0.05
 """Share of a round in the running mean of how far snapshots lie off the straight way."""
 
