@@ -19,6 +19,7 @@ from equifed.algorithms import (
     DRFA,
     AgnosticFedAvg,
     DeltaFL,
+    FedEBA,
     RFedFair,
     ScaffPD,
     ScaffPDIA,
@@ -84,9 +85,12 @@ def test_the_mean_step_of_afl_over_all_subsets_is_the_full_one(size: int) -> Non
         np.testing.assert_allclose(parts.mean(axis=0), full, rtol=0, atol=1e-14)
 
 
-def test_the_mean_step_of_tilted_risk_over_all_subsets_is_the_full_one() -> None:
+@pytest.mark.parametrize(
+    "algorithm", [TiltedERM(ONE, 0.5), FedEBA(ONE, 2.0, angle=90), FedEBA(ONE, 2.0, angle=0)]
+)
+def test_the_mean_step_of_tilted_risk_over_all_subsets_is_the_full_one(algorithm: Any) -> None:
+    """Also where all local steps have a part in common (FedEBA+ within its angle)."""
     clients, x = PROBLEM.clients(), torch.as_tensor(start(PROBLEM))
-    algorithm = TiltedERM(ONE, 0.5)
     state = replace(algorithm.init(clients, x), losses=PROBLEM.losses(start(PROBLEM)))
     groups = [*subsets(PROBLEM.n, 4), np.arange(PROBLEM.n)]
     *parts, full = [algorithm.round(state, clients.subset(g), Stream(0))[0].x - x for g in groups]
@@ -115,6 +119,25 @@ def test_draws_of_those_present_have_the_right_mean() -> None:
     ]
     expected = -0.05 * 7 / 3 * weights[here] @ PROBLEM.gradients(start(PROBLEM))[here]
     np.testing.assert_allclose(np.mean(found, axis=0), expected, rtol=0.1)
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_mean_bend_of_drfas_snapshots_over_all_subsets_is_that_of_everybody(
+    seed: int, size: int
+) -> None:
+    """Version 0.1 averaged the snapshots of those who were there; a straight way has no bend."""
+    clients, x, stream = PROBLEM.clients(), torch.as_tensor(start(PROBLEM)), Stream(seed)
+    work, weights = LocalSGD(lr=0.05, steps=4), np.abs(SIGNED) / 2.4
+    state = replace(DRFA(work).init(clients, x), weights=weights)
+    t = int(stream.at("snapshot").generator().integers(1, 5))
+    moved = clients.local_steps(x, replace(work, snapshot=t), stream.at("local"))
+    assert moved.snapshot is not None
+    full = moved.snapshot.weighted_sum(weights) - x
+    full = full + t / 4 * moved.displacement.weighted_sum(weights)
+    found = [DRFA(work).round(state, clients.subset(g), stream)[0].bend for g in subsets(7, size)]
+    np.testing.assert_allclose(torch.stack(found).mean(0), full, rtol=0, atol=1e-13)
+    assert (t == 4) == (float(full.abs().max()) < 1e-13)
 
 
 # -- point 6: extrapolation ------------------------------------------------------------------------

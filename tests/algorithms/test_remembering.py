@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.problems import PROBLEMS, rounds, start
 
-from equifed.algorithms import AFL, DRFA, DeltaFL, FedAvg, Scaffold, ScaffPD, TiltedERM
+from equifed.algorithms import AFL, DRFA, DeltaFL, FedAvg, FedEBA, Scaffold, ScaffPD, TiltedERM
 from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.safeguarded import safeguard
 from equifed.contract.local import LocalSGD
@@ -31,6 +31,7 @@ ALL: list[Any] = [
     DRFA(ONE),
     DeltaFL(ONE),
     FedAvg(ONE),
+    FedEBA(ONE, angle=90.0),
     Scaffold(ONE, "fresh"),
     ScaffPD(CVaR(0.5), ONE, STEPS),
     TiltedERM(ONE),

@@ -82,6 +82,7 @@ def test_any_text_comes_back_whole(tmp_path, rows, separator, encoding, packed):
 
 
 EXPLAINED = {
+    "windows": ("€,y\n1,2\n".encode("cp1252"), "byte 0x80 in line 1.*'cp1252'.*of Windows"),
     "latin-1": (text_of().encode("latin-1"), "not UTF-8 text .byte 0xe8 in line 2.*'latin-1'"),
     "empty": (b"", "is empty; expected a header"),
     "only blank lines": (b"\n\n \n", "is empty"),

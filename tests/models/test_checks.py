@@ -1,6 +1,7 @@
 """A module or loss that clients cannot share gives one clear error, when it is handed over."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from tests.problems import classification, regression
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
+from equifed.contract.streams import Stream
 from equifed.data import Federation
 from equifed.engines.simulate import simulate
 from equifed.models.losses import cross_entropy, squared
@@ -34,6 +37,13 @@ class Mixing(nn.Linear):
         return super().forward(x - x.mean(0))
 
 
+def do_as_before(change) -> nn.Module:
+    """Return what torch made of a layer before it had parametrisations and export."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return change(nn.Linear(3, 3))
+
+
 MODULES = {
     "dict": (Returning(lambda o: {"logits": o, "loss": 0}), "a dict with logits, loss; wrap it"),
     "tuple": (Returning(lambda o: (o, o)), "returns a tuple of 2; wrap it"),
@@ -53,6 +63,13 @@ MODULES = {
     "meta": (nn.Linear(3, 3, device="meta"), "meta device"),
     "batch": (Mixing(3, 3), "depend on the other samples of the batch"),
     "no module": (lambda x: x, "must be a torch.nn.Module or a name, got function"),
+    "weight norm": (do_as_before(nn.utils.weight_norm), "cannot be copied.*remove_weight_norm"),
+    "pruned": (prune.random_unstructured(nn.Linear(3, 3), "weight", 0.5), "copied.*prune.remove"),
+    "script": (do_as_before(torch.jit.script), "TorchScript"),
+    "statistics": (
+        nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).requires_grad_(False)),
+        r"'1' \(BatchNorm1d\) keeps running statistics.*equifed.features",
+    ),
     "extra attention": (
         nn.MultiheadAttention(4, 2, dropout=0.1, add_zero_attn=True),
         r"\(MultiheadAttention\) has dropout besides .* set dropout=0.0",
@@ -87,6 +104,11 @@ LOSSES = {
     "matrix": (lambda o, t: (o - F.one_hot(t, 3)) ** 2, r"shape \(3, 3\).* average over all axes"),
     "class": (nn.CrossEntropyLoss, "cannot compare|gives CrossEntropyLoss"),
     "number": (lambda o, t: 1.0, "gives float"),
+    "repeated": (lambda o, t: F.cross_entropy(o, t).expand(len(o)), "other samples are beside it"),
+    "divided": (lambda o, t: cross_entropy(o, t) / len(o), "other samples are beside it"),
+    "centred": (lambda o, t: cross_entropy(o - o.mean(0), t), "other samples are beside it"),
+    "counts": (lambda o, t: (o.argmax(1) != t).long(), "int64 numbers without a derivative"),
+    "errors": (lambda o, t: (o.argmax(1) != t).to(o), "float64 numbers without a derivative"),
     "kind": (nn.BCEWithLogitsLoss(reduction="none"), r"cannot compare .*\(3, 3\).* \(3,\)"),
 }
 
@@ -136,10 +158,29 @@ def test_devices_that_are_not_there(engine, monkeypatch):
         simulate(classification(), "linear", engine=engine, device="cuda")
     with pytest.raises(ValueError, match="no device 'gpu'; say 'cpu' or 'cuda'"):
         simulate(classification(), "linear", engine=engine, device="gpu")
+    with pytest.raises(ValueError, match="'meta' cannot compute here"):
+        simulate(classification(), "linear", engine=engine, device="meta")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="only 1 CUDA devices"):
         simulate(classification(), "linear", engine=engine, device="cuda:1")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_numbers_that_a_model_cannot_compute_with(engine):
+    wrong = nn.Linear(3, 3)
+    nn.init.constant_(wrong.bias, np.nan)
+    with pytest.raises(ValueError, match="parameter 'bias' has numbers that are not finite"):
+        simulate(classification(), wrong, engine=engine).initial(Stream(0))
+    for dtype in (torch.int64, "float64"):
+        with pytest.raises(ValueError, match=r"dtype must be torch.float32.*got"):
+            simulate(classification(), "linear", engine=engine, dtype=dtype)
+    X, y = np.random.default_rng(0).normal(size=(4, 3)), np.array([0.0, 1.5, 2.5, 1.0])
+    for bad in ((1e300 * X, y), (X, 1e300 * y)):
+        data = Federation.from_clients({"north": (X, y), "south": bad})
+        with pytest.raises(ValueError, match=r"Client south: .*largest of torch.float32; scale"):
+            simulate(data, "linear", engine=engine)
+        assert simulate(data, "linear", engine=engine, dtype=torch.float64).model.size == 4
 
 
 def test_more_classes_than_present_need_as_many_outputs():

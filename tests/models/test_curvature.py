@@ -1,5 +1,7 @@
 """Bounds on curvature hold for the Hessians that autograd finds, or are not given."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,14 @@ from tests.problems import classification, regression
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from equifed.algorithms import ScaffPD
 from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
+from equifed.models.features import features
+from equifed.objectives import CVaR
+from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
 
@@ -36,8 +42,8 @@ class Stack(nn.Flatten):
         return 3 * super().forward(x)
 
 
-def hooked(kind: str) -> nn.Module:
-    layer = nn.Linear(3, 1)
+def hooked(kind: str, width: int = 3) -> nn.Module:
+    layer = nn.Linear(width, 1)
     if kind == "forward":
         layer.register_forward_hook(lambda module, given, out: 6 * out)
     elif kind == "before":
@@ -53,6 +59,31 @@ def replaced() -> nn.Module:
     return layer
 
 
+class Backbone(nn.Module):
+    """Computes what it likes, without anything to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4).requires_grad_(False)
+
+    def forward(self, x):
+        return torch.cat([self.layer(x).sin(), x * x], dim=1)
+
+
+def headed(*fixed: nn.Module, width: int = 4) -> nn.Module:
+    """Return fixed parts with a linear layer at their end, under a name."""
+    parts = [part.requires_grad_(False) for part in fixed]
+    return nn.Sequential(OrderedDict(fixed=nn.Sequential(*parts), head=nn.Linear(width, 1)))
+
+
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1), nn.Linear(1, 1))
+    module[2].requires_grad_(False)
+    module[0].requires_grad_(False)
+    module[2].bias = module[3].bias
+    return module
+
+
 def in_sequence(make):
     return lambda: nn.Sequential(nn.Identity(), make())
 
@@ -66,11 +97,17 @@ KNOWN = {
     "named": lambda: build("linear", (3,), 1),
     "weight frozen": lambda: freeze(nn.Linear(3, 1), "weight"),
     "bias frozen": lambda: freeze(nn.Linear(3, 1), "bias"),
+    "own flatten": lambda: nn.Sequential(Stack(), nn.Linear(3, 1)),
+    "head": lambda: headed(nn.Linear(3, 4), nn.Tanh()),
+    "head on anything": lambda: headed(Backbone(), width=7),
+    "head on what has hooks": lambda: headed(nn.Linear(3, 2), hooked("forward", 2), width=1),
+    "head on convolutions": lambda: headed(
+        nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten()
+    ),
 }
 UNKNOWN = {
     "subclass": lambda: Quadrupled(3, 1),
     "subclass of sequence": lambda: Stretched(nn.Linear(3, 1)),
-    "subclass of flatten": lambda: nn.Sequential(Stack(), nn.Linear(3, 1)),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(3, 1)),
     "spectral": lambda: parametrizations.orthogonal(nn.Linear(3, 1)),
     "forward hook": lambda: hooked("forward"),
@@ -79,6 +116,11 @@ UNKNOWN = {
     "own forward": replaced,
     "two layers": lambda: nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)),
     "activation": lambda: nn.Sequential(nn.Linear(3, 1), nn.Tanh()),
+    "tied to its head": tied,
+    "head behind dropout": lambda: headed(nn.Linear(3, 4), nn.Dropout()),
+    "head that has a hook": lambda: nn.Sequential(
+        nn.Linear(3, 3).requires_grad_(False), hooked("forward")
+    ),
 }
 UNKNOWN |= {f"{name}, in a sequence": in_sequence(make) for name, make in UNKNOWN.items()}
 
@@ -168,6 +210,61 @@ def test_a_layer_applied_to_several_rows_of_a_sample_has_no_bounds(shape):
     assert isinstance(simulate(federation, whole, dtype=DOUBLE).curvature(), Curvature)
 
 
+def test_a_layer_that_is_used_twice_is_not_linear():
+    """The outputs are quadratic in its weights; a list of a module's children has it once."""
+    layer = nn.Linear(3, 3)
+    for twice in (nn.Sequential(layer, layer), nn.Sequential(layer, nn.Identity(), layer)):
+        clients = simulate(classification(shape=(3,)), twice, dtype=DOUBLE, l2=0.1)
+        assert "not linear" in str(clients.curvature())
+        assert "not linear" in str(clients.curvature_sum(clients.initial(Stream(0)), np.ones(5)))
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("loss", ["squared", "logistic", "cross_entropy"])
+def test_a_head_on_fixed_parts_is_solved_as_a_linear_model_on_their_features(loss, engine):
+    """Curvature, metric and certificate; the backbone is in double precision on both sides."""
+    classes = {"squared": None, "logistic": 2, "cross_entropy": 3}[loss]
+    data = regression() if classes is None else classification(classes=classes)
+    head = nn.Linear(7, {"cross_entropy": 3}.get(loss, 1))
+    whole = nn.Sequential(Backbone(), head).double()
+    there = simulate(data, whole, loss, dtype=DOUBLE, l2=0.1, engine=engine)
+    fixed = simulate(features(whole[0], data), head, loss, dtype=DOUBLE, l2=0.1, engine=engine)
+    a, b = there.curvature(), fixed.curvature()
+    assert isinstance(a, Curvature) and isinstance(b, Curvature)
+    np.testing.assert_allclose(a.smoothness, b.smoothness)
+    np.testing.assert_allclose(a.strong_convexity, b.strong_convexity)
+    x = there.initial(Stream(0))
+    for form in ("full", "blocks", "diagonal"):
+        one, two = (c.curvature_sum(x, np.full(5, 0.2), form) for c in (there, fixed))
+        torch.testing.assert_close(one.blocks, two.blocks)
+    torch.testing.assert_close(*(c.hessian(x, np.full(5, 0.2)) for c in (there, fixed)))
+    runs = [train(ScaffPD(CVaR(0.5)), c, rounds=30) for c in (there, fixed)]
+    assert all(run.certificate()["gap"] < 1e-9 for run in runs)
+    np.testing.assert_allclose(*(run.rounds[-1].objective for run in runs))
+
+
+def test_a_model_of_which_a_layer_is_trained_is_told_about_features():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fc = nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.fc(self.body(x).relu())
+
+    known = simulate(regression(), Own(), "squared").curvature()
+    assert "'fc', the only one that is trained" in str(known) and "equifed.features" in str(known)
+
+
+def test_hooks_that_come_later_take_the_bounds_away():
+    clients = simulate(regression(), nn.Linear(3, 1), "squared")
+    assert isinstance(clients.curvature(), Curvature)
+    handle = clients.model.module.register_forward_hook(lambda module, given, out: 6 * out)
+    assert "not linear" in str(clients.curvature())
+    handle.remove()
+    assert isinstance(clients.curvature(), Curvature)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_reduced_precision_has_no_bounds(precision):
     clients = simulate(regression(), nn.Linear(3, 1), "squared", precision=precision)
@@ -183,6 +280,9 @@ def test_nor_have_products_that_torch_was_told_to_round():
         assert "'high' precision" in str(clients.curvature())
     finally:
         torch.set_float32_matmul_precision(before)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in str(clients.curvature())
+    assert isinstance(clients.curvature(), Curvature)
     half = simulate(regression(), nn.Linear(3, 1), "squared", engine="loop", dtype=torch.bfloat16)
     assert "bfloat16" in str(half.curvature())
 

@@ -155,6 +155,23 @@ def test_a_module_starts_from_its_own_weights_and_a_name_from_its_address(engine
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_what_happens_to_a_module_afterwards_changes_nothing(engine):
+    """Neither start, frozen part nor predictor: all are those of the module as it was given."""
+    module = with_backbone()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    clients = simulate(classification(), module, cross_entropy, engine=engine, dtype=DOUBLE)
+    with torch.no_grad():
+        for value in module.parameters():
+            value.fill_(7.0)
+    module.register_forward_hook(lambda part, given, out: 0 * out)
+    x = clients.initial(Stream(0))
+    for name, value in clients.parameters(x).items():
+        torch.testing.assert_close(value, before[name].to(value))
+    outputs = clients.predictor(x).module(torch.randn(4, 3, dtype=DOUBLE))
+    assert outputs.abs().max() > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_was_trained_loads_back_and_is_the_same_function(engine):
     federation = classification()
     clients = simulate(federation, with_backbone(), cross_entropy, engine=engine, dtype=DOUBLE)

@@ -24,6 +24,7 @@ from equifed.objectives import (
     Average,
     ChiSquare,
     CVaR,
+    Proportional,
     SaddleObjective,
     WorstCase,
 )
@@ -146,3 +147,12 @@ def test_the_modulus_is_below_every_eigenvalue_of_the_weighted_hessian(draw: int
     least = np.linalg.eigvalsh(np.einsum("n,nde->de", weights, hessians))[0]
     assert bounds.modulus(weights) <= least + 1e-9
     assert bounds.least_modulus(float(np.abs(weights).sum())) <= bounds.modulus(weights) + 1e-9
+
+
+def test_a_gap_is_not_below_the_rounding_of_an_objective_that_is_mostly_penalty():
+    """With utilities of about 100, weights are 1/100 and the objective is its penalty."""
+    objective, losses = Proportional(100.0, 0.2), np.array([1.0, 2.0, 2.5])
+    bounds, weights = Curvature(np.ones(3), np.ones(3)), objective.weights(losses)
+    found = certificate(objective, bounds, losses, weights, torch.zeros(2, dtype=torch.float64))
+    assert isinstance(found, Certificate)
+    assert found.gap >= np.finfo(np.float64).eps * abs(objective.value(losses)) > 1e-16

@@ -10,10 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.problems import regression
 from tests.report.synthetic import history as make_history
 from torch import nn
 
-from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms import (
+    AFL,
+    DRFA,
+    AgnosticFedAvg,
+    DeltaFL,
+    FedAvg,
+    FedEBA,
+    RFedFair,
+    Scaffold,
+    TiltedERM,
+)
 from equifed.contract.evaluation import Evaluation, Hits
 from equifed.contract.local import LocalSGD
 from equifed.data import standardise
@@ -173,6 +184,28 @@ def test_a_good_run_has_no_warning_and_a_bad_one_says_why(engine):
     good = torch.tensor([-9.0, 0, 0, 9, 0, 0, 0, 0], dtype=torch.float64)  # weight, then bias
     uphill = warned(run(make_federation(scale=1e4), x=good, engine=engine))
     assert any("did not lower" in w for w in uphill) and any("below" in w for w in uphill)
+
+
+LOCAL = [FedAvg, Scaffold, AFL, DRFA, DeltaFL, AgnosticFedAvg, TiltedERM, RFedFair, FedEBA]
+
+
+@pytest.mark.parametrize("make", LOCAL, ids=lambda make: make.__name__)
+def test_every_algorithm_says_that_it_did_not_train_though_nothing_was_measured(make):
+    """Also those that know neither objective nor losses: before 0.2 nobody said anything."""
+    data, start, said = regression(), torch.zeros(4, dtype=torch.float64), {}
+    for lr in (1e-14, 0.002, 2.0):
+        clients = LoopClients(data, nn.Linear(3, 1), "squared", dtype=start.dtype)
+        history = train(make(LocalSGD(lr=lr, steps=3)), clients, rounds=4, x=start)
+        said[lr] = [w for w in warned(history) if "did not lower" in w]
+    assert said[0.002] == []
+    assert "larger step sizes" in said[1e-14][0] and "smaller step sizes" in said[2.0][0]
+
+
+@given(rows=hnp.arrays(np.float64, (2, 4), elements=numbers))
+def test_losses_that_fell_on_average_or_at_the_worst_client_are_training(rows):
+    found = check_descent(History(tuple("abcd")), (rows[0], rows[1]))
+    fell = any(f(rows[1]) < f(rows[0]) * (1 - ROUNDING) for f in (np.mean, np.max))
+    assert (found is None) == fell
 
 
 def test_warnings_are_shown_by_terminal_summary_and_report(tmp_path):

@@ -26,6 +26,9 @@ from equifed.objectives.base import SaddleObjective
 from equifed.objectives.dual_steps import DualStep, Euclidean
 from equifed.objectives.worst_case import WorstCase
 
+BLEND = 0.05
+"""Share of a round in the running mean of how far snapshots lie off the straight way."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -38,6 +41,7 @@ class State:
     mean_weights: Weights | None = None
     losses: Losses | None = None  # the last known ones, where absent clients need them
     away: Index | None = None  # rounds since each client's last answer
+    bend: Vector | None = None  # how far snapshots lie off the straight way, where some were absent
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ class DRFA:
     fixed points, and no bound on the step.
 
     Absent clients are not drawn, and their v is their last known loss. The step from w is scaled so
-    that its mean is right, and w' is taken on the way to the next w, at t' of tau: the average of
-    those who are there would favour them. A run records lambda, the mean of the weights drawn.
+    that its mean is right, and w' is taken on the straight way to the next w, at t' of tau, plus a
+    running mean of how far the snapshots of those who are there lie off it: their own average would
+    favour them. A run records lambda, the mean of the weights drawn.
 
     Parameters
     ----------
@@ -127,12 +132,17 @@ class DRFA:
         if m is not None:
             chosen, share = draw_clients(clients, mix, m, stream)  # line 2: D
             share = total * share
-        work, part = self._work(clients, stream)  # line 3
+        work, part = self._work(stream)  # line 3
         moved = chosen.local_steps(state.x, work, stream.at("local"))  # lines 4-10
         x = state.x - moved.displacement.weighted_sum(share)  # line 11
-        at = state.x + part * (x - state.x)  # line 12: w', roughly
+        at, bend = state.x, None
         if moved.snapshot is not None:
             at = moved.snapshot.weighted_sum(share)  # line 12: w'
+        if moved.snapshot is not None and len(clients.index) < len(clients.names):
+            straight = total * state.x - part * moved.displacement.weighted_sum(share)
+            bend = at - straight if state.bend is None else state.bend
+            bend = bend + BLEND * (at - straight - bend)
+            at = state.x + part * (x - state.x) + bend
         seen = asked.losses(at, stream.at("losses"), None if full else self.local.batch_size)  # 14
         losses = carry_over(state.losses, asked.index, seen, len(clients.names))
         v = estimate_losses(losses, clients.index, asked.index, seen)  # line 15
@@ -144,19 +154,15 @@ class DRFA:
             mean_x = running_mean(state.mean_x, average, s)
         means = mean_x, running_mean(state.mean_weights, lambda_s, s)
         info = Info(lambda_s, index=chosen.index, notes=roll.notes)
-        return State(x, weights, s, *means, losses, roll.away), info
+        return State(x, weights, s, *means, losses, roll.away, bend), info
 
-    def _work(self, clients: Clients, stream: Stream) -> tuple[LocalSGD, float]:
-        """Return the local work of this round, and which part of it leads to the snapshot w'.
-
-        Work of everybody holds the snapshot index t' itself.
-        """
+    def _work(self, stream: Stream) -> tuple[LocalSGD, float]:
+        """Return the local work of this round, and which part of it leads to the snapshot w'."""
         work = replace(self.local, average=self.output == "average")
         if self.ascent == "full" or work.steps is None:
             return work, 0.0
         t = int(stream.at("snapshot").generator().integers(1, work.steps + 1))
-        absent = len(clients.index) < len(clients.names)
-        return work if absent else replace(work, snapshot=t), t / work.steps
+        return replace(work, snapshot=t), t / work.steps
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates (w-hat)."""

@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equifed.algorithms.fedavg import DEFAULT_WORK, State
+from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.remembering import Remembering
+from equifed.algorithms.tilted import State
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import check_participation, sample_clients, scatter
+from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.tilted import Tilted
 
@@ -22,14 +25,16 @@ class FedEBA:
 
     .. math::
 
-       p_i &= e^{f_i(x)/\tau} / \textstyle\sum_{j \in S} e^{f_j(x)/\tau}, \qquad
-       x \leftarrow x - \text{server\_lr} \sum_{i \in S} p_i (x - u_i) \\
+       p_i &= e^{f_i(x)/\tau} / \textstyle\sum_j e^{f_j(x)/\tau}, \qquad
+       x \leftarrow x - \text{server\_lr} \sum_i p_i (x - u_i) \\
        u &\leftarrow u - \text{lr}\,\bigl((1 - \alpha)\, g_i(u)
-       + \alpha \textstyle\sum_{j \in S} p_j \nabla f_j(x)\bigr)
+       + \alpha \textstyle\sum_j p_j \nabla f_j(x)\bigr)
        \quad \text{where } \angle(f(x), \mathbf 1) > \theta
 
-    and plain local steps where the losses of the sampled clients S are nearer to equal. For
-    ``align=0`` this is TERM on the sampled clients. Absent clients are not sampled.
+    and plain local steps where the losses are nearer to equal. For ``align=0`` this is TERM. The
+    paper's sums are over the clients of a round, which favours them where some are missing: here
+    those who take no part keep their last loss, as for TERM, and the others have the weights
+    :math:`p_i N/|\text{present}|`, scaled once.
 
     Parameters
     ----------
@@ -43,6 +48,8 @@ class FedEBA:
         theta in degrees, from 0 (always aligned unless all losses are equal) to 90.
     participation, server_lr
         As for FedAvg.
+    patience : int
+        Rounds without an answer after which a client has no weight until it is back.
     """
 
     local: LocalSGD = DEFAULT_WORK
@@ -51,9 +58,10 @@ class FedEBA:
     angle: float = 45.0
     participation: float = 1.0
     server_lr: float = 1.0
+    patience: int = PATIENCE
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_participation(self.participation, self.patience)
         if not 0 < self.temperature < np.inf:
             raise ValueError(f"FedEBA temperature must be positive, got {self.temperature}.")
         if not 0 <= self.align < 1:
@@ -68,12 +76,15 @@ class FedEBA:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)
-        losses = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
-        p = Tilted(1 / self.temperature).weights(losses)
+        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
+        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
+        roll = take_attendance(self, state, chosen, Tilted(1 / self.temperature))
+        weights = roll.objective.weights(losses)
+        p = roll.scale(weights)
         work, control, target = self.local, None, None
-        if self.align and angle_to_equal(losses) > self.angle:
+        if self.align and angle_to_equal(losses[roll.counted()]) > self.angle:
             _, gradients = chosen.value_and_gradient(
-                state.x, stream.at("gradient"), self.local.batch_size
+                state.x, stream.at("aligned"), self.local.batch_size
             )
             scale = 1 - self.align  # (1-a) g + a G = (1-a) (g + a/(1-a) G)
             work = replace(work, lr=scale * work.lr)
@@ -82,13 +93,19 @@ class FedEBA:
         moved = chosen.local_steps(
             state.x, work, stream.at("local"), control=control, target=target
         )
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(p)
-        weights = scatter(p, chosen.index, len(clients.names))
-        return State(x), Info(weights, index=chosen.index)
+        update = moved.displacement.weighted_sum(p)
+        if target is not None and len(p) < len(weights):  # what all have in common counts once
+            update = update - (1 - 1 / p.sum()) * work.lr * float(p @ moved.steps) * target
+        info = Info(weights, losses, index=chosen.index, notes=roll.notes)
+        return State(state.x - self.server_lr * update, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it; aligned steps are not remembered."""
+        return Remembering(self)
 
 
 def angle_to_equal(losses: Losses) -> float:

@@ -67,9 +67,11 @@ def _read_text(path: Path) -> str:
         text = content.decode("utf-16" if content.startswith(UTF16) else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = 1 + content[: error.start].count(b"\n")
+        windows = any(byte in content for byte in range(0x80, 0xA0))  # signs there, not in Latin-1
+        code, name = ("cp1252", "of Windows") if windows else ("latin-1", "Latin-1")
         raise DataError(
             f"{path} is not UTF-8 text (byte {content[error.start]:#04x} in line {line}); save it "
-            "as UTF-8, or hand over pandas.read_csv(path, encoding='latin-1') if it is Latin-1."
+            f"as UTF-8, or hand over pandas.read_csv(path, encoding={code!r}) if it is {name}."
         ) from None
     if "\0" in text:
         raise DataError(f"{path} holds binary data; expected a CSV file in UTF-8.")

@@ -28,8 +28,15 @@ from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
 from equifed.models.architectures import Init, build, choose_init, initialise
-from equifed.models.checks import check_device, load_weights
-from equifed.models.curvature import known_curvature
+from equifed.models.checks import (
+    check_device,
+    check_dtype,
+    check_module,
+    check_start,
+    copy_module,
+    load_weights,
+)
+from equifed.models.curvature import known_curvature, refuse_bounds
 from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
 from equifed.models.hessian import linear_hessian
 from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights
@@ -157,15 +164,19 @@ class InProcessClients(FoundOwnParts, TorchClients):
         own_steps: OwnSteps = "auto",
     ) -> None:
         super().__init__(data)
+        check_dtype(dtype)
         self._init, device = choose_init(model, init), check_device(device)
         module, loss = resolve_model(data, model, loss)
-        self._template, self._federation = module, data
+        check_module(module)
+        self._template, self._federation = copy_module(module), data
         self._curvature: list[Curvature | str] = []
         self._origin: list[dict[str, Any]] = []
         self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
+        for what, values in (("inputs", self._inputs), ("targets", self._targets)):
+            self._refuse_overflow(what, values)
         dimensions = self._inputs.dim() - 1
         self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
@@ -188,7 +199,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
             fresh = copy.deepcopy(self._template)
             initialise(fresh, stream)
         self.own_rows.start = self.repeat_own(fresh)
-        return self.model.flatten(fresh)
+        return self.model.flatten(check_start(fresh))
 
     @override
     def flatten(self, model: Tensor | nn.Module | Mapping[str, Tensor]) -> Tensor:
@@ -243,6 +254,8 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def curvature(self) -> Curvature | str:
         if self.remembers_own():
             return JOINT
+        if (why := refuse_bounds(self.model)) is not None:  # hooks may come later
+            return why
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
             self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
         return self._curvature[0]
@@ -344,6 +357,18 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def _inputs_of(self, client: int) -> Tensor:
         """Return the training inputs of a client of the federation."""
         return self._inputs[self._offsets[client] : self._offsets[client + 1]]
+
+    def _refuse_overflow(self, what: str, values: Tensor) -> None:
+        """Refuse data that are finite, but not in the model's precision."""
+        rows = ~torch.isfinite(values.reshape(len(values), -1).sum(dim=1))
+        for row in rows.nonzero().flatten().tolist():
+            if torch.isfinite(values[row]).all():  # its sum alone overflows
+                continue
+            client = self.names[int(np.searchsorted(self._offsets, row, side="right")) - 1]
+            raise ValueError(
+                f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
+                f"{values.dtype}; scale them, or say dtype=torch.float64."
+            )
 
     def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
         """Return the samples where they will stay."""

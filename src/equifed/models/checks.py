@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from equifed.models.losses import Loss, cross_entropy, squared
 
-FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
 """What torch raises when shapes or types do not fit."""
 
 
@@ -37,7 +38,20 @@ def check_device(device: str | torch.device) -> torch.device:
             f"device={str(device)!r}, but there are only {torch.cuda.device_count()} CUDA devices, "
             "counted from 0."
         )
+    try:
+        torch.zeros(1, device=chosen).sum().item()
+    except FAILURES as error:
+        raise ValueError(
+            f"device={str(device)!r} cannot compute here ({str(error).splitlines()[0][:100]}); say "
+            "'cpu' or 'cuda'."
+        ) from None
     return chosen
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse what is no precision of real numbers."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
 
 
 def check_module(module: Any) -> None:
@@ -45,6 +59,11 @@ def check_module(module: Any) -> None:
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"The model must be a torch.nn.Module or a name, got {type(module).__name__}."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(
+            "The model is a TorchScript module, whose parameters cannot be replaced; hand over the "
+            "module that it was made from."
         )
     for name, part in module.named_modules():
         where = f"'{name}' ({type(part).__name__})"
@@ -63,7 +82,8 @@ def _refuse_layer(part: nn.Module, where: str) -> None:
     if isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats:
         raise ValueError(
             f"The model's {where} keeps running statistics, which have no meaning when many "
-            "clients share one model; use nn.GroupNorm instead."
+            "clients share one model; use nn.GroupNorm instead, or train a head on "
+            "equifed.features(...) if it is part of a backbone that stays as it is."
         )
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
         raise ValueError(
@@ -155,10 +175,13 @@ def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
             f"The loss {name} has reduction={reduction!r}: one number for a whole batch. A loss "
             f"must give one number per sample: {name}(reduction='none')."
         )
+    shares = torch.linspace(0.9, 1, len(outputs)).to(outputs)  # samples that differ
+    outputs = outputs * shares.view(-1, *[1] * (outputs.dim() - 1))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")  # torch warns of what is refused below
-            each = loss(outputs, targets)
+            each = loss(outputs.detach().requires_grad_(), targets)
+            fewer = loss(outputs[:-1], targets[:-1])
     except FAILURES as error:
         raise ValueError(
             f"The loss {name} cannot compare outputs of shape {tuple(outputs.shape)} "
@@ -166,6 +189,7 @@ def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
             f"{str(error).splitlines()[0][:200]}"
         ) from error
     if isinstance(each, Tensor) and each.shape == outputs.shape[:1]:
+        _check_numbers(name, each, fewer)
         return
     seen = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
     raise ValueError(
@@ -174,6 +198,46 @@ def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
         f"{tuple(targets.shape)}; use reduction='none', and sum or average over all axes but the "
         "first."
     )
+
+
+def _check_numbers(name: str, each: Tensor, fewer: Tensor) -> None:
+    """Refuse numbers without a derivative, or that other samples have a say in."""
+    if not each.is_floating_point() or not each.requires_grad:
+        raise ValueError(
+            f"The loss {name} gives {each.dtype} numbers without a derivative in the outputs, so "
+            "nothing could be learned from it; use one that is differentiable."
+        )
+    if fewer.shape != each[:-1].shape or not torch.allclose(
+        fewer, each[:-1], rtol=1e-3, atol=1e-6, equal_nan=True
+    ):
+        raise ValueError(
+            f"The loss {name} gives a sample another number when other samples are beside it; do "
+            "not sum, average or divide over the batch (reduction='none')."
+        )
+
+
+def check_start(module: nn.Module) -> nn.Module:
+    """Refuse a module whose parameters are not finite."""
+    for name, value in module.named_parameters():
+        if not torch.isfinite(value).all():
+            raise ValueError(
+                f"The model's parameter {name!r} has numbers that are not finite; training cannot "
+                "start from them."
+            )
+    return module
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a copy that later changes of the module do not reach, or say why there is none."""
+    try:
+        return copy.deepcopy(module)
+    except RuntimeError as error:
+        raise ValueError(
+            "The model cannot be copied; torch says: "
+            f"{str(error).splitlines()[0][:200]} Make what was done to its weights permanent "
+            "(torch.nn.utils.remove_weight_norm, prune.remove), or use "
+            "torch.nn.utils.parametrizations."
+        ) from None
 
 
 def is_plain(module: nn.Module) -> bool:

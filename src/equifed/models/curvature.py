@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ PARTS = ("weight", "bias")
 
 EIGENVALUE_WORK = 2e10
 """Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
+
+PIECE = 1024
+"""Samples that fixed parts of a model are run on at once."""
 
 MOST_CLIENTS = 5000
 """Beyond this many clients their data are not looked at one by one."""
@@ -48,32 +51,46 @@ def known_curvature(
     inputs_of : callable, optional
         Returns a client's training inputs.
     """
-    layer = linear_layer(model.module, model.input_dimensions)
-    if layer is None:
-        return "the model is not linear, so its losses need not be convex"
-    if (why := _rounded(model.dtype)) is not None:
-        return why
-    loss = getattr(model.loss, "__name__", "?")
-    if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
-        return f"nothing is known about the loss {loss}; state strong_convexity yourself"
+    why, rows_of = refuse_bounds(model), trained_rows(model)
+    if why is not None or rows_of is None:
+        return str(why)
+    loss = model.loss.__name__  # type: ignore[attr-defined]
     sure = 0.0 if model.penalised is not None else model.l2  # a free bias may be all but flat
     if inputs_of is None or n > MOST_CLIENTS:
         return Curvature(np.full(n, math.inf), np.full(n, sure), lowest=0.0)
     quadratic = loss == "squared"
     # Only what is trained has a derivative: the last column is that of the bias.
     weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
-    ends = [_eigenvalues(inputs_of(i), weight, bias, n) for i in range(n)]
-    if quadratic and model.own_shapes:
-        both = [_eigenvalues(inputs_of(i), True, True, n)[0] for i in range(n)]
-        ends = [(least, e[1], e[2]) for least, e in zip(both, ends, strict=True)]
-    least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
+    found = [_bound(rows_of(inputs_of(i)), model, weight, bias, n) for i in range(n)]
+    least, largest, free = (np.array(column) for column in list(zip(*found, strict=True))[:3])
     smoothness = STEEPEST[loss] * largest + model.l2
-    exact = all(e[2] for e in ends)
+    exact = all(one[3] for one in found)
     convexity = np.full(n, sure) + (2.0 * least if quadratic else 0.0)
     if quadratic and weight and model.penalised is not None:
-        convexity = np.maximum(convexity, [_free_bias(inputs_of(i), model.l2) for i in range(n)])
+        convexity = np.maximum(convexity, free)
     tight = exact and loss in ("squared", "binary_logistic")
     return Curvature(smoothness, convexity, tight, lowest=0.0)
+
+
+def refuse_bounds(model: FlatModel) -> str | None:
+    """Return why nothing is certain about the losses' curvature, if nothing is."""
+    if trained_rows(model) is None:
+        return f"the model is not linear, so its losses need not be convex{_cure(model)}"
+    loss = getattr(model.loss, "__name__", "?")
+    if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
+        return f"nothing is known about the loss {loss}; state strong_convexity yourself"
+    return _rounded(model.dtype, model.device)
+
+
+def _bound(
+    rows: Tensor, model: FlatModel, weight: bool, bias: bool, n: int
+) -> tuple[float, float, float, bool]:
+    """Return bounds on a client's eigenvalues, that of a free bias, and whether they are exact."""
+    least, largest, exact = _eigenvalues(rows, weight, bias, n)
+    if model.own_shapes:  # of both parts together
+        least = _eigenvalues(rows, True, True, n)[0]
+    free = 0.0 if model.penalised is None else _free_bias(rows, model.l2)
+    return least, largest, free, exact
 
 
 def _free_bias(inputs: Tensor, l2: float) -> float:
@@ -98,7 +115,7 @@ def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
     anything. A sample must reach the layer as one row: applied to several, it has the curvature of
     all of them together.
     """
-    parts = list(module.children()) if type(module) is nn.Sequential else [module]
+    parts = list(module) if type(module) is nn.Sequential else [module]
     if not all(is_plain(part) for part in (module, *parts)):
         return None
     found, flat = None, input_dimensions == 1
@@ -114,8 +131,57 @@ def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
     return found
 
 
-def _rounded(dtype: torch.dtype) -> str | None:
+def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
+    """Return what makes of samples the rows that the one trained linear layer is applied to.
+
+    These are the samples themselves for a linear model, and for an ``nn.Sequential`` of parts that
+    are not trained and a linear layer at its end what the former make of them: whatever they
+    compute, the outputs are linear in the trained parameters. None if the model is not so.
+    """
+    if linear_layer(model.module, model.input_dimensions) is not None:
+        return lambda inputs: inputs.to(model.device, model.dtype).reshape(len(inputs), -1)
+    if type(model.module) is not nn.Sequential or model.dropouts or model.output_dimensions != 1:
+        return None
+    *fixed, last = model.module
+    held = {id(part) for one in fixed for part in one.modules()}
+    if linear_layer(last, 1) is None or not is_plain(model.module) or id(last) in held:
+        return None
+    place = [*model.module._modules][-1] + "."
+    if not all(name.startswith(place) for name in model.names):
+        return None
+
+    def compute(inputs: Tensor) -> Tensor:
+        model.module.train(True)  # as in the losses
+        with torch.no_grad():
+            pieces = [_run(fixed, piece.to(model.device)) for piece in inputs.split(PIECE)]
+        return torch.cat(pieces)
+
+    return compute
+
+
+def _run(parts: Sequence[nn.Module], values: Tensor) -> Tensor:
+    for part in parts:
+        values = part(values)
+    return values
+
+
+def _cure(model: FlatModel) -> str:
+    """Say how a model of which one linear layer alone is trained becomes a linear one."""
+    places = {name.rpartition(".")[0] for name in model.names}
+    place, held = places.pop(), dict(model.module.named_parameters())
+    linear = isinstance(model.module.get_submodule(place), nn.Linear)
+    if places or not linear or held.keys() <= model.names.keys():
+        return ""
+    return (
+        f"; if the layer {place!r}, the only one that is trained, gives the outputs, a linear "
+        "model on equifed.features(...) of what comes before it has certificates"
+    )
+
+
+def _rounded(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why numbers are too coarse for bounds, if they are."""
+    if torch.is_autocast_enabled(device.type):
+        return "torch.autocast rounds what the model computes, which no bound here covers"
     products = torch.get_float32_matmul_precision()
     if dtype not in (torch.float32, torch.float64):
         return f"the model computes in {dtype}, whose rounding no bound here covers"

@@ -8,7 +8,6 @@ Parameters with ``requires_grad=False`` are fixed: not in the vector, not sent, 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from equifed.models.checks import (
     check_loss,
     check_module,
     check_outputs,
+    copy_module,
     explain_inputs,
     find_slots,
 )
@@ -90,7 +90,7 @@ class FlatModel:
             raise ValueError(f"l2 must be a number of at least 0, got {l2}.")
         check_module(module)
         self.loss, self.l2, self.dtype, self.device = loss, float(l2), dtype, check_device(device)
-        self.module = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        self.module = copy_module(module).to(device=self.device, dtype=dtype)
         self.dropouts = address_dropout(self.module)
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         kept = () if own is None else own.names
@@ -114,6 +114,7 @@ class FlatModel:
         self._slots = find_slots(self.module, first)
         example = _repeat(example).to(self.device, _precision(example, dtype))
         outputs, start = self._try(example), self.flatten_all(self.module)
+        self.output_dimensions = outputs.dim() - 1
         check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
         if classes is not None:
             check_classes(outputs, classes, loss)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
-from equifed.models.curvature import linear_layer
+from equifed.models.curvature import trained_rows
 from equifed.models.flat import FlatModel
 
 
@@ -29,7 +29,8 @@ def linear_hessian(
     weights : Tensor
         One number per sample, shape (m,).
     """
-    if linear_layer(model.module, model.input_dimensions) is None:
+    rows_of = trained_rows(model)
+    if rows_of is None:
         return "the model is not linear in its parameters"
     if model.own_size:
         return "clients have own parameters, and the matrix would have to do without them"
@@ -39,7 +40,7 @@ def linear_hessian(
         return model.loss(output[None], target[None])[0]
 
     bends = vmap(jacrev(grad(loss_of)))(outputs, targets)
-    rows = inputs.reshape(len(inputs), -1)
+    rows = rows_of(inputs)
     weight, bias = (any(n.endswith(part) for n in model.shapes) for part in ("weight", "bias"))
     z = torch.cat([rows, rows.new_ones(len(rows), 1)][not weight : 1 + bias], dim=1)
     width, k = z.shape[1], outputs.shape[1]

@@ -7,7 +7,7 @@ their samples in which each counts its client's weight divided by that client's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equifed.contract.arrays import Weights
 from equifed.contract.curvature import CurvatureSum, Form
-from equifed.models.curvature import PARTS, linear_layer
+from equifed.models.curvature import PARTS, trained_rows
 from equifed.models.flat import FlatModel
 
 KNOWN = ("squared", "binary_logistic", "cross_entropy")
@@ -33,7 +33,9 @@ class LinearHessian:
     Parameters
     ----------
     model : FlatModel
-        One linear layer with one of the :data:`KNOWN` losses.
+        One trained linear layer with one of the :data:`KNOWN` losses.
+    rows : callable
+        What makes of samples the rows that the layer is applied to.
     loss : str
         Its name.
     places : Tensor, shape (k, q)
@@ -45,6 +47,7 @@ class LinearHessian:
     """
 
     model: FlatModel
+    rows: Callable[[Tensor], Tensor]
     loss: str
     places: Tensor
     weight: bool
@@ -56,7 +59,8 @@ class LinearHessian:
         """Return the Hessians of a model, or why they are not known."""
         if thin is not None and form != "blocks":
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
-        if linear_layer(model.module, model.input_dimensions) is None:
+        rows = trained_rows(model)
+        if rows is None:
             return "the model is not linear"
         loss = getattr(model.loss, "__name__", "?")
         if loss not in KNOWN or getattr(model.loss, "__module__", "") != "equifed.models.losses":
@@ -71,7 +75,7 @@ class LinearHessian:
         weight, bias = ([p for n, p in parts.items() if n.endswith(part)] for part in PARTS)
         columns = [w.reshape(len(w), -1) for w in weight] + [b[:, None] for b in bias]
         places = torch.cat(columns, dim=1)
-        return cls(model, loss, places, bool(weight), bool(bias), form)
+        return cls(model, rows, loss, places, bool(weight), bool(bias), form)
 
     @property
     def whole(self) -> bool:
@@ -134,7 +138,7 @@ class LinearHessian:
         return shape[0] * shape[1] * (shape[1] + 1) // 2
 
     def _features(self, inputs: Tensor) -> Tensor:
-        a = inputs.to(self.model.device, self.model.dtype).reshape(len(inputs), -1)
+        a = self.rows(inputs)
         return torch.cat([a, a.new_ones(len(a), 1)][not self.weight : 1 + self.bias], dim=1)
 
     def _chances(self, x: Tensor, inputs: Tensor) -> Tensor:

@@ -103,9 +103,8 @@ def certificate(
         return "the losses are not known to be strongly convex; add an L2 penalty on all parameters"
     value = objective.value(losses)
     bound = float(weights @ losses) - objective.penalty(weights)
-    rounding = (
-        ROUNDING * float(np.finfo(_dtype(gradient)).eps) * float(np.abs(weights) @ np.abs(losses))
-    )
+    size = max(float(np.abs(weights) @ np.abs(losses)), -value)  # a penalty may be most of it
+    rounding = ROUNDING * float(np.finfo(_dtype(gradient)).eps) * size
     squared = float(gradient.double() @ gradient.double())
     if inexact is not None:
         bound -= inexact.of_value(weights)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
-from equifed.contract.arrays import Vector, Weights
+from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
 from equifed.contract.prediction import KnowsModule
@@ -26,7 +26,7 @@ from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell
 from equifed.training.progress import follow_by_default
 from equifed.training.provenance import describe_run, tell_choice
 from equifed.training.touches import tell_touches
-from equifed.training.warnings import check_finite, find_warnings
+from equifed.training.warnings import check_finite, find_warnings, lacks_losses
 
 if TYPE_CHECKING:
     from torch import nn
@@ -157,6 +157,7 @@ class _Training:
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
+        self.start = x
         state, done = self.algorithm.init(self.clients, x), 0
         if resume:
             state, done = self._resume(state)
@@ -196,8 +197,14 @@ class _Training:
         self._describe(x, own)
         told = self.clients if isinstance(self.clients, KnowsFeatures) else None
         scales = None if told is None else told.feature_scales()
-        for sentence in find_warnings(self.history, scales):
+        losses = None
+        if told is not None and own is None and lacks_losses(self.history):
+            losses = self._train_losses(self.start), self._train_losses(x)
+        for sentence in find_warnings(self.history, scales, losses):
             self._event({"event": "warning", "round": last, "reason": sentence})
+
+    def _train_losses(self, x: Vector) -> Losses:
+        return self.clients.evaluate(x, ("train",))[0].metrics["loss"]
 
     def _reason_to_stop(self) -> str | None:
         reason = next(filter(None, (rule(self.history) for rule in self.stop)), None)

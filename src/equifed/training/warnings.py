@@ -27,10 +27,24 @@ MOST_SCALES = 100.0
 """Largest ratio of two features' standard deviations that is not remarked upon."""
 
 
-def find_warnings(history: History, scales: Losses | None = None) -> list[str]:
-    """Return what is wrong with a run, given the scales of its features where they are known."""
+Pair = tuple[Losses, Losses]
+"""The clients' losses before training and at the end."""
+
+
+def find_warnings(
+    history: History, scales: Losses | None = None, losses: Pair | None = None
+) -> list[str]:
+    """Return what is wrong with a run.
+
+    Parameters
+    ----------
+    scales : array, optional
+        The scales of its features, where they are known.
+    losses : pair of arrays, optional
+        The clients' training losses before and after, for a run that recorded none.
+    """
     found = (
-        check_descent(history),
+        check_descent(history, losses),
         check_against_start(history),
         check_classes(history),
         check_scales(scales),
@@ -38,9 +52,17 @@ def find_warnings(history: History, scales: Losses | None = None) -> list[str]:
     return [sentence for sentence in found if sentence is not None]
 
 
-def check_descent(history: History) -> str | None:
+def lacks_losses(history: History) -> bool:
+    """Tell whether nothing that was recorded shows if training lowered anything."""
+    known = _compare_objectives(history) or _compare_means(history, "loss", "train")
+    return known is None and not _is_solved(history)
+
+
+def check_descent(history: History, losses: Pair | None = None) -> str | None:
     """Tell whether the objective, or else the average training loss, is not below its start."""
     found = _compare_objectives(history) or _compare_means(history, "loss", "train")
+    if found is None and losses is not None and not _serves_better(*losses):
+        found = "the average train loss", float(losses[0].mean()), float(losses[1].mean())
     if found is None:
         return None
     what, start, end = found
@@ -118,10 +140,22 @@ def _compare_objectives(history: History) -> tuple[str, float, float] | None:
         return None
     first, last = known[0].objective, known[-1].objective
     assert first is not None and last is not None
-    gap = known[-1].numbers.get("gap")
-    if gap is not None and math.isfinite(last) and gap <= CERTIFIED * abs(last):
-        return None
-    return "the objective", first, last
+    return None if _is_solved(history) else ("the objective", first, last)
+
+
+def _is_solved(history: History) -> bool:
+    """Tell whether the last objective is certified to be as good as the smallest there is."""
+    known = [record for record in history.rounds if record.objective is not None]
+    gap, last = (known[-1].numbers.get("gap"), known[-1].objective) if known else (None, None)
+    if gap is None or last is None:
+        return False
+    return math.isfinite(last) and gap <= CERTIFIED * abs(last)
+
+
+def _serves_better(start: Losses, end: Losses) -> bool:
+    """Tell whether the average or the largest of the clients' losses went down."""
+    pairs = ((float(start.mean()), float(end.mean())), (float(start.max()), float(end.max())))
+    return any(after < before - ROUNDING * abs(before) for before, after in pairs)
 
 
 def _compare_means(history: History, metric: str, split: str) -> tuple[str, float, float] | None:
