@@ -54,7 +54,7 @@ def known_curvature(
     why, rows_of = refuse_bounds(model), trained_rows(model)
     if why is not None or rows_of is None:
         return str(why)
-    loss = model.loss.__name__  # type: ignore[attr-defined]
+    loss = model.loss.__name__
     sure = 0.0 if model.penalised is not None else model.l2  # a free bias may be all but flat
     if inputs_of is None or n > MOST_CLIENTS:
         return Curvature(np.full(n, math.inf), np.full(n, sure), lowest=0.0)
@@ -153,7 +153,7 @@ def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
     def compute(inputs: Tensor) -> Tensor:
         model.module.train(True)  # as in the losses
         with torch.no_grad():
-            pieces = [_run(fixed, piece.to(model.device)) for piece in inputs.split(PIECE)]
+            pieces = [_run(fixed, piece.to(model.device)) for piece in torch.split(inputs, PIECE)]
         return torch.cat(pieces)
 
     return compute
