@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses
 from equifed.data.columns import group_rows, read_columns
 from equifed.data.federation import Federation
-from equifed.data.split import DataError, Split
+from equifed.data.prepared_columns import CategoryColumn, name_categories
+from equifed.data.split import DataError, DataWarning, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.run import build_module, load_preparation
@@ -197,6 +199,8 @@ def _gather(
             f"The table has no column {prepared.target.name!r}, the target; it has "
             f"{', '.join(list(columns)[:20])}."
         )
+    for sentence in find_strangers(predictor, columns, client):
+        warnings.warn(sentence, DataWarning, stacklevel=3)
     features = predictor.features(columns, client)
     targets = prepared.encode_target(columns[prepared.target.name])
     owners = _find_owners(columns, prepared.client, client, len(features))
@@ -206,6 +210,35 @@ def _gather(
     values = targets if classes is not None else targets.astype(np.float64)
     split = Split(features[order], values[order], offsets.astype(np.int64))
     return Federation("new rows", tuple(groups), split, classes=classes)
+
+
+def find_strangers(
+    predictor: Predictor, columns: dict[str, list[Any]], client: str | None
+) -> list[str]:
+    """Say which categories and clients of new rows no training row had: predictions are guesses."""
+    prepared, told = predictor.preparation, []
+    if prepared is None:
+        return []
+    for column in prepared.columns:
+        if not isinstance(column, CategoryColumn) or column.name not in columns:
+            continue
+        texts = [t for t in name_categories(columns[column.name]) if t is not None]
+        new = [t for t in texts if t not in column.categories]
+        if new:
+            kinds = ", ".join(map(repr, list(dict.fromkeys(new))[:5]))
+            told.append(
+                f"Column {column.name!r}: {len(new)} row(s) hold {kinds}, which training rows had "
+                f"not, or too rarely; they count as {'other' if column.other else 'no category'}."
+            )
+    held = [client] if client is not None else columns.get(prepared.client or "", [])
+    owners = [name for name in held if name is not None]
+    names = [n for n in (() if not owners else group_rows(owners)) if n not in predictor.clients]
+    if names and predictor.clients and not predictor.own:  # own parts say it themselves
+        told.append(
+            f"Client(s) {', '.join(names[:5])} took no part in training ({len(predictor.clients)} "
+            "did): nothing is known about how well the model serves them."
+        )
+    return told
 
 
 def _find_owners(
