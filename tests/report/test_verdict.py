@@ -7,6 +7,7 @@ import pytest
 from scripts.verdicts import KINDS, count_right, judge
 from tests.report.synthetic import comparison
 
+import equifed as ef
 from equifed.contract.details import Calibration, ClientDetail, Details, GroupDetail
 from equifed.metrics import gain_of_pairs
 from equifed.report import as_json, as_methods, build, render
@@ -17,6 +18,7 @@ from equifed.report.scales import Scale
 from equifed.report.tables import list_comparison
 from equifed.report.verdict import find_spent_losses, write_verdict
 from equifed.runs.compare import format_comparison
+from equifed.runs.trained import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 ACCURACY = Scale("accuracy", "test")
@@ -167,3 +169,33 @@ def test_lines_of_methods_are_told_apart_without_colours():
         line.partition("--d:")[2].strip(" ;}") for line in page.splitlines() if "--d:" in line
     ]
     assert len(dashes) == 6 == len(set(dashes))
+
+
+def test_own_parts_are_told_on_every_page(tmp_path):
+    table = {
+        "rounds": 3,
+        "data": {"name": "heart-disease"},
+        "model": {"name": "logistic", "l2": 0.01, "own": "bias", "own_l2": 0.02},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    }
+    history = ef.run(table, tmp_path / "run")
+    loaded = History.load(tmp_path / "run", model=False)  # as the command reads it, without torch
+    np.testing.assert_array_equal(loaded.without_own.values, history.without_own.values)
+
+    # The shared model with the mean of the own parts, measured by its predictions.
+    data, mean = ef.load("heart-disease"), history.predictor()
+    for i, name in enumerate(data.names):
+        inputs, targets = data.test.client(i)
+        right = mean.answer(inputs).argmax(axis=1) == targets  # the module holds the mean
+        assert np.isclose(history.without_own.values[i], right.mean()), name
+
+    report = build(as_methods(loaded))
+    page = render(report)
+    for text in ("Own part: 1.bias, 2 numbers per client", "own_l2 = 0.02", "Without own part",
+                 "own-part-0", "which is what a new client gets"):  # fmt: skip
+        assert text in page, text
+    mine = render_participant(report, 0, collect_series(report.methods[0], report.scale))
+    assert "Your own part of the model" in mine and "Without your own part" in mine
+    card = write_model_card(tmp_path / "run", tmp_path).read_text()
+    assert "own_l2 = 0.02" in card and "mean ± standard deviation" in card
+    assert "test accuracy without own part" in card and "test accuracy alone" in card

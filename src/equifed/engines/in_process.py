@@ -205,6 +205,12 @@ class InProcessClients(FoundOwnParts, TorchClients):
     ) -> list[Evaluation]:
         return self._evaluator(tuple(splits))(x, metrics, self._own_parts(x))
 
+    def evaluate_shared(self, x: Tensor, splits: Sequence[str]) -> list[Evaluation]:
+        """Return the numbers of x with the mean of all own parts; MeasuresShared asks."""
+        own = self.own_parts(x)
+        mean = own.mean(dim=0, keepdim=True).expand_as(own)
+        return self._evaluator(tuple(splits))(x, (), mean)
+
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
         """Return what the samples of a split say about a model, client by client."""
         held = [splits for splits in self._evaluators if split in splits]

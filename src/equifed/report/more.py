@@ -59,6 +59,9 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
     if scale.metric == "accuracy" and details is not None:
         shares = details.majorities()
         out.append(_write_column("majority", "Majority class", shares, scale.kind))
+    shared = history.without_own
+    if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
+        out.append(_write_column("without_own", "Without own part", shared.values, scale.kind))
     alone = tabulate_alone(history, scale)
     if alone is not None:
         column = _write_column("alone", "Alone", alone.values, scale.kind)

@@ -38,6 +38,7 @@ from equifed.report.more import (
     list_groups,
     summarise_further,
 )
+from equifed.report.own_parts import describe_own
 from equifed.report.scales import TIMES, capital, plural
 from equifed.report.tables import (
     as_json,
@@ -165,6 +166,7 @@ def render(report: Report) -> str:
         shows_limits=shows_limits(report),
         further=[] if report.scale is None else summarise_further(lead, report.scale),
         undefined=[] if report.scale is None else describe_undefined(lead, report.scale),
+        own=[] if report.scale is None else _list_own(report),
         groups=None if report.scale is None else list_groups(lead, report.scale),
         glossary=list_glossary(report.methods, report.scale),
         clients_csv=write_clients_csv(report),
@@ -172,6 +174,16 @@ def render(report: Report) -> str:
         events=[format_event(e) for method in report.methods for e in method.events()],
         **load_script(),
     )
+
+
+def _list_own(report: Report) -> list[str]:
+    """Say what the clients of every method keep for themselves."""
+    assert report.scale is not None
+    return [
+        f"{method.name}: {sentence}" if report.several else sentence
+        for method in report.methods
+        for sentence in describe_own(method, report.scale)
+    ]
 
 
 def _describe_differences(report: Report) -> str:

@@ -22,7 +22,14 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
-from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell_own
+from equifed.training.own_part import (
+    bind_own,
+    give_own,
+    keep_own,
+    measure_shared,
+    own_of,
+    tell_own,
+)
 from equifed.training.progress import follow_by_default
 from equifed.training.provenance import describe_run
 from equifed.training.touches import tell_touches
@@ -249,8 +256,10 @@ class _Training:
         for note in describe_directions(self.metrics):
             self._event({"event": "note", "round": 0, "reason": note})
         self.history.details = describe_end(clients, self.history, self.metrics, x)
+        self.history.without_own = measure_shared(clients, self.history, x)
         if self.folder is not None:
             self.folder.details(self.history.details)
+            self.folder.without_own(self.history.without_own)
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
