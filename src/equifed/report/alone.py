@@ -109,7 +109,10 @@ def compare_alone(history: History, scale: Scale) -> tuple[str, tuple[str, ...],
         ends = scale.gap(min(sizes)), scale.gap(max(sizes))
         much = ends[0] if ends[0] == ends[1] else f"{scale.number(min(sizes))} to {ends[1]}"
         who = name_clients(names, history.names)
-        clause = f"{who} would be better off alone, by {much}"
+        by = f"by {much}" if scale.kind.is_fraction else (
+            f"the {scale.kind.label} {'higher' if scale.higher_is_better else 'lower'} by {much}"
+        )  # fmt: skip
+        clause = f"{who} would be better off alone, {by}"
     elif better:
         clause = "no client would clearly be better off alone"
     else:
@@ -126,14 +129,15 @@ def _describe_alone(
         more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
         few = f"{len(better)} of {plural(n, 'client')}"
         have = "has" if len(better) == 1 else "have"
+        own = "a model of its own" if len(better) == 1 else "models of their own"
         limits = "" if not np.isfinite(found.gains[better, 1]).any() else (
             " (95 % intervals, "
             + ("sample by sample" if found.paired else "as if their samples were others") + ")"
         )  # fmt: skip
         yield (
-            f"{few} {have} a better {scale.label} with models of their own{limits}: "
-            f"{', '.join(told[:NAMED])}{more}; beyond chance, with all clients considered: "
-            f"{len(found.sure) or 'none'}."
+            f"{few} {have} a better {scale.label} with {own}{limits}: "
+            f"{', '.join(told[:NAMED])}{more}. Beyond chance, all clients considered, this is so "
+            f"for {len(found.sure) or 'none'}{' of them' * bool(found.sure)}."
         )
     apart = tuple(found.event.get("one_class", ()))
     if apart:

@@ -67,7 +67,7 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
         column = _write_column("alone", "Alone", alone.values, scale.kind)
         gains = ["not compared"] * len(alone.values)
         for i in alone.some:
-            gains[i] = describe_gain(alone, int(i), scale)
+            gains[i] = describe_gain(alone, int(i), scale).replace(" points", "")
         known = zip(gains, alone.values, strict=True)
         limits = tuple(g if math.isfinite(v) else "" for g, v in known)
         out.append(replace(column, limits=limits))

@@ -115,8 +115,9 @@ def draw_own(method: Method, m: int) -> Figure | None:
     values = table.values[:, :MOST_DRAWN]
     mean, spread = values.mean(axis=0), values.std(axis=0)
     p = values.shape[1]
-    plot = svg.frame((0.5, p + 0.5), svg.limits(values), x_label="own number", y_label="value",
-                     write_x=lambda v: f"{v:g}" if v == int(v) and 1 <= v <= p else "")  # fmt: skip
+    up = svg.limits(values, mean - spread, mean + spread)
+    write = lambda v: f"{v:g}" if v == int(v) and 1 <= v <= p else ""  # noqa: E731
+    plot = svg.frame((0.5, p + 0.5), up, x_label="own number", y_label="value", write_x=write)
     for k in range(p):
         tip = (
             f"{table.names[k]}: mean {mean[k]:.3g}, standard deviation {spread[k]:.2g}, from "
@@ -139,5 +140,6 @@ def draw_own(method: Method, m: int) -> Figure | None:
         for client, row in zip(method.clients, table.values, strict=True)
         for name, v in zip(table.names, row, strict=True)
     ]
-    return Figure(f"own-part-{m}", "Own parts" if m == 0 else f"Own parts, {method.name}", caption, alt, plot,
-                  ["client", "number", "value"], rows)  # fmt: skip
+    title = "Own parts" if m == 0 else f"Own parts, {method.name}"
+    columns = ["client", "number", "value"]
+    return Figure(f"own-part-{m}", title, caption, alt, plot, columns, rows)

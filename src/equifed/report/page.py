@@ -191,7 +191,7 @@ def _describe_differences(report: Report) -> str:
     found = report.estimates[report.lead].get("worst") if report.estimates else None
     if report.scale is None or found is None or found.difference is None:
         return ""
-    return describe_evidence(found.difference, report.scale)
+    return describe_evidence(found.difference, report.scale).replace(" that agree", "")
 
 
 def choose_palette(count: int, baseline: int, lead: int) -> list[int]:

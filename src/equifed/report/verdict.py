@@ -21,6 +21,7 @@ from equifed.metrics import (
     compare_to_chance,
     find_metric,
     find_worse_means,
+    variance_beyond_chance,
 )
 from equifed.metrics.chance import LEVEL
 from equifed.report.alone import compare_alone, name_clients
@@ -30,6 +31,8 @@ from equifed.training.history import History
 
 SPENT = 1e-3
 """Below this, a training loss leaves the weights of clients nothing to weigh."""
+MANY = 20
+"""From so many clients on, they are drawn anew to see how sure their spread is."""
 CHANCE = "The spread is what chance explains at these numbers of test samples"
 
 
@@ -145,14 +148,27 @@ def _write_p(value: float) -> str:
 
 
 def _describe_spread(found: EqualService, correct: Losses, sizes: Losses, scale: Scale) -> str:
-    limits = accuracy_intervals(correct, sizes, resamples=400)["standard_deviation"]
     beyond = math.sqrt(max(found.variance, 0.0)) if math.isfinite(found.variance) else math.nan
+    lower, upper = _limit_spread(correct, sizes, beyond)
     estimate = "" if math.isnan(beyond) else f" is estimated at {scale.gap(beyond)} and"
     return (
         f"The standard deviation of the clients' true accuracies{estimate} lies between "
-        f"{scale.number(limits.lower)} and {scale.gap(limits.upper)} with 95 % confidence; that of "
+        f"{scale.number(lower)} and {scale.gap(upper)} with 95 % confidence; that of "
         f"the measured ones is {scale.gap(float((correct / sizes).std()))}."
     )
+
+
+def _limit_spread(correct: Losses, sizes: Losses, estimate: float) -> tuple[float, float]:
+    """Return limits of the standard deviation of true accuracies: clients drawn anew if many."""
+    n = len(sizes)
+    if n < MANY:
+        found = accuracy_intervals(correct, sizes, resamples=400)["standard_deviation"]
+        ends = np.array([found.lower, found.upper, estimate])
+        return float(np.nanmin(ends)), float(np.nanmax(ends))
+    picks = np.random.default_rng(0).integers(n, size=(400, n))
+    drawn = [variance_beyond_chance(correct[pick], sizes[pick]) for pick in picks]
+    lower, upper = np.sqrt(np.maximum(np.quantile(drawn, [0.025, 0.975]), 0.0))
+    return float(lower), float(upper)
 
 
 def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
