@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Sequence
@@ -19,12 +20,14 @@ from equifed.data.split import DataError, DataWarning, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.run import build_module, load_preparation
-from equifed.training.files import RunFolderError
+from equifed.training.files import RunFolderError, read_sealed
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from equifed.models.flat import FlatModel
     from equifed.models.predictor import Predictor
 
@@ -33,12 +36,21 @@ __all__ = ["Drift", "evaluate", "load_predictor", "write_model_card"]
 CARD = "MODEL_CARD.md"
 
 
-def load_predictor(folder: str | Path) -> Predictor:
+def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predictor:
     """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
 
-    The module is built again from the run's configuration (own code by its address) and given the
-    weights of ``model.safetensors``; the data need not be there.
+    The module is built again from the run's configuration (own code by its address), or by the
+    model's name if the run was one of :func:`equifed.train`, and given the weights of
+    ``model.safetensors``; the data need not be there.
+
+    Parameters
+    ----------
+    folder : path
+        The run folder.
+    model : torch.nn.Module, optional
+        The module, where a run in Python was given one of its own; its weights are replaced.
     """
+    import torch
     from safetensors.torch import load_file
 
     from equifed.models.checks import load_weights
@@ -48,32 +60,68 @@ def load_predictor(folder: str | Path) -> Predictor:
     path = Path(folder)
     if (path / DESCRIPTION).exists():
         return load_exported(path)
-    config, told = _read_run(path)
+    if not (path / CONFIG).exists() and (path / RUN).exists():
+        made, told = _read_python_run(path)
+        module = _rebuild(path, made, told) if model is None else copy.deepcopy(model)
+        link, dtype = told["link"], getattr(torch, made["dtype"])
+        own = _read_own(path, made.get("own"))
+    else:
+        config, told = _read_run(path)
+        shape = tuple(told["input_shape"])
+        module = build_module(config, shape, told["outputs"]) if model is None else (
+            copy.deepcopy(model)
+        )  # fmt: skip
+        link = link_of(SECTIONS["losses"][config.model["loss"]].load())
+        dtype, own = _dtype(config), _read_own(path, config.model.get("own"))
     check_folder(path)
-    module = build_module(config, tuple(told["input_shape"]), told["outputs"])
     return Predictor(
-        load_weights(module.to(_dtype(config)), load_file(path / MODEL)),
+        load_weights(module.to(dtype), load_file(path / MODEL)),
         input_shape=tuple(told["input_shape"]),
         classes=name_classes(told["classes"], told["class_names"]),
-        link=link_of(SECTIONS["losses"][config.model["loss"]].load()),
+        link=link,
         preparation=load_preparation(path),
         clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
         tokens=told["tokens"],
         outputs_shape=tuple(told["target_shape"]),
-        own=_read_own(path, config),
+        own=own,
     )
 
 
-def _read_own(path: Path, config: RunConfig) -> dict[str, Any]:
+def _read_python_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a run of ``equifed.train`` was made of, and what its samples are like."""
+    if not (path / MODEL).exists():
+        raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
+    made = read_sealed(path / RUN)
+    if "samples" not in made:
+        raise RunFolderError(
+            f"{path / RUN} does not say what the samples were like: the engine of this run knew "
+            "vectors alone, or another version wrote it. Load model.safetensors into your module."
+        )
+    return made, made["samples"]
+
+
+def _rebuild(path: Path, made: dict[str, Any], told: dict[str, Any]) -> nn.Module:
+    """Return a named model as it was built; say what to do about one's own module."""
+    from equifed.models.architectures import MODELS, build
+
+    if made.get("model_name") not in MODELS:  # code of one's own is not loaded from a folder
+        raise RunFolderError(
+            f"{path} was trained with a module of your own ({made['model']:.80}), which the folder "
+            "does not hold; hand it over: equifed.load_predictor(folder, model=module)."
+        )
+    return build(made["model_name"], tuple(told["input_shape"]), told["outputs"])
+
+
+def _read_own(path: Path, named: Any) -> dict[str, Any]:
     """Return the own parts of a run's clients; none where the model has none."""
     from safetensors.torch import load_file
 
-    if config.model.get("own") is None:
+    if named is None:
         return {}
     if not (path / OWN).exists():
         raise RunFolderError(
             f"{path} has no {OWN}, and the model has own parts (model.own = "
-            f"{config.model['own']!r}); without them no client's model can be built again."
+            f"{named!r}); without them no client's model can be built again."
         )
     return load_file(path / OWN)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.local import LocalSGD
+from equifed.data.federation import Federation
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import base_loss, binary_logistic, cross_entropy, squared
 from equifed.runs.alone import MOST_PARAMETERS, alone
@@ -22,20 +23,20 @@ FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 500, 10_000_000
 CONVEX = (squared, binary_logistic, cross_entropy)
 
 
-def is_small_and_convex(built: Any) -> bool:
+def is_small_and_convex(clients: Any, data: Federation) -> bool:
     """Tell whether own models cost next to nothing, so that every run can have them.
 
     A linear model of at most 500 parameters with the squared, logistic or cross-entropy loss, at
     most 50 clients that all have training samples, at most 10 million numbers (training samples
-    times parameters), in one process, with something to measure.
+    times parameters), in one process.
     """
-    model, train = getattr(built.clients, "model", None), built.federation.train
-    if model is None or built.clients.group() is not None or not built.config.evaluate.splits:
+    model, train = getattr(clients, "model", None), data.train
+    if model is None or clients.group() is not None:
         return False
     if linear_layer(model.module, model.input_dimensions) is None:
         return False
     size = model.size + model.own_size
-    few = len(built.federation.names) <= FEW_CLIENTS and size <= FEW_PARAMETERS
+    few = len(data.names) <= FEW_CLIENTS and size <= FEW_PARAMETERS
     little = int(train.sizes.sum()) * size <= LITTLE_WORK and int(train.sizes.min()) > 0
     return few and little and base_loss(model.loss) in CONVEX
 
@@ -43,7 +44,8 @@ def is_small_and_convex(built: Any) -> bool:
 def wants_alone(asked: WithAlone, built: Any) -> bool:
     """Tell whether to fit own models; refuse, before anything is trained, what has none."""
     if asked == "auto":
-        return is_small_and_convex(built)
+        measured = bool(built.config.evaluate.splits)
+        return measured and is_small_and_convex(built.clients, built.federation)
     if not asked:
         return False
     model = built.clients.model
@@ -62,29 +64,39 @@ def wants_alone(asked: WithAlone, built: Any) -> bool:
 def add_alone(history: History, built: Any, out: Path | None) -> None:
     """Fit own models beside a complete run, and write them into its folder if it has one.
 
-    ``built`` is the :class:`equifed.runs.run.Run` that was trained. What would be warnings of the
-    fit is told with it: the shared model is what was asked for.
+    ``built`` is the :class:`equifed.runs.run.Run` that was trained.
     """
-    clients: Any = getattr(built.clients, "_local", built.clients)  # of a group of processes
-    shown, local = history.main_metric(), find_local(built.algorithm)
-    if shown is None:
-        return
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always", UserWarning)
-        found = alone(
-            built.federation, clients._template, clients.model.loss, l2=clients.model.l2,
-            penalise="all" if clients.model.penalised is None else "weights",
-            dtype=clients.model.dtype, algorithm=None if local is None else FedAvg(local),
-            rounds=built.config.rounds, seed=built.config.seed, metric=shown[0], split=shown[1],
-        )  # fmt: skip
-    event = found.add_to(history)
-    notes = [str(w.message) for w in said if issubclass(w.category, UserWarning)]
-    event["reason"] = " ".join([event["reason"], *notes])
-    if out is not None:
+    config, clients = built.config, getattr(built.clients, "_local", built.clients)  # of a group
+    event = fit_alone(history, clients, built.federation, built.algorithm, config.rounds)
+    if out is not None and event is not None:
         folder = RunFolder(out, history.names)
         folder.event(event)
         folder.alone(history.alone)
         folder.finish(history.summary(), history.parameters, history.own)
+
+
+def fit_alone(
+    history: History, clients: Any, data: Federation, algorithm: Any, rounds: int
+) -> dict[str, Any] | None:
+    """Fit own models to be told beside a shared one, and return the event; None: no metric.
+
+    What would be warnings of the fit is told with it: the shared model is what was asked for.
+    """
+    shown, local = history.main_metric(), find_local(algorithm)
+    if shown is None:
+        return None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        found = alone(
+            data, clients._template, clients.model.loss, l2=clients.model.l2,
+            penalise="all" if clients.model.penalised is None else "weights",
+            dtype=clients.model.dtype, algorithm=None if local is None else FedAvg(local),
+            rounds=rounds, seed=history.seed or 0, metric=shown[0], split=shown[1],
+        )  # fmt: skip
+    event = found.add_to(history)
+    notes = [str(w.message) for w in said if issubclass(w.category, UserWarning)]
+    event["reason"] = " ".join([event["reason"], *notes])
+    return event
 
 
 def find_local(algorithm: Any) -> LocalSGD | None:

@@ -31,7 +31,7 @@ from equifed.training.own_part import (
     tell_own,
 )
 from equifed.training.progress import follow_by_default
-from equifed.training.provenance import describe_run
+from equifed.training.provenance import describe_run, format_preparation
 from equifed.training.touches import tell_touches
 from equifed.training.warnings import check_finite, find_warnings
 
@@ -132,15 +132,14 @@ def train(
     bar = follow_by_default(callbacks, progress)
     callbacks = callbacks if bar is None else [*callbacks, bar]
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
-    told = asked, stop, giver, callbacks, missing, folder
+    settings = {"rounds": rounds, "every": every, "give_out": give_out}
+    start = {} if x is None else {"start": "given"}
+    made_of = describe_run(given, clients, seed, {**settings, **start})
+    told = asked, stop, giver, callbacks, missing, folder, made_of
     algorithm = keep_own(algorithm, clients)
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     with bar or nullcontext():
-        history = training.run(None if x is None else clients.flatten(x), resume)
-    settings = {"rounds": rounds, "every": every, "give_out": give_out}
-    start = {} if x is None else {"start": "given"}
-    history.provenance = describe_run(given, clients, seed, {**settings, **start})
-    return history
+        return training.run(None if x is None else clients.flatten(x), resume)
 
 
 @dataclass
@@ -157,6 +156,7 @@ class _Training:
     callbacks: Sequence[Callback]
     missing: MissingPolicy
     folder: RunFolder | None
+    made_of: dict[str, Any]
 
     def __post_init__(self) -> None:
         self.history, self.group = History(tuple(self.clients.names)), self.clients.group()
@@ -341,7 +341,9 @@ class _Training:
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._event({"event": "given out", **told, "time": now})
+        history.provenance = self.made_of
         if self.folder is not None:
+            self.folder.describe(self.made_of, format_preparation(history.trained, None))
             self.folder.finish(history.summary(), history.parameters, history.own)
         for callback in self.callbacks:
             callback.end(self.history)
