@@ -109,7 +109,7 @@ def test_finished_runs_are_not_run_again_and_other_settings_are_refused(data, tm
     more = ef.compare(METHODS, data, "linear", seeds=2, **given)
     assert "2 of 4 runs are there already" in capfd.readouterr().err
     assert {p: p.stat().st_mtime_ns for p in marks} == marks
-    again = ef.compare(METHODS, data, "linear", seeds=2)
+    again = ef.compare(METHODS, data, "linear", seeds=2, rounds=2)
     pd.testing.assert_frame_equal(more.to_frame(), again.to_frame())
     assert first.to_frame().equals(more.to_frame().query("seed == 0").reset_index(drop=True))
     with pytest.raises(RunFolderError, match=r"other settings \(rounds\).*overwrite=True"):

@@ -156,7 +156,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
     ) -> None:
         super().__init__(data)
         self._init, device = choose_init(model, init), check_device(device)
-        self._model_name = model if isinstance(model, str) else None
+        self.model_name = model if isinstance(model, str) else None
         module, loss = resolve_model(data, model, loss)
         self._template, self._federation = module, data
         self._curvature: list[Curvature | str] = []
@@ -238,10 +238,10 @@ class InProcessClients(FoundOwnParts, TorchClients):
         """Return what the engine was made of; KnowsOrigin asks."""
         if not self._origin:  # a list that subsets share: large data take a while
             told = describe_origin(self._federation, self._template, self.model)
-            if self._model_name is not None:  # enough to build the module again
+            if self.model_name is not None:  # enough to build the module again
                 start = self.model.flatten_all(self.model.module)
                 outputs = self.model.outputs(start, self._inputs[:1].to(self.model.device))
-                told["model_name"] = self._model_name
+                told["model_name"] = self.model_name
                 told["samples"]["outputs"] = outputs.numel()
             self._origin.append(told)
         return self._origin[0]

@@ -118,15 +118,23 @@ def simulate(
     given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
     given |= {"init": choose_init(model, init), "own": own}
     given |= {"own_l2": own_l2, "own_steps": own_steps}
+    named = model if isinstance(model, str) else None
     if engine == "loop":
-        return LoopClients(data, module, loss, **given)
+        return _name_model(LoopClients(data, module, loss, **given), named)
     try:
-        return StackedClients(
+        stacked = StackedClients(
             data, module, loss, **given, memory=memory, chunk=chunk, fast=fast,
             compiled=compiled, precision=precision, streamed=streamed,
         )  # fmt: skip
+        return _name_model(stacked, named)
     except NotBatched as error:
         if engine == "stacked":
             raise
         warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
-        return LoopClients(data, module, loss, **given)
+        return _name_model(LoopClients(data, module, loss, **given), named)
+
+
+def _name_model(clients: Clients, name: str | None) -> Clients:
+    """Let the clients' record say the model's name, by which it can be built again."""
+    clients.model_name = name
+    return clients

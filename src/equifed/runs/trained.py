@@ -74,8 +74,15 @@ def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predic
         link = link_of(SECTIONS["losses"][config.model["loss"]].load())
         dtype, own = _dtype(config), _read_own(path, config.model.get("own"))
     check_folder(path)
+    try:
+        loaded = load_weights(module.to(dtype), load_file(path / MODEL))
+    except RuntimeError as error:
+        raise ValueError(
+            f"The module does not fit the weights in {path / MODEL} ({' '.join(str(error).split())}"
+            "); hand over the module that was trained."
+        ) from None
     return Predictor(
-        load_weights(module.to(dtype), load_file(path / MODEL)),
+        loaded,
         input_shape=tuple(told["input_shape"]),
         classes=name_classes(told["classes"], told["class_names"]),
         link=link,
