@@ -54,6 +54,7 @@ from equifed.report.words import (
     describe_participant,
     list_cards,
     list_participant_cards,
+    write_date,
     write_headline,
     write_subtitle,
 )
@@ -254,7 +255,7 @@ def render_participant(report: Report, i: int, found: Series) -> str:
         summary=_summarise(report),
         clients=plural(int(np.isfinite(rows.value).sum()), "client"),
         scale=scale,
-        seeds=plural(len(method.runs), "seed"),
+        seeds=" · ".join([plural(len(method.runs), "seed"), *write_date([method])]),
         figures=figures,
         events=[format_event(e) for e in method.events() if e.get("client") == method.clients[i]],
         data={"clients": [], "methods": []},

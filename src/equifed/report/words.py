@@ -67,8 +67,13 @@ def write_subtitle(report: Report) -> str:
     rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
     names = ", ".join(m.name for m in report.methods)
     counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
-    date = find_date(report.methods)
-    return " · ".join([names, *counts, *([f"run on {date} UTC"] if date else [])])
+    return " · ".join([names, *counts, *write_date(report.methods)])
+
+
+def write_date(methods: Sequence[Method]) -> list[str]:
+    """Say when the last of the runs ended; nothing if that was not recorded."""
+    date = find_date(methods)
+    return [f"run on {date} UTC"] if date else []
 
 
 def list_cards(report: Report) -> list[dict[str, str]]:

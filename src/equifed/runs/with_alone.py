@@ -18,7 +18,7 @@ from equifed.training.history import History
 WithAlone: TypeAlias = Literal["auto"] | bool
 """Whether own models are fitted; ``"auto"``: where :func:`is_small_and_convex`."""
 
-FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 500, 10_000_000
+FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 200, 10_000_000
 """Up to so many clients, parameters, and training samples times parameters a run is small."""
 CONVEX = (squared, binary_logistic, cross_entropy)
 
@@ -26,7 +26,7 @@ CONVEX = (squared, binary_logistic, cross_entropy)
 def is_small_and_convex(clients: Any, data: Federation) -> bool:
     """Tell whether own models cost next to nothing, so that every run can have them.
 
-    A linear model of at most 500 parameters with the squared, logistic or cross-entropy loss, at
+    A linear model of at most 200 parameters with the squared, logistic or cross-entropy loss, at
     most 50 clients that all have training samples, at most 10 million numbers (training samples
     times parameters), in one process.
     """
