@@ -13,7 +13,7 @@
 
   function cell(text, name) {
     const td = document.createElement("td");
-    td.textContent = name ? text : text.replace(/ %/g, "\u00a0%");  // a number keeps its unit
+    td.textContent = text;
     if (name) td.className = name;
     return td;
   }
