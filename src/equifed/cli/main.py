@@ -127,8 +127,8 @@ def run(
         raise typer.BadParameter("own models are fitted in one process; leave out --workers.")
     if workers > 1 and not dry_run:
         _run_in_processes(workers, "--engine", "distributed")
-    shortcuts = {"with_alone": None if with_alone is None else str(with_alone).lower()}
-    shortcuts |= {"seed": seed, "engine.name": engine, "engine.device": device}
+    alone = None if with_alone is None else str(with_alone).lower()
+    shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device, "with_alone": alone}
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     with explain_errors():
         from equifed.runs import run as runs

@@ -53,7 +53,8 @@ def tabulate_alone(history: History, scale: Scale) -> AloneTable | None:
         return None
     if (alone.metric, alone.split) != (scale.metric, scale.split):
         return None
-    event = next((e for e in reversed(history.events) if e["event"] == "alone"), {})
+    told_of = (e for e in reversed(history.events) if e["event"] == "alone")
+    event: dict[str, Any] = next(told_of, {})
     change = alone.values - shared.values
     compared = np.array([name not in event.get("one_class", ()) for name in history.names])
     some = np.flatnonzero(np.isfinite(change) & compared)

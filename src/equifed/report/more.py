@@ -69,8 +69,8 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
         for i in alone.some:
             gains[i] = describe_gain(alone, int(i), scale).replace(" points", "")
         known = zip(gains, alone.values, strict=True)
-        limits = tuple(g if math.isfinite(v) else "" for g, v in known)
-        out.append(replace(column, limits=limits))
+        told = tuple(g if math.isfinite(v) else "" for g, v in known)
+        out.append(replace(column, limits=told))
     for name in list_further(history, scale):
         record = history.last(name, scale.split)
         limits = None if details is None else details.limits(name)
