@@ -13,17 +13,24 @@ Every federation has 3 to 200 clients with unequal numbers of test samples. What
 * *two kinds*: half of the clients are served worse by four standard errors of the median client
   (at least 12 clients): the verdict says that the spread is wider than chance explains.
 * *one larger loss*: one client's errors are three times as large, on at least 20 samples.
+* *nobody better alone*: own models answer each sample as well as the shared one, with answers that
+  agree on most samples: the verdict names nobody.
+* *one better alone*: one client's own model answers correctly where the shared one does, and on
+  some more samples, as many as McNemar's test, corrected for n clients, needs: the verdict names
+  that client and no other.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import astuple
 
 import numpy as np
 from scipy.stats import binom, hypergeom
 
 from equifed.contract.details import ClientDetail, Details
+from equifed.metrics import gain_of_pairs
 from equifed.metrics.sample_limits import limit_mean
 from equifed.report.methods import Method, RunData
 from equifed.report.scales import Scale
@@ -117,6 +124,50 @@ def one_larger_loss(draw: Draw) -> bool:
     return judge_losses(samples).underserved == (f"client {i}",)
 
 
+def judge_alone(shared: list[np.ndarray], own: list[np.ndarray]) -> Verdict:
+    """Return the verdict of a report on the answers of shared and own models."""
+    sizes = np.array([len(s) for s in shared])
+    names = tuple(f"client {i}" for i in range(len(sizes)))
+    means = (np.array([a.mean() for a in answers]) for answers in (shared, own))
+    records = [MetricRecord(1, "test", "accuracy", values, sizes) for values in means]
+    sides = {"higher_is_better": True, "fraction": True}
+    gains = {
+        n: astuple(gain_of_pairs(a, b, **sides)) for n, a, b in zip(names, own, shared, strict=True)
+    }
+    event = {"event": "alone", "reason": "", "one_class": [], "gains": gains}
+    history = History(names, metrics=records[:1], alone=records[1], events=[event])
+    return write_verdict(Method("run", (RunData(history),)), Scale("accuracy", "test"))
+
+
+def draw_answers(draw: Draw) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return answers of two models that are equally good and agree on four fifths of samples."""
+    p, shared, own = draw.uniform(0.5, 0.95), [], []
+    for m in draw_sizes(draw):
+        ours, anew = draw.random((2, m)) < p
+        shared.append(ours.astype(float))
+        own.append(np.where(draw.random(m) < 0.8, ours, anew).astype(float))
+    return shared, own
+
+
+def nobody_better_alone(draw: Draw) -> bool:
+    """Return whether the verdict on equally good own models names nobody."""
+    return judge_alone(*draw_answers(draw)).better_alone == ()
+
+
+def one_better_alone(draw: Draw) -> bool:
+    """Return whether the verdict names the client whose own model is better."""
+    while True:
+        shared, own = draw_answers(draw)
+        i = int(draw.integers(len(own)))
+        wrong = np.flatnonzero(shared[i] == 0)
+        needed = int(np.ceil(np.log2(len(own) / LEVEL)))  # 2^-k n <= level: all pairs in favour
+        if len(wrong) >= needed:
+            break
+    own[i] = shared[i].copy()
+    own[i][wrong[:needed]] = 1.0
+    return judge_alone(shared, own).better_alone == (f"client {i}",)
+
+
 KINDS = {
     "equally served": equally_served,
     "all chance": all_chance,
@@ -124,6 +175,8 @@ KINDS = {
     "two kinds": two_kinds,
     "equal losses": equal_losses,
     "one larger loss": one_larger_loss,
+    "nobody better alone": nobody_better_alone,
+    "one better alone": one_better_alone,
 }
 
 
@@ -143,7 +196,7 @@ def main() -> None:
     for kind in KINDS:
         right = count_right(kind, given.each, given.seed)
         bad |= right < 0.95 * given.each
-        print(f"{kind:16s} {right} of {given.each} right", flush=True)
+        print(f"{kind:20s} {right} of {given.each} right", flush=True)
     sys.exit(1 if bad else 0)
 
 

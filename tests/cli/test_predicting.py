@@ -111,15 +111,31 @@ def test_new_rows_are_measured_beside_training(run: Path) -> None:
     assert "at training (test)" in shown and "accuracy" in shown
 
 
+@pytest.mark.filterwarnings("always::equifed.data.split.DataWarning")  # the command prints it
 def test_clients_that_took_no_part_have_no_number_at_training(run: Path, tmp_path: Path) -> None:
     rows = pd.read_csv(run / "rows.csv").assign(site="new")
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    told = json.loads(equifed("evaluate", run / "out", tmp_path / "rows.csv", "--json").stdout)
+    result = equifed("evaluate", run / "out", tmp_path / "rows.csv", "--json")
+    assert "new took no part in training" in result.stderr
+    told = json.loads(result.stdout)
     (client,) = told["metrics"]["accuracy"]["clients"]
     assert client["client"] == "new" and client["at_training"] is None
     rows.drop(columns="site").to_csv(tmp_path / "rows.csv", index=False)
-    result = equifed("evaluate", run / "out", tmp_path / "rows.csv", "--client", "n")
+    result = equifed("evaluate", run / "out", tmp_path / "rows.csv", "--client", "nobody")
     assert result.exit_code == 0, result.stderr
+
+
+def test_new_categories_and_new_clients_are_said_beside_predictions(
+    run: Path, tmp_path: Path
+) -> None:
+    rows, predictor = pd.read_csv(run / "rows.csv"), ef.load_predictor(run / "out")
+    column = next(c for c in predictor.preparation.columns if hasattr(c, "categories"))
+    plain = equifed("predict", run / "out", run / "rows.csv")
+    rows.assign(**{column.name: "unheard", "site": "new"}).to_csv(tmp_path / "r.csv", index=False)
+    strange = equifed("predict", run / "out", tmp_path / "r.csv")
+    assert plain.exit_code == strange.exit_code == 0 and "unheard" not in plain.stderr
+    assert f"{len(rows)} row(s) hold 'unheard'" in strange.stderr
+    assert "new took no part in training" in strange.stderr
 
 
 @pytest.mark.long

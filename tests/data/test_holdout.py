@@ -78,7 +78,7 @@ def test_rows_drawn_by_table_are_those_drawn_by_federation(given_visits):
     clients, values, holdout = given_visits
     table = {"c": clients, "x": values, "k": range(len(values)), "y": ["u", "v"] * len(values)}
     table["y"] = table["y"][: len(values)]
-    plain = {"scale": None, "missing": "error", "task": "classification"}
+    plain = {"scale": None, "missing": "error", "task": "classification", "features": ["x", "k"]}
     options = {"test": holdout.test, "validation": holdout.validation, "seed": holdout.seed}
     direct = Federation.from_table(table, "c", "y", **plain, **options)
     later = Federation.from_table(table, "c", "y", **plain).split(**options)

@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from tests.problems import classification, regression
 from torch import nn
 
+import equifed as ef
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
@@ -24,6 +25,8 @@ from equifed.models.architectures import build
 from equifed.models.export import DESCRIPTION, ONNX, PREPARATION, export, load_exported
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average
+from equifed.training.files import RunFolderError
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 
@@ -266,3 +269,37 @@ def test_an_onnx_model_gives_the_same_scores(tmp_path) -> None:
     (scores,) = session.run(["scores"], {"features": features})
     wanted = predictor.decision_function(rows)
     np.testing.assert_allclose(scores[:, 1] - scores[:, 0], wanted, rtol=1e-9)
+
+
+def test_folders_of_plain_training_predict_again(tmp_path):
+    data = ef.Federation.from_table(draw_table(90), "site", "ill", test=0.3)
+    clients = ef.simulate(data, "logistic", l2=0.01, own="bias")
+    folder = RunFolder(tmp_path / "folder", clients.names)
+    folder.create()
+    work = ef.ScaffPD(ef.objectives.Average())
+    history = ef.train(work, clients, rounds=2, evaluate=["test"], folder=folder)
+    history.save(tmp_path / "saved")
+    rows = draw_table(30, seed=1)
+    wanted = history.predictor().predict_proba(rows)
+    for place in ("folder", "saved"):
+        found = ef.load_predictor(tmp_path / place)
+        np.testing.assert_array_equal(found.predict_proba(rows), wanted)
+        again = ef.History.load(tmp_path / place)
+        np.testing.assert_array_equal(again.predictor().predict_proba(rows), wanted)
+
+
+def test_a_module_of_ones_own_is_asked_for_by_name(tmp_path):
+    data = ef.Federation.from_table(draw_table(90), "site", "ill", test=0.3)
+    module = nn.Sequential(nn.Linear(data.input_shape[0], 2))
+    history = ef.train(ef.FedAvg(ef.LocalSGD(lr=0.1, steps=2)), ef.simulate(data, module), rounds=2)
+    history.save(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"load_predictor\(folder, model=module\)"):
+        ef.load_predictor(tmp_path / "run")
+    rows = draw_table(30, seed=1)
+    found = ef.load_predictor(tmp_path / "run", model=module)
+    np.testing.assert_array_equal(
+        found.predict_proba(rows), history.predictor().predict_proba(rows)
+    )
+    assert not any(p is q for p in module.parameters() for q in found.module.parameters())
+    with pytest.raises(ValueError, match=r"0\.weight"):
+        ef.load_predictor(tmp_path / "run", model=nn.Sequential(nn.Linear(3, 2)))

@@ -7,14 +7,18 @@ import pytest
 from scripts.verdicts import KINDS, count_right, judge
 from tests.report.synthetic import comparison
 
+import equifed as ef
 from equifed.contract.details import Calibration, ClientDetail, Details, GroupDetail
+from equifed.metrics import gain_of_pairs
 from equifed.report import as_json, as_methods, build, render
+from equifed.report.alone import compare_alone, tabulate_alone
 from equifed.report.curves import collect_series
 from equifed.report.page import render_participant
 from equifed.report.scales import Scale
 from equifed.report.tables import list_comparison
-from equifed.report.verdict import compare_alone, find_spent_losses, write_verdict
+from equifed.report.verdict import find_spent_losses, write_verdict
 from equifed.runs.compare import format_comparison
+from equifed.runs.trained import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 ACCURACY = Scale("accuracy", "test")
@@ -81,14 +85,39 @@ def test_few_samples_are_said_to_be_too_few():
     assert "No client with 3 samples" in judge(np.array([3, 1, 2]), np.array([3, 3, 3])).notes[-1]
 
 
-def test_who_would_be_better_off_alone_is_counted():
+def test_who_would_be_better_off_alone_is_named_if_chance_does_not_explain_it():
     run = made([80, 82, 30], [100, 100, 100], alone=[70, 83, 90])
-    assert sentence(run).endswith(
-        "; 2 of 3 clients would be better off alone, 1 of them beyond doubt."
-    )
-    assert write_verdict(as_methods(run)[0], ACCURACY).better_alone == ("clinic B", "clinic C")
+    assert sentence(run).endswith("; clinic C would be better off alone, by 60.0 points.")
+    found = write_verdict(as_methods(run)[0], ACCURACY)
+    assert found.better_alone == ("clinic C",)
+    assert any("2 of 3 clients have a better test accuracy" in note for note in found.notes)
+    chance = made([80, 82, 30], [100, 100, 100], alone=[81, 83, 30])
+    clause, notes, names = compare_alone(chance, ACCURACY)
+    assert clause == "no client would clearly be better off alone" and names == ()
+    assert "2 of 3 clients" in notes[0] and "beyond chance" in notes[0]
     worse = made([80, 82, 79], [100, 100, 100], alone=[70, 73, 60])
     assert compare_alone(worse, ACCURACY)[0] == "no client would be better off alone"
+
+
+def test_answers_to_the_same_samples_tell_more_than_two_accuracies():
+    run = made([50, 50, 50], [100, 100, 100], alone=[58, 50, 50])
+    assert tabulate_alone(run, ACCURACY).sure == ()
+    ours, theirs = np.arange(100) < 58, np.arange(100) < 50  # right wherever the other one is
+    gain = gain_of_pairs(ours * 1.0, theirs * 1.0, higher_is_better=True, fraction=True)
+    assert gain.p == 0.5**8  # eight answers differ, all in favour of the own model
+    run.events = [
+        {
+            "event": "alone",
+            "one_class": ["clinic B"],
+            "reason": "",
+            "gains": {"clinic A": [gain.difference, gain.lower, gain.upper, gain.p]},
+        }
+    ]
+    found = tabulate_alone(run, ACCURACY)
+    assert found.sure == (0,) and list(found.some) == [0, 2]
+    page = render(build(as_methods(run)))
+    assert "clinic A would be better off alone, by 8.0\N{NO-BREAK SPACE}points" in page
+    assert "clinic B has training samples of one class" in page
 
 
 def test_losses_of_zero_are_said_to_leave_nothing_to_weigh():
@@ -140,3 +169,33 @@ def test_lines_of_methods_are_told_apart_without_colours():
         line.partition("--d:")[2].strip(" ;}") for line in page.splitlines() if "--d:" in line
     ]
     assert len(dashes) == 6 == len(set(dashes))
+
+
+def test_own_parts_are_told_on_every_page(tmp_path):
+    table = {
+        "rounds": 3,
+        "data": {"name": "heart-disease"},
+        "model": {"name": "logistic", "l2": 0.01, "own": "bias", "own_l2": 0.02},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    }
+    history = ef.run(table, tmp_path / "run")
+    loaded = History.load(tmp_path / "run", model=False)  # as the command reads it, without torch
+    np.testing.assert_array_equal(loaded.without_own.values, history.without_own.values)
+
+    # The shared model with the mean of the own parts, measured by its predictions.
+    data, mean = ef.load("heart-disease"), history.predictor()
+    for i, name in enumerate(data.names):
+        inputs, targets = data.test.client(i)
+        right = mean.answer(inputs).argmax(axis=1) == targets  # the module holds the mean
+        assert np.isclose(history.without_own.values[i], right.mean()), name
+
+    report = build(as_methods(loaded))
+    page = render(report)
+    for text in ("Own part: 1.bias, 2 numbers per client", "own_l2 = 0.02", "Without own part",
+                 "own-part-0", "which is what a new client gets"):  # fmt: skip
+        assert text in page, text
+    mine = render_participant(report, 0, collect_series(report.methods[0], report.scale))
+    assert "Your own part of the model" in mine and "Without your own part" in mine
+    card = write_model_card(tmp_path / "run", tmp_path).read_text()
+    assert "own_l2 = 0.02" in card and "mean ± standard deviation" in card
+    assert "test accuracy without own part" in card and "test accuracy alone" in card

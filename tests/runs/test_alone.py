@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_rel
 from sklearn.linear_model import LogisticRegression, Ridge
 from tests.problems import classification, regression
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from equifed.data.federation import Federation
 from equifed.report.page import write_report
 from equifed.runs.alone import GRID, alone
 from equifed.runs.config import RunConfig
-from equifed.runs.run import run
+from equifed.runs.run import resume, run
 
 
 def fit_sklearn(data: Federation, i: int, split: str, l2: float) -> float:
@@ -131,3 +132,62 @@ def test_what_could_not_be_fitted_is_refused_before_training(tmp_path) -> None:
     work = {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}}
     found = run(RunConfig.from_dict({**table, "algorithm": work}), with_alone=True)
     assert found.alone is not None and np.isfinite(found.alone.values).any()
+
+
+def small(**more) -> dict:
+    """Return the table of a run on four hospitals with a linear model."""
+    return {
+        "rounds": 2,
+        "data": {"name": "heart-disease"},
+        "model": {"name": "logistic", "l2": 0.01},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+        **more,
+    }
+
+
+def test_small_convex_runs_have_own_models_unless_told_otherwise(tmp_path) -> None:
+    history = run(small(), tmp_path / "auto")
+    assert history.alone is not None
+    assert run(small(with_alone=False)).alone is None
+    network = {**small(), "model": {"name": "mlp"}, "algorithm": "fedavg"}
+    assert run(network).alone is None
+    loaded = ef.History.load(tmp_path / "auto")
+    told = next(e for e in loaded.events if e["event"] == "alone")
+    np.testing.assert_array_equal(loaded.alone.values, history.alone.values)
+    shared = history.last("accuracy")
+    for name, (difference, lower, upper, p) in told["gains"].items():
+        i = loaded.names.index(name)
+        assert np.isclose(difference, loaded.alone.values[i] - shared.values[i])
+        assert lower <= difference <= upper and 0 <= p <= 1
+
+
+def test_gains_of_errors_are_those_of_a_paired_t_test() -> None:
+    draw = np.random.default_rng(0)
+    parts = {name: (draw.normal(size=(60, 3)), draw.normal(size=60)) for name in "ab"}
+    data = Federation.from_clients(parts).split(test=0.5, seed=0)
+    clients = ef.simulate(data, "linear", l2=0.1)
+    history = ef.train(ef.ScaffPD(ef.objectives.Average()), clients, rounds=5, evaluate=("test",))
+    found = alone(data, "linear", l2=0.1)
+    event = found.add_to(history)
+    for i, name in enumerate(data.names):
+        inputs, targets = data.test.client(i)
+        theirs = np.square(history.predictor().predict(inputs) - targets)
+        wanted = ttest_rel(found.samples[i], theirs, alternative="less")
+        ends = wanted.confidence_interval(0.975)  # one-sided: the upper end of 95 % both ways
+        difference, _, upper, p = event["gains"][name]
+        change = found.samples[i].mean() - theirs.mean()
+        np.testing.assert_allclose(
+            [difference, upper, p], [change, ends.high, wanted.pvalue], rtol=1e-4
+        )
+
+
+def test_a_killed_run_gets_its_own_models_when_it_is_resumed(tmp_path) -> None:
+    class Kill(ef.Callback):
+        def round(self, record, info):
+            if record.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "run", callbacks=[Kill()])
+    assert resume(tmp_path / "run").alone is not None
+    assert ef.History.load(tmp_path / "run").alone is not None

@@ -9,6 +9,7 @@ import math
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 
 import equifed as ef
@@ -99,8 +100,37 @@ def test_a_folder_of_a_comparison_is_read_back_as_the_command_reads_it(data, tmp
         as_json(back)["methods"][1]["measures"]
         == (as_json(found.measured)["methods"][1]["measures"])
     )
-    with pytest.raises(RunFolderError, match="overwrite=True"):
-        ef.compare(METHODS, data, "linear", **given)
+
+
+def test_finished_runs_are_not_run_again_and_other_settings_are_refused(data, tmp_path, capfd):
+    given = {"rounds": 2, "out": tmp_path}
+    first = ef.compare(METHODS, data, "linear", seeds=1, **given)
+    marks = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("model.safetensors")}
+    more = ef.compare(METHODS, data, "linear", seeds=2, **given)
+    assert "2 of 4 runs are there already" in capfd.readouterr().err
+    assert {p: p.stat().st_mtime_ns for p in marks} == marks
+    again = ef.compare(METHODS, data, "linear", seeds=2, rounds=2)
+    pd.testing.assert_frame_equal(more.to_frame(), again.to_frame())
+    assert first.to_frame().equals(more.to_frame().query("seed == 0").reset_index(drop=True))
+    with pytest.raises(RunFolderError, match=r"other settings \(rounds\).*overwrite=True"):
+        ef.compare(METHODS, data, "linear", seeds=1, rounds=3, out=tmp_path)
+    with pytest.raises(RunFolderError, match=r"other settings \(engine\)"):
+        ef.compare(METHODS, data, "linear", seeds=1, l2=0.5, **given)
+    ef.compare(METHODS, data, "linear", seeds=1, rounds=3, out=tmp_path, overwrite=True)
+
+
+def test_a_method_may_have_an_own_part_of_its_own(tmp_path):
+    parts = ef.load("heart-disease").subset(["Cleveland", "Hungary"])
+    work = ef.ScaffPD(ef.objectives.Average())
+    found = ef.compare(
+        {"shared": work, "own": (work, {"own": "bias"})}, parts, "logistic", rounds=2, seeds=1,
+        l2=0.01,
+    )  # fmt: skip
+    shared, own = found.histories["shared"][0], found.histories["own"][0]
+    assert shared.own is None and own.own is not None and own.without_own is not None
+    assert shared.alone is not None  # small and convex
+    page = found.report(tmp_path / "r.html").read_text()
+    assert "own: Own part: 1.bias, 2 numbers per client" in page and "Without own part" in page
 
 
 def test_what_cannot_be_compared_is_refused(data):

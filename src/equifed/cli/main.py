@@ -111,8 +111,13 @@ def run(
         bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
     ] = False,
     with_alone: Annotated[
-        bool, typer.Option("--with-alone", help="Also fit every client's own model, to compare.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--with-alone/--no-alone",
+            help="Fit every client's own model, to compare; by default for small linear models.",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
@@ -122,7 +127,8 @@ def run(
         raise typer.BadParameter("own models are fitted in one process; leave out --workers.")
     if workers > 1 and not dry_run:
         _run_in_processes(workers, "--engine", "distributed")
-    shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device}
+    alone = None if with_alone is None else str(with_alone).lower()
+    shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device, "with_alone": alone}
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
     with explain_errors():
         from equifed.runs import run as runs
@@ -142,8 +148,7 @@ def run(
         followers = runs.open_trackers(track or [], folder, parsed.to_dict())
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(
-                parsed, folder, overwrite=overwrite, callbacks=[bar, *followers],
-                with_alone=with_alone,
+                parsed, folder, overwrite=overwrite, callbacks=[bar, *followers]
             )  # fmt: skip
         if report and is_first():
             comparing.write_run_report(folder)

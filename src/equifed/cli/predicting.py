@@ -41,9 +41,11 @@ def predict(
     """
     with explain_errors():
         from equifed.data.columns import read_columns
-        from equifed.runs.trained import load_predictor
+        from equifed.runs.trained import find_strangers, load_predictor
 
         predictor, table = load_predictor(run), read_columns(rows)
+        for sentence in find_strangers(predictor, table, client):
+            typer.echo(f"equifed: warning: {sentence}", err=True)
         columns = _predict_columns(predictor, table, client)
         if keep:
             twice = [name for name in columns if name in table]

@@ -7,12 +7,14 @@ where the client is.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 
 from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.evaluation import Evaluation
 
 OwnSteps = Literal["auto", "profile", "joint", "alternating"]
 """How own parts are found: the best ones for the shared model (profile losses), or by local steps,
@@ -55,6 +57,15 @@ def uses_minibatches(algorithm: Any) -> bool:
     fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
     asked = any(n.endswith("batch_size") and v is not None for n, v in fields.items())
     return asked or any(uses_minibatches(value) for value in fields.values())
+
+
+@runtime_checkable
+class MeasuresShared(Protocol):
+    """Clients that can say what the shared model is worth to them: an optional question."""
+
+    def evaluate_shared(self, x: Vector, splits: Sequence[str]) -> list[Evaluation]:
+        """Return the per-client numbers of x with the mean of all own parts, for everybody."""
+        ...
 
 
 @runtime_checkable

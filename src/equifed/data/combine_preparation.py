@@ -55,8 +55,9 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
         elif told["dates"] == present:
             reasons[name] = DATES
         elif not told["numbers"]:
-            different = _total(answers, name, "different")
-            if present >= FEW and different == present:
+            several = {c: told for c, told in answers.items() if told[name]["texts"] > 1}
+            rows, different = (_total(several, name, key) for key in ("texts", "different"))
+            if rows >= FEW and different == rows:
                 reasons[name] = f"{present} different texts in as many rows, an identifier"
             coded.append(name)
     columns = _leave_out(reasons, asked)

@@ -14,6 +14,13 @@ from equifed.data.columns import Columns, to_numbers
 from equifed.data.fit_preparation import is_date
 from equifed.data.fit_target import combine_targets, describe_target
 from equifed.data.prepared_columns import name_category
+from equifed.data.remarks import (
+    describe_numbers_as_text,
+    find_leaks,
+    find_spellings,
+    refuse_numbered_clients,
+    refuse_single_rows,
+)
 from equifed.data.split import DataError
 
 CLIENTS = (
@@ -38,7 +45,7 @@ IDENTIFIERS = (
 )
 MOST_CLIENTS, MOST_CODES = 2000, 10
 PAIRS = 5
-"""Equal pairs that must be expected before their absence tells an identifier."""
+"""How many more equal pairs must be expected than there are before that tells an identifier."""
 FEW = 10
 """Texts with fewer rows may be too few for a category when some rows are held out."""
 
@@ -126,7 +133,7 @@ def guess_target(looks: Mapping[str, Look], client: str) -> list[str]:
         name
         for name, look in looks.items()
         if name != client and look.kind in ("texts", "whole", "numbers") and look.different >= 2
-        and not _is_identifier(name, look)
+        and not is_identifier(name, look)
     ]  # fmt: skip
     named = [name for word in TARGETS for name in fit if word in _words(name)]
     return list(dict.fromkeys([*named, *reversed(fit)]))
@@ -140,10 +147,16 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
     looks = {name: look_at(values) for name, values in columns.items()}
     if looks[target].different < 2:
         raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
+    refuse_numbered_clients(client, columns[client])
+    task = guess_task(target, columns[target])
+    if task == "classification":
+        refuse_single_rows(target, columns[target])
     left_out, remarks, groups, codes = {}, [], [], []
     features = [name for name in columns if name not in (client, target)]
     for name in features:
-        reason = _reason(name, looks[name])
+        many = looks[name].kind == "texts" and looks[name].different > MOST_CODES
+        reason = describe_numbers_as_text(columns[name]) if many else None
+        reason = reason or _reason(name, looks[name])
         if reason is None and _is_group(name, looks[name]):
             groups.append(name)
             reason = f"tells {looks[name].different} cases apart, with several rows each"
@@ -168,7 +181,10 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
         told = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise DataError(f"No column is left to predict from ({told}).")
     dates = tuple(name for name in features if looks[name].kind == "dates")
-    task = guess_task(target, columns[target])
+    for name in (client, *kept, target):
+        remarks += find_spellings(name, columns[name])
+    if task == "classification":
+        remarks += find_leaks(columns, kept, target)
     more = tuple(codes), dates, tuple(groups)
     return Guess(client, target, kept, task, left_out, tuple(remarks), "auto", *more)
 
@@ -212,7 +228,7 @@ def _reason(name: str, look: Look) -> str | None:
     if look.kind == "mixed":
         number, text = look.examples
         return f"numbers and text, such as {number!r} and {text!r}: correct it to use it"
-    if _is_identifier(name, look):
+    if is_identifier(name, look):
         return f"an identifier: {look.different} different values in {look.count} rows"
     if look.kind == "texts" and look.different > max(20, look.count // 5):
         return f"free text: {look.different} different values in {look.count} rows"
@@ -221,17 +237,31 @@ def _reason(name: str, look: Look) -> str | None:
     return None
 
 
-def _is_identifier(name: str, look: Look) -> bool:
-    """Tell whether every row has a value of its own that means nothing.
+def is_identifier(name: str, look: Look) -> bool:
+    """Tell whether every row has a value of its own that means nothing; copies of rows do not help.
 
     Of whole numbers, by the name, or because amounts within that span would meet now and then:
-    n^2 / (2 span) pairs of n amounts are expected to be equal.
+    n^2 / (2 span) pairs of n amounts are expected to be equal, and hardly any is.
     """
-    if look.different < look.count or look.count < 10:
+    twice = look.count - look.different
+    if look.count < 10 or twice > look.count // 10 or (twice and look.kind != "whole"):
         return False
-    crowded = look.count**2 > 2 * PAIRS * look.span
+    expected = look.count**2 / (2 * look.span) if look.span else 0.0
+    crowded = expected > PAIRS * max(1, twice)
     named = bool(_words(name) & {*IDENTIFIERS})
     return look.kind == "texts" or (look.kind == "whole" and (named or crowded))
+
+
+def find_numbered_rows(columns: Columns, used: Sequence[str]) -> list[str]:
+    """Name the features that seem to count rows, not to measure anything."""
+    looks = {name: look_at(columns[name]) for name in used}
+    return [
+        f"column {name!r} is used as a feature but looks like an identifier ({look.different} "
+        f"different whole numbers in {look.count} rows); if it is one, list the other columns in "
+        "features"
+        for name, look in looks.items()
+        if look.kind == "whole" and is_identifier(name, look)
+    ]
 
 
 def _is_group(name: str, look: Look) -> bool:

@@ -18,6 +18,7 @@ from equifed.data.columns import Columns, find_categories, group_rows, read_colu
 from equifed.data.combine_preparation import Question
 from equifed.data.fit_preparation import ask_kinds, fit_preparation
 from equifed.data.fit_target import combine_targets, describe_target
+from equifed.data.guess import find_numbered_rows
 from equifed.data.holdout import (
     Holdout,
     Labels,
@@ -30,6 +31,7 @@ from equifed.data.holdout import (
 from equifed.data.preparation import Preparation, Target
 from equifed.data.prepare import Prepare
 from equifed.data.prepared_columns import name_client
+from equifed.data.remarks import refuse_single_rows
 from equifed.data.split import DataError, DataWarning, Rows
 from equifed.data.targets import check_task
 
@@ -102,6 +104,8 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
         part, owners, [columns[c] for c in [*(x.name for x in fitted.columns), target]], numbers
     )
     told += [same] if same else []
+    if request.features is None:
+        told += find_numbered_rows(columns, [x.name for x in fitted.columns])
     told += _find_untested(owners, part, request.holdout)
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
@@ -242,7 +246,10 @@ def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableReq
             answers[client] = describe_target(name, mine, request.task)
         except DataError as error:
             raise DataError(name_client(client, str(error))) from None
-    return combine_targets(name, answers, request.task, request.classes, request.unit)
+    found = combine_targets(name, answers, request.task, request.classes, request.unit)
+    if found.classes is not None:
+        refuse_single_rows(name, values)
+    return found
 
 
 def _fit(

@@ -42,7 +42,7 @@ from equifed.models.hessian import linear_hessian
 from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
 from equifed.models.penalty import Penalise
-from equifed.models.predictor import Predictor, describe_predictor
+from equifed.models.predictor import Predictor, describe_predictor, link_of
 
 MOST_BYTES = 1 << 30
 """Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
@@ -166,6 +166,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         super().__init__(data)
         check_dtype(dtype)
         self._init, device = choose_init(model, init), check_device(device)
+        self.model_name = model if isinstance(model, str) else None
         module, loss = resolve_model(data, model, loss)
         check_module(module)
         self._template, self._federation = copy_module(module), data
@@ -218,6 +219,12 @@ class InProcessClients(FoundOwnParts, TorchClients):
     ) -> list[Evaluation]:
         return self._evaluator(tuple(splits))(x, metrics, self._own_parts(x))
 
+    def evaluate_shared(self, x: Tensor, splits: Sequence[str]) -> list[Evaluation]:
+        """Return the numbers of x with the mean of all own parts; MeasuresShared asks."""
+        own = self.own_parts(x)
+        mean = own.mean(dim=0, keepdim=True).expand_as(own)
+        return self._evaluator(tuple(splits))(x, (), mean)
+
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
         """Return what the samples of a split say about a model, client by client."""
         held = [splits for splits in self._evaluators if split in splits]
@@ -243,7 +250,13 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def origin(self) -> dict[str, Any]:
         """Return what the engine was made of; KnowsOrigin asks."""
         if not self._origin:  # a list that subsets share: large data take a while
-            self._origin.append(describe_origin(self._federation, self._template, self.model))
+            told = describe_origin(self._federation, self._template, self.model)
+            if self.model_name is not None:  # enough to build the module again
+                start = self.model.flatten_all(self.model.module)
+                outputs = self.model.outputs(start, self._inputs[:1].to(self.model.device))
+                told["model_name"] = self.model_name
+                told["samples"]["outputs"] = outputs.numel()
+            self._origin.append(told)
         return self._origin[0]
 
     def feature_scales(self) -> Losses | None:
@@ -376,14 +389,23 @@ class InProcessClients(FoundOwnParts, TorchClients):
 
 
 def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:
-    """Return model, loss and data as a run's record has them."""
-    prepared = data.preparation
+    """Return model, loss and data as a run's record has them, and what samples are like."""
+    prepared, targets = data.preparation, data.train.targets
     loss: Any = model.loss
     return {
         "model": " ".join(str(module).split()),
         "loss": str(getattr(loss, "__name__", type(loss).__name__)),
         "l2": model.l2,
         "dtype": str(model.dtype).removeprefix("torch."),
+        **({"own": [*model.own_shapes]} if model.own_size else {}),
+        "samples": {
+            "input_shape": list(data.input_shape),
+            "tokens": data.train.inputs.dtype.kind == "i",
+            "classes": data.classes,
+            "class_names": list(data.class_names),
+            "target_shape": list(targets.shape[1:]),
+            "link": link_of(model.loss),
+        },
         "data": {
             "name": data.name,
             "sha256": data.checksum(),

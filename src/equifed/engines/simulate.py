@@ -120,8 +120,9 @@ def simulate(
     given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
     given |= {"init": choose_init(model, init), "own": own}
     given |= {"own_l2": own_l2, "own_steps": own_steps}
+    named = model if isinstance(model, str) else None
     if engine == "loop":
-        return LoopClients(data, module, loss, **given)
+        return _name_model(LoopClients(data, module, loss, **given), named)
     try:
         stacked = StackedClients(
             data, module, loss, **given, memory=memory, chunk=chunk, fast=fast,
@@ -131,13 +132,19 @@ def simulate(
         if engine == "stacked":
             raise
         warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
-        return LoopClients(data, module, loss, **given)
+        return _name_model(LoopClients(data, module, loss, **given), named)
     only_stacked = compiled or precision != "full" or chunk is not None
     if engine == "stacked" or only_stacked or not stacked.worth_measuring():
-        return stacked
+        return _name_model(stacked, named)
     engines: dict[str, Clients] = {"stacked": stacked}
     engines["loop"] = LoopClients(data, module, loss, **given)
     choice = choose_fastest(engines, stacked.flatten(module))
     chosen = engines[choice.name]
     chosen.choice = choice.describe()
-    return chosen
+    return _name_model(chosen, named)
+
+
+def _name_model(clients: Clients, name: str | None) -> Clients:
+    """Let the clients' record say the model's name, by which it can be built again."""
+    clients.model_name = name
+    return clients

@@ -48,10 +48,12 @@ from equifed.metrics.levels import (
 from equifed.metrics.metric import METRICS, Metric, as_metric, as_metrics, find_metric
 from equifed.metrics.paired import mean_interval, paired_difference
 from equifed.metrics.paired_samples import (
+    Gain,
     assume_independent,
     combine_sources,
     count_pairs,
     difference_intervals,
+    gain_of_pairs,
     newcombe_interval,
 )
 from equifed.metrics.summary import Direction, Reducer, describe, reducers, summary
@@ -61,6 +63,7 @@ __all__ = [
     "METRICS",
     "Direction",
     "EqualService",
+    "Gain",
     "Interval",
     "Metric",
     "Reducer",
@@ -90,6 +93,7 @@ __all__ = [
     "entropy",
     "find_metric",
     "find_worse_means",
+    "gain_of_pairs",
     "gini",
     "hcvar",
     "hcvar_by_tail",

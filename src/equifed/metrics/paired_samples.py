@@ -13,6 +13,9 @@ luck with the samples is shared, which an interval from two separate accuracies 
   answers if it is the same client, and without any, which is cautious, if it is not.
 * Other reducers that rest on more than one client: a bootstrap of the four counts.
 
+* One client that may change its model: :func:`gain_of_pairs`, with a one-sided test beside the
+  interval, so that several clients can be named with a stated error.
+
 When it is not known who answered which sample correctly, :func:`assume_independent` stands in for
 the counts; intervals are then usually too wide.
 
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -118,6 +122,51 @@ def _distances(k: Values, m: Values, miss: float) -> tuple[Values, Values, Value
 
 def _combine(x: Values | float, y: Values | float, correlation: Values | float) -> Values:
     return np.sqrt(np.maximum(np.square(x) - 2 * correlation * x * y + np.square(y), 0.0))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one client gains by our model: ours minus theirs, its 95 % limits, and a test.
+
+    ``p`` is the chance of samples that speak as much for our model although it is not better. In
+    the metric's units: with errors a gain is negative.
+    """
+
+    difference: float
+    lower: float
+    upper: float
+    p: float
+
+
+def gain_of_pairs(
+    ours: Values, theirs: Values, *, higher_is_better: bool, fraction: bool
+) -> Gain:  # fmt: skip
+    """Compare what two models do with the same samples of one client.
+
+    Right or wrong answers (1 or 0) have Newcombe's interval and McNemar's exact test; errors have
+    Student's of their differences. Where samples cannot tell, limits are infinite.
+
+    >>> gain_of_pairs(
+    ...     np.array([1.0, 1.0, 1.0, 0.0]), np.zeros(4), higher_is_better=True, fraction=True
+    ... ).p
+    0.125
+    """
+    from scipy.special import bdtrc, stdtr, stdtrit
+
+    if fraction:
+        joint = count_pairs(ours > 0.5, theirs > 0.5, [len(ours)])
+        found, lower, upper = (float(limit[0]) for limit in newcombe_interval(joint))
+        ahead, behind = map(int, joint[0, 1:3] if higher_is_better else joint[0, 2:0:-1])
+        p = 1.0 if ahead == 0 else float(bdtrc(ahead - 1, ahead + behind, 0.5))
+        return Gain(found, lower, upper, p)
+    change = ours - theirs
+    m, mean = len(change), float(change.mean()) if len(change) else math.nan
+    error = float(change.std(ddof=1)) / math.sqrt(m) if m > 1 else 0.0
+    if not (math.isfinite(error) and error > 0):
+        return Gain(mean, -math.inf, math.inf, 1.0)
+    half = float(stdtrit(m - 1, 0.975)) * error
+    p = float(stdtr(m - 1, (-1 if higher_is_better else 1) * mean / error))
+    return Gain(mean, mean - half, mean + half, p)
 
 
 def combine_sources(estimate: float, intervals: Iterable[Interval]) -> Interval:

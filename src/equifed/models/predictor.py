@@ -173,6 +173,10 @@ class Predictor:
             rows = {name: values[:, k].tolist() for k, name in enumerate(self.columns or ())}
         return self._prepare(rows, client)
 
+    def answer(self, features: Array) -> Array:
+        """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
+        return self._run(self.module, features)
+
     def with_thresholds(self, thresholds: Mapping[str, float]) -> Predictor:
         """Return the same predictor with these thresholds."""
         return replace(self, thresholds=dict(thresholds))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from equifed.metrics.metric import find_metric
+from equifed.report.own_parts import find_note, read_own
+from equifed.report.scales import capital
 from equifed.training.history import History
 
 
@@ -86,13 +88,22 @@ def _describe_training(
     summary = history.summary()
     proof = history.describe_certificate() or "no certificate was computed"
     versions = ", ".join(f"{name} {v}" for name, v in told["versions"].items())
-    given = history.given_out
+    given, own, note = history.given_out, read_own(history), find_note(history)
     which = "" if given is None else f"; gave out the model of round {given.round} ({given.kind})"
     return [
         f"- Objective: {chosen}.",
         f"- Algorithm: {_settings({'name': algorithm.pop('name'), **algorithm})}.",
         f"- {_plural(summary['rounds'], 'round')} from seed {config['seed']}{which}.",
         f"- Certificate: {proof}.",
+        *([f"- {capital(note)}."] if note else []),
+        *(
+            [
+                f"- {capital(own.describe)}; mean ± standard deviation over clients: "
+                f"{own.list_spread()}."
+            ]
+            if own is not None
+            else []
+        ),
         f"- Versions: {versions}.",
     ]
 
@@ -103,6 +114,10 @@ def _tabulate(history: History) -> list[str]:
     records = [history.last(metric, split) for split, metric in shown]
     weights = history.weights[max(history.weights)] if history.weights else None
     head = ["client", *(f"{split} {metric}" for split, metric in shown)]
+    for told, name in ((history.without_own, "without own part"), (history.alone, "alone")):
+        if told is not None:
+            records.append(told)
+            head.append(f"{told.split} {told.metric} {name}")
     head += ["weight"] if weights is not None else []
     lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
     for i, name in enumerate(history.names):

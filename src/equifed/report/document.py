@@ -22,6 +22,7 @@ from equifed.report.measures import (
 )
 from equifed.report.methods import ClientRows, Method, ReportError, collect_client_rows
 from equifed.report.more import Column, collect_columns, draw_calibration
+from equifed.report.own_parts import draw_own
 from equifed.report.scales import Scale
 from equifed.report.verdict import Verdict, floor_of, write_verdict
 
@@ -154,7 +155,8 @@ def draw_figures(report: Report) -> dict[str, list[Figure]]:
         time += _draw_convergence(methods, scale)
     time.append(curves.draw_certificate(methods))
     weights = [curves.draw_weights(method, m) for m, method in enumerate(methods)]
-    sections = {"clients": clients, "time": time, "weights": weights}
+    own: list[Figure | None] = [draw_own(method, m) for m, method in enumerate(methods)]
+    sections = {"clients": clients, "time": time, "weights": weights, "own": own}
     found = {name: [f for f in drawn if f is not None] for name, drawn in sections.items()}
     return found | {"weights": found["weights"][:WEIGHT_FIGURES]}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from equifed.report.methods import Method
 from equifed.report.more import find_details, list_further
+from equifed.report.own_parts import find_note
 from equifed.report.scales import Scale
 
 GLOSSARY = {
@@ -22,9 +23,12 @@ GLOSSARY = {
     "Majority class": "accuracy of always answering the client's most frequent class. A model that "
     "is below it serves the client worse than no model.",
     "MSE": "mean squared error of predicted values, in squared units of the target.",
+    "Own part": "numbers of the model that every client keeps for itself, beside the shared ones.",
     "Underserved": "served worse than the other clients by more than chance explains.",
     "Weight": "how much a client's loss counts in a round; equal weights are 1 over the number of "
     "clients.",
+    "Without own part": "with the shared model and the mean of all own parts, which is what a new "
+    "client gets.",
     "Worst-served 20 %": "mean over the fifth of the clients, rounded up, with the worst values.",
 }
 
@@ -42,6 +46,8 @@ def list_glossary(methods: Sequence[Method], scale: Scale | None) -> list[tuple[
         "Majority class": classes and any(found is not None for found in details),
         "MSE": scale.metric == "mse",
         "Alone": any(history.alone is not None for history in histories),
+        "Own part": any(find_note(history) for history in histories),
+        "Without own part": any(history.without_own is not None for history in histories),
         "AUROC": any("auroc" in list_further(history, scale) for history in histories),
         "Calibration error": any(f is not None and f.pool_calibration() for f in details),
     }

@@ -6,7 +6,7 @@ Everything is about the first run of a method, whose samples all its seeds share
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,10 @@ from equifed.contract.arrays import Losses
 from equifed.contract.details import BINS, Calibration, Details
 from equifed.metrics import Metric, find_metric, summary
 from equifed.report import svg
+from equifed.report.alone import NAMED, describe_gain, tabulate_alone
 from equifed.report.figures import Figure, csv_text
 from equifed.report.methods import Method
 from equifed.report.scales import DASH, Scale, capital, plural
-from equifed.report.verdict import NAMED
 from equifed.training.history import History
 
 FEW_CLIENTS = 12
@@ -59,9 +59,18 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
     if scale.metric == "accuracy" and details is not None:
         shares = details.majorities()
         out.append(_write_column("majority", "Majority class", shares, scale.kind))
-    alone = history.alone
-    if alone is not None and (alone.metric, alone.split) == (scale.metric, scale.split):
-        out.append(_write_column("alone", "Alone", alone.values, scale.kind))
+    shared = history.without_own
+    if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
+        out.append(_write_column("without_own", "Without own part", shared.values, scale.kind))
+    alone = tabulate_alone(history, scale)
+    if alone is not None:
+        column = _write_column("alone", "Alone", alone.values, scale.kind)
+        gains = ["not compared"] * len(alone.values)
+        for i in alone.some:
+            gains[i] = describe_gain(alone, int(i), scale).replace(" points", "")
+        known = zip(gains, alone.values, strict=True)
+        told = tuple(g if math.isfinite(v) else "" for g, v in known)
+        out.append(replace(column, limits=told))
     for name in list_further(history, scale):
         record = history.last(name, scale.split)
         limits = None if details is None else details.limits(name)

@@ -38,6 +38,7 @@ from equifed.report.more import (
     list_groups,
     summarise_further,
 )
+from equifed.report.own_parts import describe_own
 from equifed.report.scales import TIMES, capital, plural
 from equifed.report.tables import (
     as_json,
@@ -53,6 +54,7 @@ from equifed.report.words import (
     describe_participant,
     list_cards,
     list_participant_cards,
+    write_date,
     write_headline,
     write_subtitle,
 )
@@ -165,6 +167,7 @@ def render(report: Report) -> str:
         shows_limits=shows_limits(report),
         further=[] if report.scale is None else summarise_further(lead, report.scale),
         undefined=[] if report.scale is None else describe_undefined(lead, report.scale),
+        own=[] if report.scale is None else _list_own(report),
         groups=None if report.scale is None else list_groups(lead, report.scale),
         glossary=list_glossary(report.methods, report.scale),
         clients_csv=write_clients_csv(report),
@@ -174,12 +177,22 @@ def render(report: Report) -> str:
     )
 
 
+def _list_own(report: Report) -> list[str]:
+    """Say what the clients of every method keep for themselves."""
+    assert report.scale is not None
+    return [
+        f"{method.name}: {sentence}" if report.several else sentence
+        for method in report.methods
+        for sentence in describe_own(method, report.scale)
+    ]
+
+
 def _describe_differences(report: Report) -> str:
     """Say what the limits of the differences allow for."""
     found = report.estimates[report.lead].get("worst") if report.estimates else None
     if report.scale is None or found is None or found.difference is None:
         return ""
-    return describe_evidence(found.difference, report.scale)
+    return describe_evidence(found.difference, report.scale).replace(" that agree", "")
 
 
 def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
@@ -242,7 +255,7 @@ def render_participant(report: Report, i: int, found: Series) -> str:
         summary=_summarise(report),
         clients=plural(int(np.isfinite(rows.value).sum()), "client"),
         scale=scale,
-        seeds=plural(len(method.runs), "seed"),
+        seeds=" · ".join([plural(len(method.runs), "seed"), *write_date([method])]),
         figures=figures,
         events=[format_event(e) for e in method.events() if e.get("client") == method.clients[i]],
         data={"clients": [], "methods": []},

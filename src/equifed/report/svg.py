@@ -74,6 +74,14 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [10.0**i for i in range(first, last + 1, step)] or [low]
 
 
+def _says(text: str, value: float) -> bool:
+    """Tell whether a text is that number, or no number at all."""
+    try:
+        return math.isclose(float(text.replace(",", "")), value, rel_tol=1e-9, abs_tol=1e-12)
+    except ValueError:
+        return True
+
+
 @dataclass(frozen=True)
 class Axis:
     """From numbers to places between two pixels, with ticks and a label."""
@@ -100,8 +108,16 @@ class Axis:
         return float(self(value))
 
     def ticks(self) -> list[float]:
-        """Return where to put ticks."""
-        return log_ticks(self.low, self.high) if self.log else nice_ticks(self.low, self.high)
+        """Return where to put ticks: where what is written there is the number itself.
+
+        >>> Axis(0, 15, 0, 100, write="{:.0f}".format).ticks()
+        [0.0, 5.0, 10.0, 15.0]
+        """
+        if self.log:
+            return log_ticks(self.low, self.high)
+        every = nice_ticks(self.low, self.high)
+        exact = [value for value in every if _says(self.write(value), value)]
+        return exact if len(exact) > 1 else every
 
 
 def limits(

@@ -16,6 +16,7 @@ from equifed.report.differences import Difference
 from equifed.report.document import Report
 from equifed.report.measures import Estimate, Measure, choose_format
 from equifed.report.methods import Method
+from equifed.report.own_parts import find_note
 from equifed.report.scales import DASH, Scale, add_sign, is_finite
 from equifed.report.words import find_date, write_headline
 
@@ -173,6 +174,7 @@ def _list_facts(method: Method) -> Facts:
         "Rows and columns": str(told.get("rows and columns", "")),
         "SHA-256 of the data": data.get("sha256", ""),
         "Versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "Own part": find_note(first.history),
         "Date": find_date([method]),
         "Training time": f"{seconds:.1f} s",
         "Not finished": f"{unfinished} of {len(method.runs)} runs" if unfinished else "",
@@ -184,7 +186,8 @@ def _list_facts(method: Method) -> Facts:
 def format_event(event: dict[str, Any]) -> dict[str, str]:
     """Return an event as the table shows it."""
     known = ("event", "round", "client", "reason", "time", "seed", "method")
-    rest = {k: v for k, v in event.items() if k not in (*known, "given_out")}  # the reason says it
+    apart = ("given_out", "gains", "one_class")  # the reason says it, or the table of clients
+    rest = {k: v for k, v in event.items() if k not in (*known, *apart)}
     row = {k: "" if event.get(k) is None else str(event[k]) for k in known}
     if rest:
         row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))

@@ -17,23 +17,22 @@ from equifed.contract.arrays import Losses
 from equifed.metrics import (
     EqualService,
     accuracy_intervals,
-    assume_independent,
     chance_floor,
     compare_to_chance,
-    correct_counts,
     find_metric,
     find_worse_means,
-    newcombe_interval,
+    variance_beyond_chance,
 )
 from equifed.metrics.chance import LEVEL
+from equifed.report.alone import compare_alone, name_clients
 from equifed.report.methods import Method, count_correct
 from equifed.report.scales import Scale, capital, plural
 from equifed.training.history import History
 
-NAMED = 5
-"""At most this many clients are named in a sentence."""
 SPENT = 1e-3
 """Below this, a training loss leaves the weights of clients nothing to weigh."""
+MANY = 20
+"""From so many clients on, they are drawn anew to see how sure their spread is."""
 CHANCE = "The spread is what chance explains at these numbers of test samples"
 
 
@@ -84,17 +83,6 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     sentence = f"{sentence}." if sentence else ""
     told = (*found.notes, *_compare_majority(history, scale), *notes, *find_spent_losses(history))
     return Verdict(sentence, told, found.equal, found.underserved, names)
-
-
-def name_clients(names: tuple[str, ...], all_names: tuple[str, ...]) -> str:
-    """List a few names, and count the others.
-
-    >>> name_clients(("a", "b"), ("a", "b", "c"))
-    'a and b'
-    """
-    if len(names) > NAMED:
-        return f"{len(names)} of {len(all_names)} clients"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
 # -- accuracies -----------------------------------------------------------------------------------
@@ -160,14 +148,27 @@ def _write_p(value: float) -> str:
 
 
 def _describe_spread(found: EqualService, correct: Losses, sizes: Losses, scale: Scale) -> str:
-    limits = accuracy_intervals(correct, sizes, resamples=400)["standard_deviation"]
     beyond = math.sqrt(max(found.variance, 0.0)) if math.isfinite(found.variance) else math.nan
+    lower, upper = _limit_spread(correct, sizes, beyond)
     estimate = "" if math.isnan(beyond) else f" is estimated at {scale.gap(beyond)} and"
     return (
         f"The standard deviation of the clients' true accuracies{estimate} lies between "
-        f"{scale.number(limits.lower)} and {scale.gap(limits.upper)} with 95 % confidence; that of "
+        f"{scale.number(lower)} and {scale.gap(upper)} with 95 % confidence; that of "
         f"the measured ones is {scale.gap(float((correct / sizes).std()))}."
     )
+
+
+def _limit_spread(correct: Losses, sizes: Losses, estimate: float) -> tuple[float, float]:
+    """Return limits of the standard deviation of true accuracies: clients drawn anew if many."""
+    n = len(sizes)
+    if n < MANY:
+        found = accuracy_intervals(correct, sizes, resamples=400)["standard_deviation"]
+        ends = np.array([found.lower, found.upper, estimate])
+        return float(np.nanmin(ends)), float(np.nanmax(ends))
+    picks = np.random.default_rng(0).integers(n, size=(400, n))
+    drawn = [variance_beyond_chance(correct[pick], sizes[pick]) for pick in picks]
+    lower, upper = np.sqrt(np.maximum(np.quantile(drawn, [0.025, 0.975]), 0.0))
+    return float(lower), float(upper)
 
 
 def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
@@ -250,51 +251,6 @@ def _find_worse(values: Losses, upper: Losses, sizes: Any, some: Any) -> tuple[i
 
     errors = (upper - values)[some] / stdtrit(sizes[some] - 1, 0.975)
     return find_worse_means(values[some], errors, sizes[some])
-
-
-# -- alone ----------------------------------------------------------------------------------------
-
-
-def compare_alone(history: History, scale: Scale) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Say who would be better off alone: a clause, the numbers, and the clients."""
-    alone, shared = history.alone, history.last(scale.metric, scale.split)
-    if (
-        alone is None
-        or shared is None
-        or (alone.metric, alone.split) != (scale.metric, scale.split)
-    ):
-        return "", (), ()
-    gain = scale.kind.sign * (alone.values - shared.values)
-    apart = {n for e in history.events if e["event"] == "alone" for n in e["one_class"]}
-    compared = np.array([name not in apart for name in history.names])
-    some = np.flatnonzero(np.isfinite(gain) & compared)
-    better = [int(i) for i in some if gain[i] > 0]
-    sure = [] if not scale.kind.is_fraction else _find_sure(alone.values, shared, some)
-    names = tuple(history.names[i] for i in better)
-    if not len(some):
-        return "", (), ()
-    if not better:
-        return "no client would be better off alone", (), ()
-    certain = "" if not scale.kind.is_fraction else (
-        ", none of them beyond doubt" if not sure else f", {len(sure)} of them beyond doubt"
-    )  # fmt: skip
-    clause = f"{len(better)} of {plural(len(some), 'client')} would be better off alone{certain}"
-    changes = [
-        f"{history.names[i]} {scale.change(float(gain[i] * scale.kind.sign))}" for i in better
-    ]
-    more = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
-    note = f"With models of their own, clients would have: {', '.join(changes[:NAMED])}{more}."
-    return clause, (note,), names
-
-
-def _find_sure(alone: Losses, shared: Any, some: Any) -> list[int]:
-    """Return the clients whose interval of the difference excludes zero."""
-    try:
-        own, common = (correct_counts(v[some], shared.sizes[some]) for v in (alone, shared.values))
-    except ValueError:  # accuracies that are no counts
-        return []
-    _, lower, _ = newcombe_interval(assume_independent(own, common, shared.sizes[some]))
-    return [int(some[k]) for k in np.flatnonzero(lower > 0)]
 
 
 def find_spent_losses(history: History) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from equifed.report.document import Report
 from equifed.report.effects import describe_cost, write_change
 from equifed.report.measures import Estimate, choose_format
 from equifed.report.methods import ClientRows, Method
+from equifed.report.own_parts import read_own
 from equifed.report.scales import DASH, Scale, bytes_text, capital, plural
 from equifed.training.history import History
 from equifed.training.warnings import find_warnings
@@ -66,8 +67,13 @@ def write_subtitle(report: Report) -> str:
     rounds = max(len(run.history.rounds) for m in report.methods for run in m.runs)
     names = ", ".join(m.name for m in report.methods)
     counts = [plural(len(method.clients), "client"), plural(rounds, "round"), plural(seeds, "seed")]
-    date = find_date(report.methods)
-    return " · ".join([names, *counts, *([f"run on {date} UTC"] if date else [])])
+    return " · ".join([names, *counts, *write_date(report.methods)])
+
+
+def write_date(methods: Sequence[Method]) -> list[str]:
+    """Say when the last of the runs ended; nothing if that was not recorded."""
+    date = find_date(methods)
+    return [f"run on {date} UTC"] if date else []
 
 
 def list_cards(report: Report) -> list[dict[str, str]]:
@@ -242,6 +248,7 @@ def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
         make_card(capital(scale.label), scale.text(float(rows.value[i]))),
         *_list_more_cards(report, i),
         make_card("Loss", Scale("loss", "").text(float(rows.loss[i]))),
+        *_list_own_cards(report),
         make_card("Your samples", f"{int(rows.sizes[i]):,}"),
         make_card("Your weight", f"{rows.weight[i]:.4f}" if np.isfinite(rows.weight[i]) else DASH),
         make_card("Rounds you took part in", f"{100 * rows.participation[i]:.0f} %"),
@@ -249,9 +256,19 @@ def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
     ]
 
 
+def _list_own_cards(report: Report) -> list[dict[str, str]]:
+    """Say what part of the model is the client's own."""
+    table = read_own(report.methods[report.lead].runs[0].history)
+    if table is None:
+        return []
+    count, named = plural(table.values.shape[1], "number"), ", ".join(table.parameters)
+    return [make_card("Your own part of the model", count, named)]
+
+
 def _list_more_cards(report: Report, i: int) -> list[dict[str, str]]:
     """Return what else is known about the client: its majority class, its model alone, metrics."""
     names = {"majority": "Your most frequent class", "alone": "Your model alone"}
+    names |= {"without_own": "Without your own part"}
     return [
         make_card(names.get(column.key, column.label), column.texts[i], column.limits[i])
         for column in report.columns[report.lead]

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.newton import Newton, State
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.arrays import Losses
-from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
+from equifed.engines.answers import Samples
 from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import Clients, simulate
+from equifed.metrics import gain_of_pairs
+from equifed.metrics.metric import Metric, find_metric
 from equifed.models.architectures import choose_init
-from equifed.models.curvature import linear_layer
 from equifed.models.flat import SampleLoss
 from equifed.models.losses import ClassWeights, weigh_classes
 from equifed.models.penalty import Penalise
+from equifed.models.predictor import Predictor
 from equifed.objectives import Average
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -57,6 +58,8 @@ class Alone:
         Clients with one class in training.
     how : str
         How the models were found.
+    samples : list of arrays
+        The main metric of every single sample, client by client; empty if it is no mean of such.
     """
 
     record: MetricRecord
@@ -64,9 +67,15 @@ class Alone:
     l2: Losses
     one_class: tuple[str, ...]
     how: str
+    samples: list[Losses] = field(default_factory=list, repr=False)
+    data: Federation | None = field(default=None, repr=False)
 
     def add_to(self, history: History) -> dict[str, Any]:
-        """Put it into the history of the shared model, and return the event that tells of it."""
+        """Put it into the history of the shared model, and return the event that tells of it.
+
+        Both models' answers to the same samples are compared there, where the history knows the
+        shared one (``history.trained``).
+        """
         shown, mine = history.main_metric(), (self.record.metric, self.record.split)
         if shown != mine:
             raise ValueError(
@@ -74,10 +83,27 @@ class Alone:
                 "alone(..., metric=, split=) as the run has it."
             )
         event = {"event": "alone", "round": 0, "reason": self.how}
-        event |= {"one_class": list(self.one_class)}
+        event |= {"one_class": list(self.one_class), "gains": self._compare(history)}
         history.alone = self.record
-        history.events.append(event)
+        history.events = [e for e in history.events if e["event"] != "alone"] + [event]
         return event
+
+    def _compare(self, history: History) -> dict[str, list[float]]:
+        """Return each compared client's gain by its own model: difference, limits, p."""
+        if history.trained is None or self.data is None or not self.samples:
+            return {}
+        kind, split = find_metric(self.record.metric), self.data.splits()[self.record.split]
+        out = {}
+        for i, name in enumerate(self.data.names):
+            if len(self.samples[i]) and name not in self.one_class:
+                shared = history.trained
+                shared = shared.for_client(name) if shared.own else shared
+                theirs = measure_samples(shared, kind, *split.client(i))
+                sides = {"higher_is_better": kind.higher_is_better, "fraction": kind.is_fraction}
+                found = gain_of_pairs(self.samples[i], theirs, **sides)
+                if math.isfinite(found.difference):
+                    out[name] = [found.difference, found.lower, found.upper, found.p]
+        return out
 
 
 def alone(
@@ -138,12 +164,15 @@ def alone(
     if shown is None:
         raise ValueError(f"There is no {metric or 'metric'} on {split or 'any split'} to measure.")
     record = _with_majorities(shown, data, one_class)
+    kind, part = find_metric(record.metric), data.splits()[record.split]
+    samples = [measure_samples(o[4], kind, *part.client(i)) for i, o in enumerate(own)]
     exact, tuned = all(o[3] for o in own), tune and data.validation is not None
     how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
     if one_class:
         how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
-    return Alone(record, losses, chosen, one_class, how)
+    known = samples if can_measure(kind) else []
+    return Alone(record, losses, chosen, one_class, how, known, data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +185,8 @@ class _Fit:
     rounds: int | None
     seed: int
 
-    def of(self, data: Federation) -> tuple[list[Any], float, float, bool]:
-        """Return what was measured, the loss, l2, and whether it is exact, of one client."""
+    def of(self, data: Federation) -> tuple[list[Any], float, float, bool, Predictor]:
+        """Return what was measured, the loss, l2, whether it is exact, and who predicts."""
         stream = Stream(self.seed).at("alone")
         clients = self._clients(data, self.l2, torch.float64)
         x = clients.initial(stream)
@@ -166,18 +195,21 @@ class _Fit:
             clients = self._clients(data, self.l2, self.dtype)
             x = self._train(clients)
             found = float(clients.losses(x, stream)[0])
-            return clients.evaluate(x, _held(data)), found, self.l2, False
+            measured = clients.evaluate(x, _held(data))
+            return measured, found, self.l2, False, clients.predictor(x)
         best = self._solve(clients, x, stream, data.names[0])
         found = float(clients.losses(best, stream)[0])
         tries = [(self.l2, clients, best)]
         if self.tune and "validation" in _held(data):
             for strength in (g for g in GRID if g != self.l2):
                 other = self._clients(data, strength, torch.float64)
-                tries.append((strength, other, self._solve(other, x, stream, data.names[0])))
+                start = tries[-1][2]  # the neighbour's solution is near
+                tries.append((strength, other, self._solve(other, start, stream, data.names[0])))
             scores = [c.evaluate(y, ["validation"])[0].metrics["loss"][0] for _, c, y in tries]
             tries = [tries[int(np.argmin(scores))]]
         strength, clients, best = tries[0]
-        return clients.evaluate(best, _held(data)), found, strength, True
+        measured = clients.evaluate(best, _held(data))
+        return measured, found, strength, True, clients.predictor(best)
 
     def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Clients:
         return simulate(data, **self.given, l2=l2, dtype=dtype)
@@ -207,6 +239,21 @@ class _Fit:
             stacklevel=2,
         )
         return state.x
+
+
+def can_measure(kind: Metric) -> bool:
+    """Tell whether a metric is the mean of numbers of single samples that answers suffice for."""
+    return kind.each is not None and kind.needs == "prediction"
+
+
+def measure_samples(predictor: Predictor, kind: Metric, inputs: Any, targets: Any) -> Losses:
+    """Return a metric of every single sample; empty where it is no mean of such."""
+    if not len(targets) or not can_measure(kind) or kind.each is None:
+        return np.empty(0)
+    outputs = predictor.answer(inputs)
+    classes = None if predictor.classes is None else len(predictor.classes)
+    answers = Samples(targets, np.empty(0), outputs, classes).answer(kind.needs)
+    return np.asarray(kind.each(targets, answers), dtype=np.float64)
 
 
 def find_one_class(data: Federation) -> tuple[str, ...]:
@@ -242,57 +289,3 @@ def _with_majorities(
         known = record.metric == "accuracy" and len(targets)
         values[i] = (targets == only).mean() if known else np.nan
     return replace(record, values=values)
-
-
-def add_alone(history: History, built: Any, out: Path | None) -> None:
-    """Fit own models beside a complete run, and write them into its folder if it has one.
-
-    ``built`` is the :class:`Run` that was trained.
-    """
-    from equifed.training.folder import RunFolder
-
-    clients: Any = getattr(built.clients, "_local", built.clients)  # of a group of processes
-    shown, local = history.main_metric(), find_local(built.algorithm)
-    if shown is None:
-        raise ValueError("The run has measured nothing to compare own models with ([evaluate]).")
-    found = alone(
-        built.federation, clients._template, clients.model.loss, l2=clients.model.l2,
-        penalise="all" if clients.model.penalised is None else "weights",
-        dtype=clients.model.dtype, algorithm=None if local is None else FedAvg(local),
-        rounds=built.config.rounds, seed=built.config.seed, metric=shown[0], split=shown[1],
-    )  # fmt: skip
-    event = found.add_to(history)
-    if out is not None:
-        folder = RunFolder(out, history.names)
-        folder.event(event)
-        folder.alone(history.alone)
-        folder.finish(history.summary(), history.parameters, history.own)
-
-
-def check_alone(built: Any) -> None:
-    """Refuse, before anything is trained, a run whose clients' own models could not be fitted."""
-    model = built.clients.model
-    linear = linear_layer(model.module, model.input_dimensions) is not None
-    if not (linear and model.size <= MOST_PARAMETERS) and find_local(built.algorithm) is None:
-        raise ValueError(
-            "Own models of this kind are trained by local steps of a fixed length, which "
-            f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
-            "equifed.alone(..., algorithm=), or leave out --with-alone."
-        )
-    if not built.config.evaluate.splits:
-        raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
-
-
-def find_local(algorithm: Any) -> LocalSGD | None:
-    """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed.
-
-    A schedule sets the length of SCAFF-PD's steps, round by round.
-    """
-    work, inner = getattr(algorithm, "local", None), getattr(algorithm, "algorithm", None)
-    if hasattr(algorithm, "steps"):  # a schedule
-        return None
-    if not isinstance(work, LocalSGD):
-        return None if inner is None else find_local(inner)
-    return LocalSGD(
-        lr=work.lr, steps=work.steps, epochs=work.epochs, batch_size=work.batch_size,
-    )  # fmt: skip

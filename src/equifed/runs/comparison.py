@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,20 +17,14 @@ from equifed.data.federation import Federation
 from equifed.data.tables import Table
 from equifed.metrics.metric import Metric
 from equifed.report import Method, Report, Target, as_methods, build, write_report
-from equifed.report.methods import PLAN
 from equifed.report.page import slug
 from equifed.report.scales import DASH
 from equifed.report.tables import list_comparison
-from equifed.runs.automatic_lr import measure_step, open_step
-from equifed.runs.catalogue import SECTIONS
 from equifed.runs.compare import write_comparison
-from equifed.runs.config import build_algorithm
-from equifed.runs.run import limit_threads
-from equifed.runs.settings import Checker
+from equifed.runs.python_tasks import Task, run_tasks
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.frames import open_axes, tabulate_history
 from equifed.training.history import History
-from equifed.training.loop import train
 from equifed.training.missing import TrainingError
 
 if TYPE_CHECKING:
@@ -143,7 +135,7 @@ def _escape(text: str) -> str:
 
 
 def compare(
-    methods: Mapping[str, AnyAlgorithm | str | Mapping[str, Any]],
+    methods: Mapping[str, AnyAlgorithm | str | Mapping[str, Any] | tuple[Any, Mapping[str, Any]]],
     data: Federation,
     model: nn.Module | str,
     *,
@@ -160,6 +152,7 @@ def compare(
     overwrite: bool = False,
     jobs: int = 1,
     progress: bool | None = None,
+    with_alone: Literal["auto"] | bool = "auto",
     **engine: Any,
 ) -> Comparison:
     """Train methods on the same data and seeds, and measure them as ``equifed compare`` does.
@@ -168,7 +161,9 @@ def compare(
     ----------
     methods : mapping
         What to compare, by name: an algorithm, its name in the catalogue, or its table as a
-        configuration file has it. The first one is the baseline unless another is named.
+        configuration file has it; or a pair of one and arguments of :func:`equifed.simulate` for
+        it alone, as ``("scaff-pd", {"own": "bias"})``. The first one is the baseline unless
+        another is named.
     data : Federation
         The clients' data.
     model, loss : module or str, callable or str
@@ -182,14 +177,17 @@ def compare(
     baseline, target, title
         As for the report: to whom differences are, what "rounds to target" means, its headline.
     out : path, optional
-        Folder for the runs, ``comparison.json``, ``comparison.csv`` and ``report.html``.
+        Folder for the runs, ``comparison.json``, ``comparison.csv`` and ``report.html``. Runs that
+        it holds complete are not run again; one with other settings is refused, and they are named.
     overwrite : bool
-        Write into a folder that holds a comparison.
+        Run everything again.
     jobs : int
         How many runs side by side, in processes of their own: what is handed over must be
         picklable, and a script needs ``if __name__ == "__main__":``. Results do not depend on it.
     progress : bool, optional
         Show a bar for each run; by default in terminals and notebooks.
+    with_alone : "auto" or bool
+        Fit every client's own model beside the first seed's runs, as for :func:`equifed.run`.
     **engine
         Further arguments of :func:`equifed.simulate`, as ``l2``.
 
@@ -204,14 +202,17 @@ def compare(
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check(methods, numbers, baseline, jobs)
     folder = None if out is None else Path(out)
-    if folder is not None and (folder / PLAN).exists() and not overwrite:
-        raise RunFolderError(f"{folder} holds a comparison; choose another, or overwrite=True.")
     splits = list(evaluate) if evaluate is not None else [s for s in SPLITS if s in data.splits()]
     options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
-    shared = data, model, loss, engine, options
-    tasks = [(*shared, given, seed) for seed in numbers for given in methods.values()]
-    titles = [f"{name}, seed {seed}" for seed in numbers for name in methods]
-    results = _run_all(tasks, jobs, progress)
+    tasks, titles = [], []
+    for seed, (name, given) in itertools.product(numbers, methods.items()):
+        algorithm, own = given if isinstance(given, tuple) else (given, {})
+        alone = with_alone if seed == numbers[0] else False
+        place = None if folder is None else folder / _name_folder(name, seed)
+        more = {**engine, **own}
+        tasks.append(Task(data, model, loss, more, options, algorithm, seed, alone, place))
+        titles.append(f"{name}, seed {seed}")
+    results = run_tasks(tasks, jobs, progress, overwrite)
     failed = [f"{t}: {r}" for t, r in zip(titles, results, strict=True) if isinstance(r, str)]
     histories: dict[str, list[History]] = {}
     for name, found in zip(itertools.cycle(methods), results, strict=False):
@@ -224,7 +225,7 @@ def compare(
     told: dict[str, Any] = {"baseline": base, "target": target, "title": title or data.name}
     report = build(listed, **told, problems=failed)
     if folder is not None:
-        _write(histories, report, folder)
+        _write(report, folder)
     return Comparison(histories, report)
 
 
@@ -235,73 +236,29 @@ def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, j
         raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
+    folders = [slug(name) for name in methods]
+    same = next((name for name in folders if folders.count(name) > 1), None)
+    if same is not None:
+        raise RunFolderError(f"Two methods would share the folder runs/{same}; rename one.")
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
 
 
-def _run_all(
-    tasks: Sequence[tuple[Any, ...]], jobs: int, progress: bool | None
-) -> list[History | str]:
-    """Return the history of every run, or why it failed."""
-    if jobs == 1 or len(tasks) == 1:
-        return [_run_one(*task, progress=progress) for task in tasks]
-    # Spawned, not forked: a forked torch may hang in its thread pool.
-    with ProcessPoolExecutor(min(jobs, len(tasks)), get_context("spawn")) as pool:
-        futures = [pool.submit(_run_one, *task, progress=False) for task in tasks]
-        return [future.result() for future in futures]
-
-
-def _run_one(
-    data: Federation,
-    model: Any,
-    loss: Any,
-    engine: Mapping[str, Any],
-    options: Mapping[str, Any],
-    given: Any,
-    seed: int,
-    *,
-    progress: bool | None,
-) -> History | str:
-    from equifed.engines.simulate import simulate
-
-    with limit_threads(1):  # so that the results do not depend on who shares the machine
-        clients = simulate(data, model, loss, **engine)
-        algorithm = resolve_algorithm(given, clients, seed)
-        try:
-            return train(algorithm, clients, seed=seed, progress=progress, **options)
-        except TrainingError as error:
-            return str(error)
-
-
-def resolve_algorithm(given: Any, clients: Any, seed: int) -> AnyAlgorithm:
-    """Return an algorithm that is given as one, as a name or as a table."""
-    if not isinstance(given, str | Mapping):
-        algorithm: AnyAlgorithm = given
-        return algorithm
-    checker = Checker(None, {"algorithm": open_step})
-    table = checker.choice(SECTIONS["algorithms"], given, "algorithm")
-    checker.raise_problems()
-    made = build_algorithm(table, clients.sizes.tolist())
-    return measure_step(table, made, clients, seed)[1]
+def _name_folder(name: str, seed: int | None) -> str:
+    return f"runs/{slug(name)}/seed-{seed}"
 
 
 def _name_folders(method: Method) -> Method:
     """Name the folders that runs would have in a comparison's folder."""
-    runs = (replace(r, folder=f"runs/{slug(method.name)}/seed-{r.seed}") for r in method.runs)
+    runs = (replace(r, folder=_name_folder(method.name, r.seed)) for r in method.runs)
     return replace(method, runs=tuple(runs))
 
 
-def _write(histories: Mapping[str, Sequence[History]], report: Report, out: Path) -> None:
-    """Write the runs and what was measured, as ``equifed compare`` does."""
+def _write(report: Report, out: Path) -> None:
+    """Write what was measured, as ``equifed compare`` does."""
     plan: list[dict[str, Any]] = [
         {"name": m.name, "runs": [{"seed": r.seed, "folder": r.folder} for r in m.runs]}
         for m in report.methods
     ]
-    folders = [run["folder"] for entry in plan for run in entry["runs"]]
-    if len(set(folders)) < len(folders):
-        raise RunFolderError(f"Two methods would share the folder {max(folders)}; rename one.")
     with lock_folder(out):
-        for method in report.methods:
-            for history, run in zip(histories[method.name], method.runs, strict=True):
-                history.save(out / run.folder, overwrite=True)
         write_comparison(report, out, plan)

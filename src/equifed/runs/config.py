@@ -108,6 +108,7 @@ class Plain:
     seed: int = 0
     threads: int | None = None
     give_out: GiveOut = "auto"
+    with_alone: Literal["auto"] | bool = "auto"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -142,9 +143,10 @@ class RunConfig:
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
     setting of what it names. ``threads`` is how many processor threads torch uses; sums are added
     up in an order that depends on it, so the number a run began with stays with it. ``give_out`` is
-    as for :func:`equifed.train`, ``guard`` (``guard = "on"``, or a table with its limits) as for
-    :class:`equifed.Guarded`, ``loaded_code`` lists the code of one's own that it names, as
-    (address, file). Make one with :meth:`read` or :meth:`from_dict`, which check it.
+    as for :func:`equifed.train`, ``with_alone`` as for :func:`equifed.run`, ``guard`` (``guard =
+    "on"``, or a table with its limits) as for :class:`equifed.Guarded`, ``loaded_code`` lists the
+    code of one's own that it names, as (address, file). Make one with :meth:`read` or
+    :meth:`from_dict`, which check it.
 
     Examples
     --------
@@ -168,6 +170,7 @@ class RunConfig:
     seed: int = 0
     threads: int | None = None
     give_out: GiveOut = "auto"
+    with_alone: Literal["auto"] | bool = "auto"
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
@@ -215,7 +218,7 @@ class RunConfig:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
         tables = {key: getattr(self, key) for key in CHOSEN}
         records = {key: describe_fields(getattr(self, key)) for key in RECORDS}
-        plain = {key: getattr(self, key) for key in ("seed", "rounds", "threads", "give_out")}
+        plain = {key: getattr(self, key) for key in settings(Plain)}
         plain = {key: value for key, value in plain.items() if value is not None}
         return {**plain, **tables, **records}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
@@ -266,7 +266,7 @@ def run(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
-    with_alone: bool = False,
+    with_alone: Literal["auto"] | bool | None = None,
 ) -> History:
     """Run a configuration, into a run folder if ``out`` names one.
 
@@ -282,8 +282,10 @@ def run(
         Who wants to be told.
     progress : bool, optional
         Show a bar while training; by default in terminals and notebooks.
-    with_alone : bool
-        Fit every client's own model, too (:func:`equifed.alone`).
+    with_alone : bool or "auto", optional
+        Fit every client's own model, too (:func:`equifed.alone`), so that the report can say who
+        would be better off alone; "auto", the default of configurations, does so for small convex
+        runs (:func:`equifed.runs.with_alone.is_small_and_convex`).
     """
     if isinstance(config, str | Path):
         config = RunConfig.read(config)
@@ -291,24 +293,28 @@ def run(
         config = RunConfig.from_dict(config)
     if out is not None:
         refuse_existing(Path(out), overwrite)
-    built = build(config)
-    if with_alone:
-        from equifed.runs.alone import check_alone
-
-        check_alone(built)
+    built = build(config if with_alone is None else replace(config, with_alone=with_alone))
+    wanted = _wants_alone(built)
     if out is None:
         history = built.train(callbacks, progress=progress)
-        return _add_alone(history, built, None) if with_alone else history
+        return _add_alone(history, built, None) if wanted else history
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
         history = start(built, Path(out), callbacks, progress)
-        return _add_alone(history, built, Path(out)) if with_alone else history
+        return _add_alone(history, built, Path(out)) if wanted else history
+
+
+def _wants_alone(built: Run) -> bool:
+    from equifed.runs.with_alone import wants_alone
+
+    return wants_alone(built.config.with_alone, built)
 
 
 def _add_alone(history: History, built: Run, out: Path | None) -> History:
-    from equifed.runs.alone import add_alone
+    from equifed.runs.with_alone import add_alone
 
-    add_alone(history, built, out)
+    with limit_threads(built.config.threads):
+        add_alone(history, built, out)
     return history
 
 
@@ -439,13 +445,16 @@ def resume(
             )
         built = build(RunConfig.read(out / CONFIG))
         folder = RunFolder(out, built.federation.names, built.clients.group())
+        wanted = _wants_alone(built)
         if not any(folder.checkpoints.glob("*.json")):
-            return start(built, out, callbacks)
+            history = start(built, out, callbacks)
+            return _add_alone(history, built, out) if wanted else history
         if told["data"]["sha256"] != built.federation.checksum():
             raise RunFolderError(
                 f"{out} was trained on other data than its configuration now loads; start it again."
             )
-        return built.train(callbacks, folder, resume=True)
+        history = built.train(callbacks, folder, resume=True)
+        return _add_alone(history, built, out) if wanted else history
 
 
 @contextmanager

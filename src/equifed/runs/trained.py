@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +15,19 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses
 from equifed.data.columns import group_rows, read_columns
 from equifed.data.federation import Federation
-from equifed.data.split import DataError, Split
+from equifed.data.prepared_columns import CategoryColumn, name_categories
+from equifed.data.split import DataError, DataWarning, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.run import build_module, load_preparation
-from equifed.training.files import RunFolderError
+from equifed.training.files import RunFolderError, read_sealed
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from equifed.models.flat import FlatModel
     from equifed.models.predictor import Predictor
 
@@ -31,12 +36,21 @@ __all__ = ["Drift", "evaluate", "load_predictor", "write_model_card"]
 CARD = "MODEL_CARD.md"
 
 
-def load_predictor(folder: str | Path) -> Predictor:
+def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predictor:
     """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
 
-    The module is built again from the run's configuration (own code by its address) and given the
-    weights of ``model.safetensors``; the data need not be there.
+    The module is built again from the run's configuration (own code by its address), or by the
+    model's name if the run was one of :func:`equifed.train`, and given the weights of
+    ``model.safetensors``; the data need not be there.
+
+    Parameters
+    ----------
+    folder : path
+        The run folder.
+    model : torch.nn.Module, optional
+        The module, where a run in Python was given one of its own; its weights are replaced.
     """
+    import torch
     from safetensors.torch import load_file
 
     from equifed.models.checks import load_weights
@@ -46,32 +60,75 @@ def load_predictor(folder: str | Path) -> Predictor:
     path = Path(folder)
     if (path / DESCRIPTION).exists():
         return load_exported(path)
-    config, told = _read_run(path)
+    if not (path / CONFIG).exists() and (path / RUN).exists():
+        made, told = _read_python_run(path)
+        module = _rebuild(path, made, told) if model is None else copy.deepcopy(model)
+        link, dtype = told["link"], getattr(torch, made["dtype"])
+        own = _read_own(path, made.get("own"))
+    else:
+        config, told = _read_run(path)
+        shape = tuple(told["input_shape"])
+        module = build_module(config, shape, told["outputs"]) if model is None else (
+            copy.deepcopy(model)
+        )  # fmt: skip
+        link = link_of(SECTIONS["losses"][config.model["loss"]].load())
+        dtype, own = _dtype(config), _read_own(path, config.model.get("own"))
     check_folder(path)
-    module = build_module(config, tuple(told["input_shape"]), told["outputs"])
+    try:
+        loaded = load_weights(module.to(dtype), load_file(path / MODEL))
+    except RuntimeError as error:
+        raise ValueError(
+            f"The module does not fit the weights in {path / MODEL} ({' '.join(str(error).split())}"
+            "); hand over the module that was trained."
+        ) from None
     return Predictor(
-        load_weights(module.to(_dtype(config)), load_file(path / MODEL)),
+        loaded,
         input_shape=tuple(told["input_shape"]),
         classes=name_classes(told["classes"], told["class_names"]),
-        link=link_of(SECTIONS["losses"][config.model["loss"]].load()),
+        link=link,
         preparation=load_preparation(path),
         clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
         tokens=told["tokens"],
         outputs_shape=tuple(told["target_shape"]),
-        own=_read_own(path, config),
+        own=own,
     )
 
 
-def _read_own(path: Path, config: RunConfig) -> dict[str, Any]:
+def _read_python_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a run of ``equifed.train`` was made of, and what its samples are like."""
+    if not (path / MODEL).exists():
+        raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
+    made = read_sealed(path / RUN)
+    if "samples" not in made:
+        raise RunFolderError(
+            f"{path / RUN} does not say what the samples were like: the engine of this run knew "
+            "vectors alone, or another version wrote it. Load model.safetensors into your module."
+        )
+    return made, made["samples"]
+
+
+def _rebuild(path: Path, made: dict[str, Any], told: dict[str, Any]) -> nn.Module:
+    """Return a named model as it was built; say what to do about one's own module."""
+    from equifed.models.architectures import MODELS, build
+
+    if made.get("model_name") not in MODELS:  # code of one's own is not loaded from a folder
+        raise RunFolderError(
+            f"{path} was trained with a module of your own ({made['model']:.80}), which the folder "
+            "does not hold; hand it over: equifed.load_predictor(folder, model=module)."
+        )
+    return build(made["model_name"], tuple(told["input_shape"]), told["outputs"])
+
+
+def _read_own(path: Path, named: Any) -> dict[str, Any]:
     """Return the own parts of a run's clients; none where the model has none."""
     from safetensors.torch import load_file
 
-    if config.model.get("own") is None:
+    if named is None:
         return {}
     if not (path / OWN).exists():
         raise RunFolderError(
             f"{path} has no {OWN}, and the model has own parts (model.own = "
-            f"{config.model['own']!r}); without them no client's model can be built again."
+            f"{named!r}); without them no client's model can be built again."
         )
     return load_file(path / OWN)
 
@@ -197,6 +254,8 @@ def _gather(
             f"The table has no column {prepared.target.name!r}, the target; it has "
             f"{', '.join(list(columns)[:20])}."
         )
+    for sentence in find_strangers(predictor, columns, client):
+        warnings.warn(sentence, DataWarning, stacklevel=3)
     features = predictor.features(columns, client)
     targets = prepared.encode_target(columns[prepared.target.name])
     owners = _find_owners(columns, prepared.client, client, len(features))
@@ -206,6 +265,35 @@ def _gather(
     values = targets if classes is not None else targets.astype(np.float64)
     split = Split(features[order], values[order], offsets.astype(np.int64))
     return Federation("new rows", tuple(groups), split, classes=classes)
+
+
+def find_strangers(
+    predictor: Predictor, columns: dict[str, list[Any]], client: str | None
+) -> list[str]:
+    """Say which categories and clients of new rows no training row had: predictions are guesses."""
+    prepared, told = predictor.preparation, []
+    if prepared is None:
+        return []
+    for column in prepared.columns:
+        if not isinstance(column, CategoryColumn) or column.name not in columns:
+            continue
+        texts = [t for t in name_categories(columns[column.name]) if t is not None]
+        new = [t for t in texts if t not in column.categories]
+        if new:
+            kinds = ", ".join(map(repr, list(dict.fromkeys(new))[:5]))
+            told.append(
+                f"Column {column.name!r}: {len(new)} row(s) hold {kinds}, which training rows had "
+                f"not, or too rarely; they count as {'other' if column.other else 'no category'}."
+            )
+    held = [client] if client is not None else columns.get(prepared.client or "", [])
+    owners = [name for name in held if name is not None]
+    names = [n for n in (() if not owners else group_rows(owners)) if n not in predictor.clients]
+    if names and predictor.clients and not predictor.own:  # own parts say it themselves
+        told.append(
+            f"Client(s) {', '.join(names[:5])} took no part in training ({len(predictor.clients)} "
+            "did): nothing is known about how well the model serves them."
+        )
+    return told
 
 
 def _find_owners(

@@ -23,6 +23,7 @@ from equifed.training.files import RunFolderError
 from equifed.training.given_out import Kept
 from equifed.training.history import History
 from equifed.training.hits import pack_hits, unpack_hits
+from equifed.training.provenance import RUN, write_provenance
 from equifed.training.states import collect
 from equifed.training.tables import CLIENTS, EVENTS, TABLES, Tables, check_tables, read_names
 
@@ -59,6 +60,11 @@ class RunFolder(Tables):
             for file in self.checkpoints.iterdir():
                 file.unlink()
         self._wait()
+
+    def describe(self, told: Mapping[str, Any], preparation: bytes | None) -> None:
+        """Say what the run was made of, unless whoever made the folder has said it."""
+        if self.writes and not (self.path / RUN).exists():
+            write_provenance(self.path, told, preparation)
 
     @override
     def finish(

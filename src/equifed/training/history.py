@@ -65,6 +65,8 @@ class History:
         What single samples say about the model that was given out: limits, groups, calibration.
     alone : MetricRecord, optional
         What every client would have with a model of its own, in the main metric on its split.
+    without_own : MetricRecord, optional
+        What every client would have with the shared model and the mean of all own parts.
     provenance : dict
         Seed, algorithm, model, loss, data and versions, as far as they are known.
     trained : Predictor, optional
@@ -86,6 +88,7 @@ class History:
     own: dict[str, torch.Tensor] | None = None
     details: Details | None = None
     alone: MetricRecord | None = None
+    without_own: MetricRecord | None = None
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)
     trained: Any = field(default=None, compare=False)
     folder: Path | None = field(default=None, compare=False)
@@ -333,6 +336,7 @@ class History:
         out.hits(self.hits)
         out.details(self.details)
         out.alone(self.alone)
+        out.without_own(self.without_own)
         prepared = format_preparation(self.trained, self.folder)
         write_provenance(out.path, self.provenance, prepared)
         out.finish(self.summary(), self.parameters, self.own)
@@ -368,6 +372,7 @@ class History:
             tables.read_events(path / tables.EVENTS),
             details=tables.read_details(path / tables.DETAILS),
             alone=next(iter(tables.read_metrics(path / tables.ALONE, names)), None),
+            without_own=next(iter(tables.read_metrics(path / tables.WITHOUT_OWN, names)), None),
             provenance=read_provenance(path),
             folder=path,
         )

@@ -22,9 +22,16 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
-from equifed.training.own_part import bind_own, give_own, keep_own, own_of, tell_own
+from equifed.training.own_part import (
+    bind_own,
+    give_own,
+    keep_own,
+    measure_shared,
+    own_of,
+    tell_own,
+)
 from equifed.training.progress import follow_by_default
-from equifed.training.provenance import describe_run, tell_choice
+from equifed.training.provenance import describe_run, format_preparation, tell_choice
 from equifed.training.touches import tell_touches
 from equifed.training.warnings import check_finite, find_warnings, lacks_losses
 
@@ -125,15 +132,14 @@ def train(
     bar = follow_by_default(callbacks, progress)
     callbacks = callbacks if bar is None else [*callbacks, bar]
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
-    told = asked, stop, giver, callbacks, missing, folder
+    settings = {"rounds": rounds, "every": every, "give_out": give_out}
+    start = {} if x is None else {"start": "given"}
+    made_of = describe_run(given, clients, seed, {**settings, **start})
+    told = asked, stop, giver, callbacks, missing, folder, made_of
     algorithm = keep_own(algorithm, clients)
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     with bar or nullcontext():
-        history = training.run(None if x is None else clients.flatten(x), resume)
-    settings = {"rounds": rounds, "every": every, "give_out": give_out}
-    start = {} if x is None else {"start": "given"}
-    history.provenance = describe_run(given, clients, seed, {**settings, **start})
-    return history
+        return training.run(None if x is None else clients.flatten(x), resume)
 
 
 @dataclass
@@ -150,6 +156,7 @@ class _Training:
     callbacks: Sequence[Callback]
     missing: MissingPolicy
     folder: RunFolder | None
+    made_of: dict[str, Any]
 
     def __post_init__(self) -> None:
         self.history, self.group = History(tuple(self.clients.names)), self.clients.group()
@@ -256,8 +263,10 @@ class _Training:
         for note in describe_directions(self.metrics):
             self._event({"event": "note", "round": 0, "reason": note})
         self.history.details = describe_end(clients, self.history, self.metrics, x)
+        self.history.without_own = measure_shared(clients, self.history, x)
         if self.folder is not None:
             self.folder.details(self.history.details)
+            self.folder.without_own(self.history.without_own)
 
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
@@ -339,7 +348,9 @@ class _Training:
         told = {"round": last, "reason": str(choice.given), "given_out": asdict(choice.given)}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._event({"event": "given out", **told, "time": now})
+        history.provenance = self.made_of
         if self.folder is not None:
+            self.folder.describe(self.made_of, format_preparation(history.trained, None))
             self.folder.finish(history.summary(), history.parameters, history.own)
         for callback in self.callbacks:
             callback.end(self.history)

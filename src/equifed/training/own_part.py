@@ -8,8 +8,10 @@ from typing import Any
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
-from equifed.contract.own import KeepsOwn
+from equifed.contract.own import KeepsOwn, MeasuresShared
 from equifed.contract.streams import Stream
+from equifed.training.history import History
+from equifed.training.tables import MetricRecord
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,19 @@ def give_own(clients: Clients, x: Vector) -> dict[str, Vector] | None:
     if not isinstance(clients, KeepsOwn) or clients.describe_own() is None:
         return None
     return clients.own_parameters(clients.own_parts(x))
+
+
+def measure_shared(clients: object, history: History, x: Vector) -> MetricRecord | None:
+    """Return the main metric of the shared model with the mean of all own parts, if known."""
+    shown = history.main_metric()
+    if shown is None or history.own is None or not isinstance(clients, MeasuresShared):
+        return None
+    metric, split = shown
+    for found in clients.evaluate_shared(x, (split,)):
+        if metric in found.metrics:
+            last = history.rounds[-1].round if history.rounds else 0
+            return MetricRecord(last, split, metric, found.metrics[metric], found.sizes)
+    return None
 
 
 def tell_own(clients: Clients) -> list[dict[str, Any]]:

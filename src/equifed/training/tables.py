@@ -49,9 +49,11 @@ TABLES = {
 CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
     "clients.json", "events.jsonl", "summary.json", "model.safetensors", "own.safetensors"
 )  # fmt: skip
-CHECKSUMS, DETAILS, ALONE = "checksums.json", "details.json", "alone.csv"
+CHECKSUMS, DETAILS = "checksums.json", "details.json"
+ALONE, WITHOUT_OWN = "alone.csv", "without_own.csv"
 FILES = (
-    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, CONFIG, RUN, PREPARATION
+    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, WITHOUT_OWN, CONFIG, RUN,
+    PREPARATION,
 )  # fmt: skip
 """What the checksums of a complete run are of, where it is there."""
 
@@ -146,7 +148,18 @@ class Tables:
             return
         refuse_existing(self.path, overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
-        for name in (*TABLES, EVENTS, HITS, DETAILS, ALONE, SUMMARY, CHECKSUMS, MODEL, OWN):
+        for name in (
+            *TABLES,
+            EVENTS,
+            HITS,
+            DETAILS,
+            ALONE,
+            WITHOUT_OWN,
+            SUMMARY,
+            CHECKSUMS,
+            MODEL,
+            OWN,
+        ):
             (self.path / name).unlink(missing_ok=True)
         (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
         self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
@@ -187,9 +200,16 @@ class Tables:
 
     def alone(self, record: MetricRecord | None) -> None:
         """Write what the clients would have with models of their own, as in ``metrics.csv``."""
+        self._replace(ALONE, record)
+
+    def without_own(self, record: MetricRecord | None) -> None:
+        """Write what the clients would have without their own parts, as in ``metrics.csv``."""
+        self._replace(WITHOUT_OWN, record)
+
+    def _replace(self, name: str, record: MetricRecord | None) -> None:
         if self.writes and record is not None:
-            (self.path / ALONE).unlink(missing_ok=True)
-            self._append(ALONE, [TABLES["metrics.csv"], *record.to_rows(self.names)])
+            (self.path / name).unlink(missing_ok=True)
+            self._append(name, [TABLES["metrics.csv"], *record.to_rows(self.names)])
 
     def finish(
         self,

@@ -1,0 +1,70 @@
+"""What a table's columns are told to be: leaks, identifiers, spellings, numbers as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from equifed.data import Federation
+from equifed.data.guess import guess_columns, is_identifier, look_at
+from equifed.data.split import DataError, DataWarning
+
+ROWS = 120
+DRAW = np.random.default_rng(0)
+
+
+def table(**more: Any) -> dict[str, list[Any]]:
+    """Return a table of three clients whose only feature tells nothing."""
+    found: dict[str, Any] = {"site": ["a", "b", "c"] * (ROWS // 3), "x": DRAW.normal(size=ROWS)}
+    found |= {"ill": ["no", "yes", "yes", "no"] * (ROWS // 4), **more}
+    return {name: list(values) for name, values in found.items()}
+
+
+def test_case_numbers_are_identifiers_also_when_rows_were_copied() -> None:
+    numbers = [*range(1000, 1000 + ROWS - 5), *range(1000, 1005)]
+    ages = DRAW.integers(20, 90, ROWS)
+    assert is_identifier("Fall", look_at(numbers))
+    assert not is_identifier("age", look_at(list(ages)))
+    assert not is_identifier("cost", look_at(list(DRAW.integers(0, 10**7, ROWS))))
+    assert "Fall" in guess_columns(table(Fall=numbers), "site", "ill").left_out
+    with pytest.warns(DataWarning, match="'Fall' .* looks like an identifier"):
+        Federation.from_table(table(Fall=numbers), "site", "ill")
+    Federation.from_table(table(Fall=numbers), "site", "ill", features=["x", "Fall"])  # as asked
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["I0", "I1", "I1", "I0"] * (ROWS // 4), [0.0, 3.5, 2.5, -1.0] * (ROWS // 4)],
+    ids=["codes", "numbers"],
+)
+def test_a_column_that_tells_the_outcome_is_pointed_out(values: list[Any]) -> None:
+    told = guess_columns(table(after=values), "site", "ill").remarks
+    assert any(r.startswith("after: tells ill of every row") for r in told)
+    nearly = [values[1], *values[1:]]
+    assert not any("tells" in r for r in guess_columns(table(a=nearly), "site", "ill").remarks)
+
+
+def test_spellings_and_numbers_as_text_are_pointed_out() -> None:
+    words = ["never", "Never", "often"] * (ROWS // 3)
+    percents = [f"{k} %" for k in range(ROWS)]
+    found = guess_columns(table(smokes=words, share=percents), "site", "ill")
+    assert any("'never' and 'Never' differ in capitals" in r for r in found.remarks)
+    assert "numbers written as text, such as '0 %'" in found.left_out["share"]
+
+
+def test_targets_and_clients_that_differ_in_every_row_are_refused() -> None:
+    days = [f"2024-{1 + k // 28:02d}-{1 + k % 28:02d}" for k in range(ROWS)]
+    with pytest.raises(DataError, match=r"'ill' has 120 different values in 120 rows"):
+        guess_columns(table(ill=days), "site", "ill")
+    with pytest.raises(DataError, match=r"'ill' has 120 different values in 120 rows"):
+        Federation.from_table(table(ill=days), "site", "ill")
+    with pytest.raises(DataError, match=r"'site' has a value of its own in each of 120 rows"):
+        guess_columns(table(site=days), "site", "ill")
+
+
+def test_texts_of_clients_with_one_row_each_are_no_identifiers() -> None:
+    data = table(site=[f"s{k}" for k in range(ROWS)], sex=["f", "m"] * (ROWS // 2))
+    data = Federation.from_table(data, "site", "ill")
+    assert "sex=f" in data.preparation.feature_names
