@@ -3,10 +3,9 @@ r"""Answers of a fit as vectors that are only added, exactly.
 A question of :mod:`equifed.data.fit_preparation` says which numbers an answer has, so an answer is
 a vector of whole numbers whose sum over the clients is the answer of all of them together:
 
-* a count is itself;
-* a number v is the digits of :math:`2^{1074} v` to the base :math:`2^{32}`: every float is a
-  multiple of :math:`2^{-1074}`, so that sums have no rounding but the last one, whatever the sizes,
-  and are those of ``math.fsum``;
+* a count is its digits to the base :math:`2^{12}`, small enough for hidden sums of 2000 clients;
+* a number v is the digits of :math:`2^{1074} v`: every float is a multiple of :math:`2^{-1074}`, so
+  that sums have no rounding but the last one, whatever the sizes, and are those of ``math.fsum``;
 * the categories of a column are counted in :data:`BUCKETS` buckets by a digest of their text. Those
   of buckets with enough rows are then asked for by name, and the named ones are counted: a text
   that is rare in the whole federation is told only if it shares its bucket with a frequent one.
@@ -37,8 +36,11 @@ Collect = Callable[[Question], Sequence[Mapping[str, Sequence[str]]]]
 """Asks every client for names of categories, by column."""
 
 BUCKETS = 4096
-DIGITS, BASE = 66, 32
-"""Digits of a float, and bits of a digit."""
+BASE = 12
+"""Bits of a digit."""
+
+WIDTH: dict[type, int] = {int: 4, float: 175}
+"""Digits of a count, and of a float."""
 
 MOST_NAMES = 5000
 """Categories of one column that a client names at most."""
@@ -101,7 +103,7 @@ def _count_categories(
 def measure_vector(asked: Question) -> int:
     """Return the length of an answer's vector."""
     return sum(
-        count * (DIGITS if kind is float else 1)
+        count * WIDTH[kind]
         for column in asked["columns"]
         for _, kind, count in _lay_out(asked, column)
     )
@@ -109,19 +111,20 @@ def measure_vector(asked: Question) -> int:
 
 def to_vector(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> Vector:
     """Return one client's answer as a vector of whole numbers."""
-    parts: list[float] = []
+    parts: list[int] = []
     for column in asked["columns"]:
         told = answer[column]
         for key, kind, count in _lay_out(asked, column):
             if key == "buckets":
-                parts += _fill_buckets(asked, column, told["counts"])
+                values = _fill_buckets(asked, column, told["counts"])
             elif key == "counts":
-                parts += [told["counts"].get(text, 0) for text in asked["names"][column]]
+                values = [told["counts"].get(text, 0) for text in asked["names"][column]]
             elif key == "cells":
-                parts += [n for cells in told["cells"] for n in cells]
+                values = [n for cells in told["cells"] for n in cells]
             else:
-                assert count == 1
-                parts += split_exactly(told[key]) if kind is float else [told[key]]
+                values = [told[key]]
+            assert len(values) == count
+            parts += [d for v in values for d in (split_exactly(v) if kind is float else _split(v))]
     return np.array(parts, dtype=np.float64)
 
 
@@ -133,17 +136,19 @@ def from_vector(asked: Question, total: Vector) -> dict[str, dict[str, Any]]:
     for column in asked["columns"]:
         told: dict[str, Any] = {}
         for key, kind, count in _lay_out(asked, column):
-            width = DIGITS if kind is float else count
-            piece = [int(n) for n in total[at : at + width]]
-            at += width
-            if kind is int and min(piece, default=0) < 0:
-                raise DataError(f"Column {column!r}: {key} of all clients is {min(piece)}.")
+            end = at + count * WIDTH[kind]
+            rows = total[at:end].reshape(count, WIDTH[kind])
+            at = end
+            if kind is float:
+                told[key] = join_exactly(rows[0].tolist())
+                continue
+            values = (rows.astype(np.int64) @ (1 << BASE * np.arange(WIDTH[int]))).tolist()
+            if min(values, default=0) < 0:
+                raise DataError(f"Column {column!r}: {key} of all clients is {min(values)}.")
             if key == "cells":
-                told[key] = np.array(piece).reshape(6, CELLS + 1).tolist()
-            elif key in ("buckets", "counts"):
-                told[key] = piece
+                told[key] = np.array(values).reshape(6, CELLS + 1).tolist()
             else:
-                told[key] = join_exactly(piece) if kind is float else piece[0]
+                told[key] = values if key in ("buckets", "counts") else values[0]
         out[column] = told
     return out
 
@@ -169,9 +174,7 @@ def split_exactly(value: float) -> list[int]:
     >>> join_exactly([a + b for a, b in zip(split_exactly(0.1), split_exactly(0.2))])
     0.30000000000000004
     """
-    whole = int(Fraction(value) * 2**1074)
-    sign, whole = (-1 if whole < 0 else 1), abs(whole)
-    return [sign * (whole >> BASE * k & (1 << BASE) - 1) for k in range(DIGITS)]
+    return _split(int(Fraction(value) * 2**1074), WIDTH[float])
 
 
 def join_exactly(digits: Sequence[int]) -> float:
@@ -181,6 +184,11 @@ def join_exactly(digits: Sequence[int]) -> float:
         return float(Fraction(whole, 2**1074))
     except OverflowError:
         return math.copysign(math.inf, whole)
+
+
+def _split(whole: int, width: int = WIDTH[int]) -> list[int]:
+    sign, whole = (-1 if whole < 0 else 1), abs(whole)
+    return [sign * (whole >> BASE * k & (1 << BASE) - 1) for k in range(width)]
 
 
 def _lay_out(asked: Question, column: str) -> list[tuple[str, type, int]]:

@@ -52,6 +52,9 @@ OPERATIONS = {
     "keys": "query.keys",
     "shares": "query.shares",
     "unmask": "query.unmask",
+    "prepare": "query.prepare",
+    "statistics": "query.statistics",
+    "notice": "query.notice",
 }
 """Operations and the Flower message types that carry them."""
 
@@ -66,6 +69,7 @@ REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {
     "local": (*PARTS, "masked"),
     "sum": ("masked",),
     "recall": ("vector",),
+    "prepare": ("vector", "masked"),
 }
 """Arrays that a reply may hold, by operation; replies to other operations hold none."""
 

@@ -20,10 +20,10 @@ from flwr.app import Context, Message, RecordDict
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.fleet import Fleet, FleetError, explain_transport
 from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
-from equifed.flower.site import Site, SiteError, name_site
+from equifed.flower.site import Site, SiteError, name_site, read_site
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
 from equifed.flower.wire import OPERATIONS, Reply, Request
-from equifed.flower.worker import LEVELS
+from equifed.flower.policy import Policy
 from equifed.training.versions import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
@@ -169,12 +169,17 @@ def _check_site(app: Path | None, node_config: str) -> Iterator[Finding]:
     except Exception as error:  # whatever Flower's reader makes of it
         yield Finding(False, f"--node-config cannot be read: {error}")
         return
-    if str(settings.get("privacy", LEVELS[0])) not in LEVELS:
-        yield Finding(False, f"privacy is one of {', '.join(LEVELS)}, got {settings['privacy']!r}")
+    try:
+        told = read_site(settings)
+        policy = Policy.of(told)
+    except SiteError as error:
+        yield Finding(False, str(error))
         return
+    if "policy" in told:
+        yield Finding(True, f"the policy {told['policy']}: privacy {policy.privacy!r} or more")
     yield _check_memory(Site("", settings).memory)
-    if "data" in settings and not Path(str(settings["data"])).exists():
-        yield Finding(False, f"the data {settings['data']} are not there")
+    if "data" in told and not Path(str(told["data"])).exists():
+        yield Finding(False, f"the data {told['data']} are not there")
     elif app is not None:
         yield _say_hello(Site(str(app), settings))
 
