@@ -143,7 +143,7 @@ def test_own_data_are_read_from_the_nodes_file(app: Path, tmp_path: Path) -> Non
         ({"rouds": 3}, "there is no setting or table 'rouds'"),
         ({"rounds": 0}, "rounds"),
         ({"algorithm": {"name": "fedavgg"}}, "did you mean 'fedavg'"),
-        ({"data": {"klasses": 3}}, "has a name of a data set, or 'classes' alone"),
+        ({"data": {"klasses": 3}}, "the 'target' of the sites' tables, or 'classes' alone"),
     ],
 )
 def test_a_wrong_configuration_names_the_key(change: dict[str, Any], message: str) -> None:

@@ -83,7 +83,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         kept.check(members)
     clients = FlowerClients(mailbox, members, hidden)
     algorithm = config.build_algorithm(members.sizes.tolist())
-    for warning in find_risks(algorithm, members):
+    for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")
     folder = _open_folder(settings, config, members)
     history = train(
@@ -129,7 +129,7 @@ def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:
 
     An objective without a cap hands the model to whoever claims a large enough loss.
     """
-    out = [f"{hello.name} {note}" for hello in members.hellos for note in hello.notes]
+    out = [f"{hello.name}: {note}" for hello in members.hellos for note in hello.notes]
     objective, n = getattr(unwrap(algorithm), "objective", None), len(members.names)
     if n > 1 and objective is not None:
         claimed = np.ones(n)

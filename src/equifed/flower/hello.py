@@ -148,6 +148,8 @@ def describe_difference(first: Hello, other: Hello) -> str:
         )
     a, b = first.schema.to_dict(), other.schema.to_dict()
     key = next((key for key in a if a[key] != b[key]), "")
+    if key == "digest" and first.table is not None:
+        return f"{first.name} and {other.name} have other columns, or another order of them."
     if key == "digest":
         return (
             f"{first.name} and {other.name} prepared their data in different ways (the digests of "
@@ -233,8 +235,30 @@ def _compare_kinds(hellos: Sequence[Hello]) -> None:
                 )
 
 
+def find_odd_labels(hellos: Sequence[Hello]) -> list[str]:
+    """Name sites that share no label with any other: they may call the classes otherwise."""
+    told = {h.name: set(h.table.target["labels"]) for h in hellos if h.table}
+    return [
+        f"{name}: no other site has its labels {', '.join(sorted(labels))[:80]}; does it call the "
+        "classes otherwise? class_names in [data] says which there are"
+        for name, labels in told.items()
+        if labels and not labels & set().union(*(s for n, s in told.items() if n != name))
+    ]
+
+
 def combine_told_targets(hellos: Sequence[Hello], settings: TableSettings) -> Target:
     """Return the target with the classes of all sites."""
+    if settings.class_names is not None:
+        for hello in hellos:
+            labels = hello.table.target["labels"] if hello.table else ()
+            odd = [label for label in labels if label not in settings.class_names]
+            if odd:
+                raise StartError(
+                    f"{hello.name} has the label {odd[0]!r:.60}, which is none of the agreed "
+                    f"classes {', '.join(settings.class_names)[:200]}; correct it there, or add it "
+                    "to class_names in [data]."
+                )
+        return Target(settings.target, tuple(settings.class_names), settings.unit)
     told = {hello.name: hello.table.target for hello in hellos if hello.table}
     try:
         return combine_targets(

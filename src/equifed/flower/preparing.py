@@ -25,7 +25,13 @@ from equifed.data.sum_answers import (
     from_vector,
     measure_vector,
 )
-from equifed.flower.hello import Hello, StartError, check_tables, combine_told_targets
+from equifed.flower.hello import (
+    Hello,
+    StartError,
+    check_tables,
+    combine_told_targets,
+    find_odd_labels,
+)
 from equifed.flower.mailbox import Mailbox
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger
@@ -55,6 +61,7 @@ class Fit:
     task: Task
     hidden: HiddenSums | None = None
     totals: dict[str, list[float]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
 
     def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
@@ -72,6 +79,7 @@ class Fit:
             left_out=first.rest,
         )
         asked["salt"] = run
+        self.warnings = find_odd_labels(hellos)
         asker = _Asker(mailbox, run, hellos, self.task, self.hidden)
 
         def add(asked: Question) -> Vector:

@@ -32,6 +32,9 @@ class TableSettings:
         every site must have the same in the same order.
     split, group, time, groups, task, classes, unit, dtype
         As for :meth:`equifed.Federation.from_table`.
+    class_names : tuple of str, optional
+        All classes in order; a site with another label is refused. By default the labels of all
+        sites, sorted.
     units : dict, optional
         Units of columns; a site whose file says another one is refused.
     prepare : Prepare
@@ -50,6 +53,7 @@ class TableSettings:
     task: Literal["classification", "regression"] | None = None
     classes: int | None = None
     unit: str | None = None
+    class_names: tuple[str, ...] | None = None
     units: dict[str, str] | None = None
     dtype: Literal["float32", "float64"] = "float32"
     prepare: Prepare = field(default_factory=Prepare)
@@ -59,6 +63,12 @@ class TableSettings:
         if self.prepare.per_client:
             raise DataError(
                 "prepare.per_client tells the scales of every single site to all; leave it out."
+            )
+        if self.class_names is not None and (
+            self.task == "regression" or self.classes is not None or len(self.class_names) < 2
+        ):
+            raise DataError(
+                "class_names are two or more, and go with neither classes nor a regression."
             )
         odd = [c for c, unit in (self.units or {}).items() if not isinstance(unit, str)]
         if odd:

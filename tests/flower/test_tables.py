@@ -1,0 +1,302 @@
+"""Sites that give files: one preparation by sums, the same run as on the table of all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Message
+from tests.flower.grid import QUICK, MemoryGrid
+from tests.hospitals import draw_hospitals
+
+from equifed.data.federation import Federation
+from equifed.data.preparation import Preparation
+from equifed.engines.loop import LoopClients
+from equifed.flower.app import run_federation
+from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.client import make_client_app
+from equifed.flower.hello import StartError
+from equifed.flower.wire import OPERATIONS, Reply, Request
+from equifed.models import architectures
+from equifed.training.loop import train
+
+SIZES = {"North": 90, "South": 60, "East": 50, "West": 40}
+TABLE: dict[str, Any] = {
+    "rounds": 3,
+    "data": {
+        "target": "outcome",
+        "client": "hospital",
+        "dtype": "float64",
+        "holdout": {"test": 0.2},
+    },
+    "model": {"name": "logistic", "l2": 0.01, "dtype": "float64"},
+    "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 3, "batch_size": 8}},
+    "guard": "off",
+}
+
+
+def hospitals() -> pd.DataFrame:
+    table = draw_hospitals(0, SIZES)
+    table["admitted"] = table["admitted"].dt.strftime("%Y-%m-%d")
+    return table
+
+
+def read_back(table: pd.DataFrame, path: Path) -> Path:
+    table.to_csv(path, index=False)
+    return path
+
+
+Change = Callable[[str, pd.DataFrame], pd.DataFrame]
+
+
+def make_grid(
+    folder: Path,
+    table: dict[str, Any] | None = None,
+    change: Change = lambda who, rows: rows,
+    more: dict[str, dict[str, Any]] | None = None,
+) -> MemoryGrid:
+    """Return a grid with one node per hospital, each with its own CSV file and its own app."""
+    folder.mkdir(exist_ok=True)
+    whole, apps, configs = hospitals(), {}, {}
+    for k, who in enumerate(sorted(SIZES)):
+        own = whole[whole["hospital"] == who].drop(columns="hospital")
+        path = read_back(change(who, own), folder / f"{who}.csv")
+        config = AppConfig.from_dict(table or TABLE)
+        apps[100 + 7 * k] = make_client_app(
+            lambda context, config=config: config.load_site(context.node_config),
+            config.build_task(),
+            memory=folder / "memory",
+        )
+        configs[100 + 7 * k] = {"name": who, "data": str(path), **(more or {}).get(who, {})}
+    return MemoryGrid(apps, configs)
+
+
+def run(grid: MemoryGrid, out: Path | None = None, **settings: Any) -> Any:
+    config = AppConfig.from_dict(settings.pop("table", TABLE))
+    given = FederationSettings(
+        settings.pop("clients", 4), deadlines=QUICK, out=str(out or ""), **settings
+    )
+    return run_federation(grid, config, given)
+
+
+def pool(folder: Path, **options: Any) -> Federation:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = read_back(hospitals(), folder / "all.csv")
+        pooled = Federation.from_table(
+            path, "hospital", "outcome", test=0.2, dtype="float64", **options
+        )
+    return pooled.subset(sorted(SIZES))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("privacy", ["none", "sums", "secure"])
+def test_sites_with_files_equal_the_table_of_all(privacy: Any, tmp_path: Path) -> None:
+    pooled, config = pool(tmp_path), AppConfig.from_dict(TABLE)
+    history = run(make_grid(tmp_path / "sites"), tmp_path / "run", privacy=privacy)
+    fitted = json.loads((tmp_path / "run" / "preparation.json").read_text())
+    assert pooled.preparation is not None
+    assert Preparation.from_json(fitted) == pooled.preparation
+    module = architectures.build("logistic", pooled.input_shape, 2)
+    import torch
+
+    loop = LoopClients(pooled, module, "cross_entropy", l2=0.01, dtype=torch.float64)
+    expected = train(
+        config.build_algorithm(pooled.train.sizes.tolist()), loop, rounds=3, progress=False
+    )
+    for name, value in expected.parameters.items():  # type: ignore[union-attr]
+        difference = (history.parameters[name] - value).abs().max().item()
+        assert difference == 0.0 if privacy == "none" else difference < 1e-10
+    assert history.names == tuple(sorted(SIZES))
+
+
+def test_a_clear_answer_tells_no_row_and_a_hidden_one_nothing(tmp_path: Path) -> None:
+    """What a site sends for the fit is whole digits; under masks no two runs send the same."""
+    grid = make_grid(tmp_path / "sites")
+    run(grid, privacy="sums")
+    told = [Reply.from_records(m.content) for m in grid.received]
+    fits = [r for r in told if r.op == "prepare"]
+    assert fits and all(set(r.arrays) <= {"masked"} for r in fits)
+    words = np.concatenate([r.arrays["masked"] for r in fits if r.arrays])
+    assert 0.49 < np.mean(words.view(np.uint8) >= 128) < 0.51  # as random bytes are
+    named = [r.numbers["names"] for r in fits if not r.arrays]
+    rows = hospitals()
+    for column in ("ward", "sex"):
+        counts = rows[column].value_counts()
+        for names in named:
+            assert all(counts[text] >= 5 for text in names[column])
+
+
+def reorder(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    columns = list(rows.columns)
+    columns[1], columns[2] = columns[2], columns[1]
+    return rows[columns] if who == "West" else rows
+
+
+def words_for_age(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(age=["old"] * len(rows)) if who == "West" else rows
+
+
+def drop_age(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.drop(columns="admitted") if who == "West" else rows
+
+
+def other_classes(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(outcome=rows["outcome"] == "home") if who == "West" else rows
+
+
+def whole_numbers(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(outcome=(rows["outcome"] == "home") * 1) if who == "West" else rows
+
+
+def test_other_names_of_classes_are_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(make_grid(tmp_path / "sites", change=other_classes))
+    told = capsys.readouterr().out
+    assert "WARNING: West: no other site has its labels False, True; does it call" in told
+    table = {**TABLE, "data": {**TABLE["data"], "class_names": ["home", "died"]}}
+    with pytest.raises(StartError, match="West has the label 'False', which is none of the agreed"):
+        run(make_grid(tmp_path / "sites", table, other_classes), table=table)
+    run(make_grid(tmp_path / "sites", table), tmp_path / "run", table=table)
+    fitted = json.loads((tmp_path / "run" / "preparation.json").read_text())
+    assert fitted["target"]["classes"] == ["home", "died"]
+
+
+WRONG: dict[str, tuple[Change, str]] = {
+    "order": (reorder, r"West: column 2 is 'creatinine', East: 'age'\. Bring both files"),
+    "missing column": (drop_age, r"East has the column 'admitted', West has not"),
+    "text for numbers": (words_for_age, r"West: column 'age' holds texts, East: numbers"),
+    "whole numbers for text": (
+        whole_numbers,
+        r"'outcome' holds numbers at client 'West' and text at client 'East'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_site_whose_table_differs_is_named(case: str, tmp_path: Path) -> None:
+    change, message = WRONG[case]
+    with pytest.raises(StartError, match=message):
+        run(make_grid(tmp_path / "sites", change=change))
+
+
+def test_columns_that_are_listed_are_matched_by_name(tmp_path: Path) -> None:
+    features = ["age", "creatinine", "ward"]
+    table = {**TABLE, "data": {**TABLE["data"], "features": features}}
+    plain = run(make_grid(tmp_path / "a", table), tmp_path / "one", table=table)
+    other = run(make_grid(tmp_path / "b", table, reorder), tmp_path / "two", table=table)
+    told = [json.loads((tmp_path / w / "preparation.json").read_text()) for w in ("one", "two")]
+    assert told[0] == told[1] and [c["name"] for c in told[0]["columns"]] == features
+    for name, value in plain.parameters.items():
+        assert (other.parameters[name] == value).all()
+
+
+def test_a_site_renames_its_columns_and_states_its_units(tmp_path: Path) -> None:
+    def rename(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.rename(columns={"age": "Alter"}) if who == "West" else rows
+
+    site = tmp_path / "site.toml"
+    site.write_text('[columns]\nage = "Alter"\n[units]\nplatelets = "per µl"\n', encoding="utf-8")
+    table = {**TABLE, "data": {**TABLE["data"], "units": {"platelets": "per µl"}}}
+    more = {"West": {"site": str(site)}}
+    run(make_grid(tmp_path / "sites", table, rename, more), tmp_path / "run", table=table)
+    fitted = Preparation.from_json(json.loads((tmp_path / "run/preparation.json").read_text()))
+    assert fitted == pool(tmp_path).preparation
+    site.write_text('[columns]\nage = "Alter"\n[units]\nplatelets = "10^9/l"\n')
+    message = r"West: column 'platelets' is in '10\^9/l', agreed is 'per µl'; convert it there"
+    with pytest.raises(StartError, match=message):
+        run(make_grid(tmp_path / "sites", table, rename, more), table=table)
+
+
+def test_a_site_with_other_settings_of_the_app_is_named(tmp_path: Path) -> None:
+    other = {**TABLE, "data": {**TABLE["data"], "prepare": {"min_count": 3}}}
+    grid, strange = make_grid(tmp_path / "a"), make_grid(tmp_path / "b", other)
+    last = max(grid.apps)
+    grid.apps[last] = strange.apps[last]
+    with pytest.raises(StartError, match=r"West runs the app with other settings: data\.prepare"):
+        run(grid)
+
+
+def test_other_units_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def scale(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(platelets=rows["platelets"] / 1000) if who == "East" else rows
+
+    run(make_grid(tmp_path / "sites", change=scale))
+    told = capsys.readouterr().out
+    found = re.search(r"WARNING: East: its column 'platelets' has a mean that lies (\S+) dev", told)
+    whole = hospitals()
+    whole.loc[whole["hospital"] == "East", "platelets"] /= 1000
+    assert found is not None and float(found[1]) > 3
+
+
+def test_a_run_goes_on_with_its_preparation(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "sites")
+    whole = run(grid, tmp_path / "whole", rounds=4)
+    run(make_grid(tmp_path / "sites"), tmp_path / "run", rounds=2)
+    before = (tmp_path / "run" / "preparation.json").read_bytes()
+    again = make_grid(tmp_path / "sites")
+    later = run(again, tmp_path / "run", rounds=4, resume=True)
+    ops = {Request.from_records(m.content).op for m in again.sent}
+    assert "prepare" not in ops
+    assert (tmp_path / "run" / "preparation.json").read_bytes() == before
+    for name, value in whole.parameters.items():
+        assert (later.parameters[name] == value).all()
+
+
+def test_bad_answers_of_a_fit_name_their_sender(tmp_path: Path) -> None:
+    def tamper_with(change: Callable[[Reply], Reply]) -> Any:
+        def tamper(partition: int, request: Message, reply: Message) -> list[Message]:
+            told = Reply.from_records(reply.content)
+            if told.op == "prepare" and request.metadata.dst_node_id == 107:
+                told = change(told)
+            return [Message(told.to_records(), reply_to=request)]
+
+        return tamper
+
+    def arrays(value: Any) -> Callable[[Reply], Reply]:
+        def change(told: Reply) -> Reply:
+            if "vector" not in told.arrays:
+                return told
+            vector = value(told.arrays["vector"])
+            return Reply(told.op, told.run, told.tag, {}, {"vector": vector})
+
+        return change
+
+    def names(told: Reply) -> Reply:
+        return told if told.arrays else Reply(told.op, told.run, told.tag, {"names": {"x": 1}})
+
+    for change, message in (
+        (arrays(lambda v: v + 0.5), "something else than whole numbers"),
+        (arrays(lambda v: v * np.nan), "something else than whole numbers"),
+        (arrays(lambda v: v + 1e9), "something else than whole numbers"),
+        (arrays(lambda v: v[:-1]), "expected float64 of shape"),
+        (names, "named categories of other columns"),
+    ):
+        grid = make_grid(tmp_path / "sites")
+        grid.tamper = tamper_with(change)
+        with pytest.raises(StartError, match=f"North: .*{message}"):
+            run(grid)
+
+
+def test_a_site_answers_about_what_was_agreed_alone(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "sites")
+    run(grid)
+    asked = next(
+        Request.from_records(m.content).args["asked"]
+        for m in grid.sent
+        if m.metadata.message_type == OPERATIONS["prepare"]
+    )
+    for change in ({"columns": ["outcome"]}, {"prepare": {**asked["prepare"], "min_count": 1}}):
+        request = Request("prepare", "r", "t", 0, {"asked": {**asked, **change}})
+        (sent,) = grid.push_messages([Message(request.to_records(), 107, OPERATIONS["prepare"])])
+        (reply,) = grid.pull_messages([sent])
+        told = Reply.from_records(reply.content)
+        assert told.error == "data" and not told.arrays and not told.numbers.get("names")
