@@ -130,9 +130,7 @@ def test_sites_fit_what_the_table_of_all_fits(name: str, seed: int) -> None:
         alone = site.prepare(fitted, "float64")
         assert alone.names == (who,)
         for label, split in pooled.splits().items():
-            for mine, theirs in zip(
-                alone.splits()[label].client(0), split.client(k), strict=True
-            ):
+            for mine, theirs in zip(alone.splits()[label].client(0), split.client(k), strict=True):
                 np.testing.assert_array_equal(mine, theirs)
 
 

@@ -105,6 +105,41 @@ def run(
 
 
 @app.command()
+def statistics(
+    folder: AppFolder,
+    connection: Annotated[
+        str | None,
+        typer.Argument(help="Deployment to ask; by default one is started here, as by up."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder on the server for statistics.json, absolute.")
+    ] = None,
+    nodes: Nodes = None,
+    run_config: RunConfig = None,
+    insecure: Insecure = False,
+) -> None:
+    """Show rows, gaps, label shares and means of every site, and which site is unlike the others.
+
+    Nothing is trained. A site whose policy says show_by_name = false shows its rows alone.
+    """
+    from equifed.flower.app_config import read_app_settings
+
+    settings = ['do="statistics"', *(run_config or [])]
+    if out is not None:
+        settings.append(f'out="{out if connection is not None else out.absolute()}"')
+    if connection is not None:
+        if out is not None and not out.is_absolute():
+            stop(f"The folder must be absolute, as the server sees it; got {out}.")
+        raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
+    try:
+        count = nodes or int(read_app_settings(folder)["clients"])
+    except (OSError, ValueError, KeyError) as error:
+        stop(f"{folder} is no app of equifed: {error}")
+    settings.append(f"clients={count}")
+    raise typer.Exit(run_here(folder, count, settings, None, insecure, False))
+
+
+@app.command()
 def node(
     folder: Annotated[
         str,

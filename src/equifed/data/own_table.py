@@ -263,6 +263,7 @@ def prepare_clients(
     fitted: Preparation,
     groups: str | None,
 ) -> dict[str, Any]:
+    """Return the samples of all clients, for ``Federation.from_clients``."""
     names = [column.name for column in fitted.columns]
 
     def prepare(label: str) -> dict[str, tuple[Any, ...]]:

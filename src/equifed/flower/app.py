@@ -19,8 +19,9 @@ from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings
-from equifed.flower.kept import FLOWER, Kept, describe_run
+from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.hello import StartError
+from equifed.flower.kept import FLOWER, Kept, describe_run
 from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.preparing import Fit
@@ -55,7 +56,10 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
         settings = FederationSettings.from_run_config(context.run_config)
         chosen = config if isinstance(config, AppConfig) else config(context)
         try:
-            run_federation(grid, chosen, settings)
+            if settings.do == "statistics":
+                show_statistics(grid, settings, say)
+            else:
+                run_federation(grid, chosen, settings)
         except Exception as error:
             say(f"ENDED: {explain_end(error)}")
             raise
@@ -76,9 +80,7 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
     if kept is not None and kept.preparation is not None:
         told["preparation"] = kept.preparation
     fit = None if table is None else Fit(table, task, hidden)
-    mailbox, members = gather(
-        grid, task, deadlines, run, settings.clients, order, told, fit
-    )
+    mailbox, members = gather(grid, task, deadlines, run, settings.clients, order, told, fit)
     if kept is not None:
         kept.check(members)
     clients = FlowerClients(mailbox, members, hidden)

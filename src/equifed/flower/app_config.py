@@ -213,6 +213,8 @@ class FederationSettings:
         operator changes, for example ``"timeout wait"``. All others are those of the run.
     changes : tuple of str
         Those names.
+    do : {"train", "statistics"}
+        Train, or only show what the sites have.
     """
 
     clients: int
@@ -222,6 +224,7 @@ class FederationSettings:
     out: str = ""
     resume: bool = False
     changes: tuple[str, ...] = ()
+    do: Literal["train", "statistics"] = "train"
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -230,6 +233,8 @@ class FederationSettings:
             raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
         if self.privacy != "none" and self.clients < 2:
             raise ValueError("Hidden sums need at least two clients.")
+        if self.do not in ("train", "statistics"):
+            raise ValueError(f"do must be 'train' or 'statistics', got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
 

@@ -20,9 +20,9 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
+from equifed.flower.policy import Policy, Refused
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
-from equifed.flower.policy import Policy, Refused
 from equifed.flower.site import find_memory, name_site, read_partition, read_site
 from equifed.flower.site_data import SiteData
 from equifed.flower.site_work import TableClient
@@ -81,7 +81,7 @@ def make_client_app(
         reply = answer_message(message, lambda: load(context), name, policy)
         content = reply.to_records()
         try:
-            policy.check_bytes("the reply has", count_bytes(content))
+            policy.check_bytes("the reply has", 0 if reply.error else count_bytes(content))
         except Refused as error:
             told = reply.op, reply.run, reply.tag, {"name": name}
             content = Reply(*told, error="refused", text=str(error)).to_records()

@@ -193,8 +193,8 @@ def check_tables(hellos: Sequence[Hello], settings: TableSettings, told: Mapping
             if table.settings.get(key) != told.get(key):
                 raise StartError(
                     f"{hello.name} runs the app with other settings: data.{key} is "
-                    f"{table.settings.get(key)!r:.80} there and {told.get(key)!r:.80} here; install "
-                    "the same app at every site."
+                    f"{table.settings.get(key)!r:.80} there and {told.get(key)!r:.80} here; "
+                    "install the same app at every site."
                 )
         for column, unit in table.units.items():
             agreed = settings.unit if column == settings.target else None
@@ -215,8 +215,8 @@ def _compare_units(hellos: Sequence[Hello]) -> None:
             who, other = seen.setdefault(column, (hello.name, unit))
             if unit != other:
                 raise StartError(
-                    f"{hello.name}: column {column!r:.60} is in {unit!r:.40}, {who}: {other!r:.40}; "
-                    "convert it at one of them, and write the agreed unit into [data.units]."
+                    f"{hello.name}: column {column!r:.60} is in {unit!r:.40}, {who}: {other!r:.40}"
+                    "; convert it at one of them, and write the agreed unit into [data.units]."
                 )
 
 

@@ -164,7 +164,7 @@ def gather(
         How sites that give tables get one preparation.
     """
     told = dict(told or {})
-    hellos, failures = _greet_all(grid, deadlines, run, clients, told)
+    hellos, failures = greet_all(grid, deadlines, run, clients, told)
     nodes = _sort_nodes(hellos, order)
     listed = [hellos[node] for node in nodes]
     check_versions(listed)
@@ -195,7 +195,9 @@ def _introduce(
     mailbox: Mailbox, run: str, hellos: Sequence[Hello], told: Mapping[str, Any]
 ) -> list[Hello]:
     """Hand the preparation to every client, and hear what it makes of its data."""
-    again, failures = greet(mailbox.grid, mailbox.deadlines, run, list(mailbox.nodes.values()), told)
+    again, failures = greet(
+        mailbox.grid, mailbox.deadlines, run, list(mailbox.nodes.values()), told
+    )
     if failures:
         who = {node: hellos[i].name for i, node in mailbox.nodes.items()}
         why = "; ".join(f"{who[node]}: {f.reason}" for node, f in failures.items())
@@ -223,7 +225,7 @@ def greet(
     return said, {nodes[k]: failure for k, failure in answers.failures.items()}
 
 
-def _greet_all(
+def greet_all(
     grid: Grid, deadlines: Deadlines, run: str, clients: int, told: Mapping[str, Any]
 ) -> tuple[dict[int, Hello], dict[int, Failure]]:
     """Greet every node that connects until there are enough clients, or the wait is over.

@@ -88,7 +88,7 @@ def read_statistics(numbers: Mapping[str, Any]) -> Told:
 def tabulate(found: Mapping[str, Told]) -> list[Table]:
     """Return tables of rows, labels, gaps and means, sites as rows."""
     splits = list(dict.fromkeys(k for told in found.values() for k in told["rows"]))
-    rows = [(who, *(told["rows"].get(k, 0) for k in splits)) for who, told in found.items()]
+    rows = [(who, *(str(told["rows"].get(k, 0)) for k in splits)) for who, told in found.items()]
     tables = [Table("rows", ("site", *splits), rows)]
     shown = {who: told for who, told in found.items() if "columns" in told}
     labels = list(dict.fromkeys(t for told in shown.values() for t in told.get("labels", {})))

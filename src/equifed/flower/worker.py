@@ -28,6 +28,7 @@ from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
 from equifed.metrics.metric import as_metrics
 from equifed.training.versions import package_versions
 
+
 @dataclass
 class Client:
     """One client: its data, model and memory, its partition if it has one, its site's policy.

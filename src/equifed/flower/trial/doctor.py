@@ -20,10 +20,10 @@ from flwr.app import Context, Message, RecordDict
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.fleet import Fleet, FleetError, explain_transport
 from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
+from equifed.flower.policy import Policy
 from equifed.flower.site import Site, SiteError, name_site, read_site
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
 from equifed.flower.wire import OPERATIONS, Reply, Request
-from equifed.flower.policy import Policy
 from equifed.training.versions import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
