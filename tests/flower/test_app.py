@@ -298,9 +298,7 @@ def test_the_doctor_lets_a_site_say_hello_with_its_own_data(app: Path, tmp_path:
     assert good["Gentoo can take part with its data (83 train, 36 test samples)"]
     assert good[f"the memory folder {memory} can be written"] and not list(memory.iterdir())
     wrong = found(f'partition-id=7 name="north" memory="{memory}"')
-    assert not wrong[
-        "north cannot take part: ConfigError while loading the data; see the client's log"
-    ]
+    assert not wrong["north cannot take part: partition-id: penguins has clients 0..2, got 7"]
     memory.chmod(0o777)
     assert any("others can look into it" in text for text in found(f'memory="{memory}"'))
     assert not found('data="/nowhere.npz"')["the data /nowhere.npz are not there"]

@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from tests.flower.grid import QUICK, MemoryGrid, convex, flower_clients, memory_grid, task
 from tests.flower.test_tables import TABLE, make_grid, run
 
+from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.flower.app import run_federation
@@ -72,9 +73,7 @@ def test_refusals_in_a_run_are_events(tmp_path: Path) -> None:
         if context.node_config["partition-id"] == 2:
             context.node_config |= write(tmp_path / "p.toml", 'requests = ["losses"]')
     x = clients.initial(Stream(0))
-    from equifed.contract.clients import MissingClients
-
-    with pytest.raises(MissingClients, match="client-2.*does not answer the request 'local'"):
+    with pytest.raises(MissingClients, match=r"client-2.*does not answer the request 'local'"):
         moved = clients.local_steps(x, LocalSGD(lr=0.1, steps=1), Stream(0, ("round", 1)))
         moved.displacement.weighted_sum(np.ones(4) / 4)
     assert len(clients.losses(x, Stream(0, ("round", 1, "l")))) == 4

@@ -97,8 +97,8 @@ class SiteData:
         told = read_site(node)
         if "data" not in told:
             raise DataError(
-                "This site names no file; start the node with --node-config 'data=\"FILE.csv\"', or "
-                'with site="SITE.toml", a file that names it.'
+                "This site names no file; start its node with --node-config 'data=\"FILE.csv\"', "
+                "or 'site=\"SITE.toml\"', a file that names it."
             )
         name, titles = name_site(told, 0), told.get("columns", {})
         table = SiteTable.read(str(told["data"]), name, settings.to_request(), titles)

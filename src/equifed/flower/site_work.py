@@ -155,7 +155,7 @@ def describe_settings(settings: Any) -> dict[str, Any]:
 
 
 def find_far(data: SiteData, totals: Mapping[str, Any]) -> list[str]:
-    """Name the columns whose mean here is far from that of the other sites: other units?
+    """Name the columns whose mean here is far from that of the other sites.
 
     ``totals`` are count, mean and deviation of every column over all sites.
     """

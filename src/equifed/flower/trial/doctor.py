@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
+from typing_extensions import override
 
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.fleet import Fleet, FleetError, explain_transport
@@ -173,7 +175,7 @@ def _check_site(app: Path | None, node_config: str) -> Iterator[Finding]:
         told = read_site(settings)
         policy = Policy.of(told)
     except SiteError as error:
-        yield Finding(False, str(error))
+        yield Finding(False, str(error).rstrip("."))
         return
     if "policy" in told:
         yield Finding(True, f"the policy {told['policy']}: privacy {policy.privacy!r} or more")
@@ -200,6 +202,29 @@ def _check_memory(folder: Path) -> Finding:
 
 def _say_hello(site: Site) -> Finding:
     """Let the site's own app answer a hello, with nothing kept."""
+    reasons = _Reasons()
+    logging.getLogger("equifed").addHandler(reasons)
+    try:
+        return _hear_hello(site, reasons)
+    finally:
+        logging.getLogger("equifed").removeHandler(reasons)
+
+
+class _Reasons(logging.Handler):
+    """Keeps what went wrong; the site may read it, who asks from outside may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = ""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            self.last = " ".join(str(error).split())
+
+
+def _hear_hello(site: Site, reasons: _Reasons) -> Finding:
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
         settings: dict[str, Any] = {**site.settings, "memory": temporary}
         set_identity(1, 1)
@@ -214,7 +239,7 @@ def _say_hello(site: Site) -> Finding:
             return Finding(False, f"the site's app cannot be used: {error}")
     name = name_site(settings, 1)
     if reply.error:
-        return Finding(False, f"{name} cannot take part: {reply.text}")
+        return Finding(False, f"{name} cannot take part: {reasons.last or reply.text}")
     told = ", ".join(f"{count} {split}" for split, count in reply.numbers["sizes"].items())
     return Finding(True, f"{reply.numbers['name']} can take part with its data ({told} samples)")
 
