@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from flwr.app import Message
 from tests.flower.grid import QUICK, MemoryGrid
 from tests.hospitals import draw_hospitals
@@ -23,8 +25,10 @@ from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
 from equifed.flower.hello import StartError
+from equifed.flower.results import digest
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.models import architectures
+from equifed.runs.trained import load_predictor
 from equifed.training.loop import train
 
 SIZES = {"North": 90, "South": 60, "East": 50, "West": 40}
@@ -105,8 +109,6 @@ def test_sites_with_files_equal_the_table_of_all(privacy: Any, tmp_path: Path) -
     assert pooled.preparation is not None
     assert Preparation.from_json(fitted) == pooled.preparation
     module = architectures.build("logistic", pooled.input_shape, 2)
-    import torch
-
     loop = LoopClients(pooled, module, "cross_entropy", l2=0.01, dtype=torch.float64)
     expected = train(
         config.build_algorithm(pooled.train.sizes.tolist()), loop, rounds=3, progress=False
@@ -300,3 +302,48 @@ def test_a_site_answers_about_what_was_agreed_alone(tmp_path: Path) -> None:
         (reply,) = grid.pull_messages([sent])
         told = Reply.from_records(reply.content)
         assert told.error == "data" and not told.arrays and not told.numbers.get("names")
+
+
+@pytest.mark.long
+def test_sites_get_the_model_and_can_predict_with_it(tmp_path: Path) -> None:
+    more = {"East": {"results": str(tmp_path / "east")}}
+    grid = make_grid(tmp_path / "sites", more=more)
+    history = run(grid, tmp_path / "run", deliver=True)
+    assert history.parameters is not None
+    identity = json.loads((tmp_path / "run" / "flower.json").read_text())["run"]
+    folder = tmp_path / "east" / identity
+    sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
+    assert sums.returncode == 0, sums.stderr
+    given = load_predictor(folder)
+    pooled, rows = pool(tmp_path), hospitals().head(20)
+    assert given.preparation == pooled.preparation and given.classes == ("died", "home")
+    inputs = torch.as_tensor(given.preparation.apply(rows, extra="ignore"))
+    scores = inputs @ history.parameters["weight"].T + history.parameters["bias"]
+    expected = [given.classes[k] for k in scores.argmax(1).tolist()]
+    assert list(given.predict(rows)) == expected
+    card, page = ((folder / name).read_text() for name in ("card.md", "participant.html"))
+    assert "# Model card" in card and "West" not in card.split("## Limits")[0].split("## Data")[1]
+    assert "East" in page
+    assert (
+        tmp_path / "sites" / "memory" / "results" / "West" / identity / "model.safetensors"
+    ).exists()
+
+
+def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "sites")
+    run(grid)
+    identity = Request.from_records(grid.sent[0].content).run
+    x = next(
+        Request.from_records(m.content).arrays["x"]
+        for m in grid.sent
+        if m.metadata.message_type == OPERATIONS["local"]
+    )
+    for args, message in (
+        ({"sha256": digest(x + 1), "files": {}}, "changed on its way"),
+        ({"sha256": digest(x), "files": {"../x": ""}}, "other files are delivered"),
+        ({"sha256": digest(x), "files": {"card.md": 3}}, "is no text"),
+    ):
+        request = Request("deliver", identity, "d", 0, args, {"x": x})
+        (sent,) = grid.push_messages([Message(request.to_records(), 100, OPERATIONS["deliver"])])
+        told = Reply.from_records(next(iter(grid.pull_messages([sent]))).content)
+        assert told.error == "request" and message in told.text

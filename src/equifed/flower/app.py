@@ -20,6 +20,7 @@ from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.ask_statistics import show_statistics
+from equifed.flower.deliver import deliver
 from equifed.flower.hello import StartError
 from equifed.flower.kept import FLOWER, Kept, describe_run
 from equifed.flower.members import Members, gather
@@ -104,6 +105,10 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         folder=folder,
         resume=settings.resume,
     )
+    if settings.deliver:
+        for name, what in deliver(clients, config, history).items():
+            wrong = what.startswith("not")
+            say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
     say(json.dumps(history.summary()))
     return history
 
@@ -123,6 +128,7 @@ def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]
         local = getattr(unwrap(config.build_algorithm([1] * settings.clients)), "local", None)
         work = local.to_dict() if isinstance(local, LocalSGD) else None
     requests += [] if work is None else ["local"]
+    requests += ["deliver"] if settings.deliver else []
     return {"privacy": settings.privacy, "requests": requests, "work": work}
 
 

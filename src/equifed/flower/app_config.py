@@ -215,6 +215,8 @@ class FederationSettings:
         Those names.
     do : {"train", "statistics"}
         Train, or only show what the sites have.
+    deliver : bool
+        Whether every site gets the model, its preparation, card and own page at the end.
     """
 
     clients: int
@@ -225,6 +227,7 @@ class FederationSettings:
     resume: bool = False
     changes: tuple[str, ...] = ()
     do: Literal["train", "statistics"] = "train"
+    deliver: bool = False
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -68,10 +68,13 @@ def make_client_app(
             root = memory or find_memory(context.node_config)
             own = task if isinstance(task, Task) else task(context)
             about = own, root, read_partition(context.node_config), _read_policy(context)
+            told = read_site(context.node_config)
+            results = Path(str(told["results"])) if "results" in told else None
             if isinstance(data, SiteData):
-                loaded[key] = TableClient(data, *about)
+                loaded[key] = TableClient(data, *about, results)
             else:
-                loaded[key] = Client(to_federation(data, name_client(context), classes), *about)
+                federation = to_federation(data, name_client(context), classes)
+                loaded[key] = Client(federation, *about, results=results)
             while len(loaded) > 64:  # a simulation runs many nodes in one process
                 loaded.popitem(last=False)
         return loaded[key]

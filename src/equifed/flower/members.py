@@ -171,7 +171,8 @@ def gather(
     check_schemas(listed)
     mailbox = Mailbox(grid, deadlines, len(listed))
     mailbox.nodes = dict(enumerate(nodes))
-    fitted = None
+    given = told.get("preparation")
+    fitted = None if given is None else Preparation.from_json(given)
     if any(hello.table is not None for hello in listed):
         if fit is None:
             raise StartError("The sites give tables, and [data] of the app names no target.")

@@ -29,8 +29,8 @@ class Site:
         Folder of a Flower app (its ``pyproject.toml`` names the client), or ``module:name`` of a
         ``ClientApp`` that can be imported.
     settings : dict
-        The node's settings: ``name``, ``data``, ``memory``, ``privacy``, ``policy``, ``site`` (a
-        file with such settings) and what the app reads.
+        The node's settings: ``name``, ``data``, ``memory``, ``privacy``, ``policy``, ``results``,
+        ``site`` (a file with such settings) and what the app reads.
     """
 
     app: str
@@ -76,7 +76,7 @@ def _read_app(folder: Path) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
-PLAIN = ("name", "data", "memory", "privacy", "policy")
+PLAIN = ("name", "data", "memory", "privacy", "policy", "results")
 TABLES = ("columns", "units")
 """Settings that a site's file may hold: plain ones, and tables of text."""
 
@@ -84,8 +84,8 @@ TABLES = ("columns", "units")
 def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node's settings, completed from the file that its setting ``site`` names.
 
-    The file is TOML: ``name``, ``data`` (a CSV or Parquet file), ``memory``, ``privacy`` and
-    ``policy``; ``[columns]`` with agreed column names and the titles that they have in the file,
+    The file is TOML: ``name``, ``data`` (a CSV or Parquet file), ``memory``, ``privacy``,
+    ``policy`` and ``results`` (a folder for the models of runs that ended); ``[columns]`` with agreed column names and the titles that they have in the file,
     and ``[units]`` with the units of columns. What the node was started with counts more.
     """
     if "site" not in settings:
@@ -105,7 +105,7 @@ def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
         if (key in TABLES) != isinstance(value, dict) or not all(isinstance(t, str) for t in texts):
             kind = "a table of text" if key in TABLES else "text"
             raise SiteError(f"{path}: {key} must be {kind}, got {value!r:.60}.")
-    for key in ("data", "memory", "policy"):  # as seen from the file
+    for key in ("data", "memory", "policy", "results"):  # as seen from the file
         if key in told:
             told[key] = str(path.parent / told[key])
     return {**told, **settings}

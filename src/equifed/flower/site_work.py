@@ -45,6 +45,7 @@ class TableClient:
     root: Path
     partition: int | None = None
     policy: Policy = field(default_factory=Policy)
+    results: Path | None = None
     _open: dict[str, Client] = field(default_factory=dict)
 
     @property
@@ -85,8 +86,8 @@ class TableClient:
             same = table.find_duplicates(fitted)
             for sentence in (*table.told, *([same] if same else [])):
                 log.warning("equifed: %s", sentence)
-            made = Client(federation, self.task, self.root, self.partition, self.policy)
-            self._open = {key: made}
+            about = self.task, self.root, self.partition, self.policy
+            self._open = {key: Client(federation, *about, results=self.results)}
         client = self._open[key]
         others = request.args.get("totals")
         if others is not None:

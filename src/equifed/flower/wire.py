@@ -55,6 +55,7 @@ OPERATIONS = {
     "prepare": "query.prepare",
     "statistics": "query.statistics",
     "notice": "query.notice",
+    "deliver": "query.deliver",
 }
 """Operations and the Flower message types that carry them."""
 

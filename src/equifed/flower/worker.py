@@ -21,10 +21,11 @@ from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.memory import Memory
 from equifed.flower.policy import Policy
+from equifed.flower.results import digest, keep_delivery, slug
 from equifed.flower.secure.masking import Masking
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
-from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
+from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, WireError, expect_vector
 from equifed.metrics.metric import as_metrics
 from equifed.training.versions import package_versions
 
@@ -33,7 +34,7 @@ from equifed.training.versions import package_versions
 class Client:
     """One client: its data, model and memory, its partition if it has one, its site's policy.
 
-    ``notes`` are what it tells the others about its data.
+    ``notes`` are what it tells the others about its data, ``results`` the folder for models.
     """
 
     federation: Federation
@@ -42,6 +43,7 @@ class Client:
     partition: int | None = None
     policy: Policy = field(default_factory=Policy)
     notes: tuple[str, ...] = ()
+    results: Path | None = None
     _engines: dict[int, OneClient] = field(default_factory=dict)
 
     def build_engine(self, position: int) -> OneClient:
@@ -77,6 +79,7 @@ class Worker:
             "recall": self.recall,
             "metrics": self.metrics,
             "statistics": self.statistics,
+            "deliver": self.deliver,
             "keys": lambda: self._reply(self._masking().publish()),
             "shares": lambda: self._reply(self._masking().share()),
             "unmask": lambda: self._reply(self._masking().unmask()),
@@ -173,6 +176,18 @@ class Worker:
         told = self.engine.describe(x, splits[0], asked)
         own = None if told is None or told.clients[0] is None else told.clients[0].to_dict()
         return self._reply({"splits": numbers, "detail": own})
+
+    def deliver(self) -> Reply:
+        """Keep the model of a run that ended, with its card and this client's page."""
+        x = self._sent("x")
+        if digest(_array(x)) != self.args["sha256"]:
+            raise WireError("the model was changed on its way")
+        folder = self.client.results or self.client.root / "results" / slug(
+            self.federation.names[0]
+        )
+        predictor = self.engine.predictor(x)
+        checksum = keep_delivery(folder, self.request.run, predictor, self.args)
+        return self._reply({"checksum": checksum})
 
     # -- small parts ------------------------------------------------------------------------------
 
