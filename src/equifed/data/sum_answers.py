@@ -45,9 +45,8 @@ WIDTH: dict[type, int] = {int: 4, float: 175}
 MOST_NAMES = 5000
 """Categories of one column that a client names at most."""
 
-KINDS = {"numbers": int, "texts": int, "dates": int, "different": int}
 LAYOUT: dict[str, dict[str, type]] = {
-    "kinds": KINDS,
+    "kinds": dict.fromkeys(("numbers", "texts", "dates", "different"), int),
     "sums": {"count": int, "gaps": int, "sum": float},
     "squares": {"apart": float, "squares": float},
 }

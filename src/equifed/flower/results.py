@@ -47,8 +47,8 @@ def keep_delivery(folder: Path, run: str, predictor: Predictor, args: Mapping[st
 def slug(text: str) -> str:
     """Return a name for a folder: no path, no surprises; people can still read it.
 
-    >>> slug("../Hôpital 1") == "___H_pital_1-" + hashlib.sha256(b"../H\\xc3\\xb4pital 1").hexdigest()[:8]
-    True
+    >>> slug("../site 1")
+    '___site_1-bba1dace'
     >>> slug("north")
     'north'
     """
