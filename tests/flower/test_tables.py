@@ -318,7 +318,8 @@ def test_sites_get_the_model_and_can_predict_with_it(tmp_path: Path) -> None:
     pooled, rows = pool(tmp_path), hospitals().head(20)
     assert given.preparation == pooled.preparation and given.classes == ("died", "home")
     inputs = torch.as_tensor(given.preparation.apply(rows, extra="ignore"))
-    scores = inputs @ history.parameters["weight"].T + history.parameters["bias"]
+    weight, bias = sorted(history.parameters.values(), key=lambda p: -p.ndim)
+    scores = inputs @ weight.T + bias
     expected = [given.classes[k] for k in scores.argmax(1).tolist()]
     assert list(given.predict(rows)) == expected
     card, page = ((folder / name).read_text() for name in ("card.md", "participant.html"))

@@ -46,7 +46,7 @@ MOST_NAMES = 5000
 """Categories of one column that a client names at most."""
 
 LAYOUT: dict[str, dict[str, type]] = {
-    "kinds": dict.fromkeys(("numbers", "texts", "dates", "different"), int),
+    "kinds": {"numbers": int, "texts": int, "dates": int, "different": int},
     "sums": {"count": int, "gaps": int, "sum": float},
     "squares": {"apart": float, "squares": float},
 }

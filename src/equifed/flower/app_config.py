@@ -130,7 +130,8 @@ class AppConfig:
         """What was agreed on the sites' tables, where they give tables."""
         if "name" in self.data or "target" not in self.data:
             return None
-        return construct(TableSettings, self.data, "data")
+        agreed: TableSettings = construct(TableSettings, self.data, "data")
+        return agreed
 
     @property
     def classes(self) -> int | None:

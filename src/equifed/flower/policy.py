@@ -85,7 +85,7 @@ class Policy:
         try:
             table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
             checker = Checker()
-            values = checker.table(settings(cls), table, "")
+            values = checker.table(settings(Policy), table, "")
             checker.raise_problems()
             values["requests"] = tuple(values["requests"])
             return cls(**values)

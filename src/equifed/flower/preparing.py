@@ -135,7 +135,9 @@ class _Asker:
                 raise WireError("answered with something else than whole numbers")
 
         replies = self._ask(messenger, requests, check)
-        return np.sum([replies[i].arrays["vector"] for i in sorted(replies)], axis=0)
+        vectors = [replies[i].arrays["vector"] for i in sorted(replies)]
+        total: Vector = np.sum(vectors, axis=0, dtype=np.float64)
+        return total
 
     def collect(self, asked: Question) -> list[Mapping[str, Sequence[str]]]:
         """Return the names that every site told."""

@@ -84,10 +84,10 @@ TABLES = ("columns", "units")
 def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node's settings, completed from the file that its setting ``site`` names.
 
-    The file is TOML: ``name``, ``data`` (a CSV or Parquet file), ``memory``, ``privacy``, ``policy``
-    and ``results`` (a folder for the models of runs that ended); ``[columns]`` with agreed column
-    names and the titles that they have in the file, and ``[units]`` with the units of columns. What
-    the node was started with counts more.
+    The file is TOML: ``name``, ``data`` (a CSV or Parquet file), ``memory``, ``privacy``,
+    ``policy`` and ``results`` (a folder for the models of runs that ended); ``[columns]`` with
+    agreed column names and the titles that they have in the file, and ``[units]`` with the units of
+    columns. What the node was started with counts more.
     """
     if "site" not in settings:
         return dict(settings)
