@@ -23,6 +23,7 @@ from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.deliver import deliver
 from equifed.flower.hello import StartError
 from equifed.flower.kept import FLOWER, Kept, describe_run
+from equifed.flower.leave_one_out import show_leave_one_out
 from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.preparing import Fit
@@ -59,6 +60,8 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
         try:
             if settings.do == "statistics":
                 show_statistics(grid, settings, say)
+            elif settings.do == "leave-one-out":
+                run_leave_one_out(grid, chosen, settings)
             else:
                 run_federation(grid, chosen, settings)
         except Exception as error:
@@ -74,43 +77,77 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
     if kept is not None:
         config, settings = kept.apply(config, settings)
     settings = replace(settings, rounds=settings.rounds or config.rounds)
-    task, deadlines = config.build_task(), settings.deadlines
-    run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
-    hidden, table = HIDDEN[settings.privacy](), config.table
-    told = {"plan": make_plan(config, settings)}
-    if kept is not None and kept.preparation is not None:
-        told["preparation"] = kept.preparation
-    fit = None if table is None else Fit(table, task, hidden)
-    mailbox, members = gather(grid, task, deadlines, run, settings.clients, order, told, fit)
-    if kept is not None:
-        kept.check(members)
-    clients = FlowerClients(mailbox, members, hidden)
-    algorithm = config.build_algorithm(members.sizes.tolist())
-    for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
-        say(f"WARNING: {warning}")
-    folder = _open_folder(settings, config, members)
-    history = train(
-        algorithm,
-        clients,
-        rounds=settings.rounds,
-        seed=config.seed,
-        evaluate=config.evaluate.splits,
-        every=config.evaluate.every,
-        metrics=config.evaluate.metrics,
-        stop=config.stop.rules(),
-        give_out=config.give_out,
-        callbacks=[RoundLog(members.events, folder)],
-        progress=False,
-        missing=deadlines.to_policy(),
-        folder=folder,
-        resume=settings.resume,
-    )
+    clients = join(grid, config, settings, kept)
+    folder = _open_folder(settings, config, clients.members)
+    history = train_clients(clients, config, settings, folder)
     if settings.deliver:
         for name, what in deliver(clients, config, history).items():
             wrong = what.startswith("not")
             say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
     say(json.dumps(history.summary()))
     return history
+
+
+def join(
+    grid: Grid,
+    config: AppConfig,
+    settings: FederationSettings,
+    kept: Kept | None = None,
+    without: str | None = None,
+) -> FlowerClients:
+    """Gather the clients of a new run, or of one that goes on; perhaps without one of them."""
+    task, hidden, table = config.build_task(), HIDDEN[settings.privacy](), config.table
+    run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
+    told = {"plan": make_plan(config, settings)}
+    if kept is not None and kept.preparation is not None:
+        told["preparation"] = kept.preparation
+    fit = None if table is None else Fit(table, task, hidden)
+    about = settings.deadlines, run, settings.clients, order, told, fit, without
+    mailbox, members = gather(grid, task, *about)
+    if kept is not None:
+        kept.check(members)
+    algorithm = config.build_algorithm(members.sizes.tolist())
+    for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
+        say(f"WARNING: {warning}")
+    return FlowerClients(mailbox, members, hidden)
+
+
+def train_clients(
+    clients: FlowerClients,
+    config: AppConfig,
+    settings: FederationSettings,
+    folder: RunFolder | None = None,
+) -> History:
+    """Train what the configuration describes."""
+    return train(
+        config.build_algorithm(clients.members.sizes.tolist()),
+        clients,
+        rounds=settings.rounds or config.rounds,
+        seed=config.seed,
+        evaluate=config.evaluate.splits,
+        every=config.evaluate.every,
+        metrics=config.evaluate.metrics,
+        stop=config.stop.rules(),
+        give_out=config.give_out,
+        callbacks=[RoundLog(clients.members.events, folder)],
+        progress=False,
+        missing=settings.deadlines.to_policy(),
+        folder=folder,
+        resume=settings.resume,
+    )
+
+
+def run_leave_one_out(
+    grid: Grid, config: AppConfig, settings: FederationSettings
+) -> dict[str, Any]:
+    """Train with all sites and without each, and return what the sites measured."""
+    plain = replace(settings, out="", resume=False, deliver=False)
+
+    def train_without(name: str | None) -> tuple[FlowerClients, History]:
+        clients = join(grid, config, plain, without=name)
+        return clients, train_clients(clients, config, plain)
+
+    return show_leave_one_out(grid, config, settings, train_without, say)
 
 
 def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]:

@@ -214,8 +214,8 @@ class FederationSettings:
         operator changes, for example ``"timeout wait"``. All others are those of the run.
     changes : tuple of str
         Those names.
-    do : {"train", "statistics"}
-        Train, or only show what the sites have.
+    do : {"train", "statistics", "leave-one-out"}
+        Train; only show what the sites have; or train without each site and let it measure that.
     deliver : bool
         Whether every site gets the model, its preparation, card and own page at the end.
     """
@@ -227,7 +227,7 @@ class FederationSettings:
     out: str = ""
     resume: bool = False
     changes: tuple[str, ...] = ()
-    do: Literal["train", "statistics"] = "train"
+    do: Literal["train", "statistics", "leave-one-out"] = "train"
     deliver: bool = False
 
     def __post_init__(self) -> None:
@@ -237,8 +237,9 @@ class FederationSettings:
             raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
         if self.privacy != "none" and self.clients < 2:
             raise ValueError("Hidden sums need at least two clients.")
-        if self.do not in ("train", "statistics"):
-            raise ValueError(f"do must be 'train' or 'statistics', got {self.do!r}.")
+        if self.do not in ("train", "statistics", "leave-one-out"):
+            told = "'train', 'statistics' or 'leave-one-out'"
+            raise ValueError(f"do must be {told}, got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
 

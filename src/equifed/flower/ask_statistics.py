@@ -11,9 +11,9 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from equifed.flower.app_config import FederationSettings
+from equifed.flower.greeting import greet_all
 from equifed.flower.hello import StartError, check_versions, describe_difference
 from equifed.flower.mailbox import Mailbox
-from equifed.flower.members import greet_all
 from equifed.flower.statistics import Told, find_outlying, read_statistics, tabulate
 from equifed.flower.wire import Reply, Request
 from equifed.training.files import write_file

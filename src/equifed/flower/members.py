@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from flwr.serverapp import Grid
 from equifed.contract.arrays import Index
 from equifed.data.preparation import Preparation
 from equifed.flower.deadlines import Deadlines
+from equifed.flower.greeting import greet, greet_all, introduce, sort_nodes
 from equifed.flower.hello import (
     Hello,
     StartError,
@@ -22,16 +22,13 @@ from equifed.flower.hello import (
     describe_difference,
 )
 from equifed.flower.late import Late
-from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
+from equifed.flower.mailbox import HEADER_SHARE, Mailbox
 from equifed.flower.task import OneClient, Task
-from equifed.flower.wire import PARTS, Reply, Request
+from equifed.flower.wire import PARTS
 
 HELLO_SECONDS = 60.0
 """How long a node that came later may take to say hello."""
 
-
-FINAL = ("data:", "refused:")
-"""How the reasons begin that waiting does not cure."""
 
 ROOM = 1 << 21
 """Bytes of a reply besides its vectors."""
@@ -57,6 +54,8 @@ class Members:
         What is to be written down about clients that are not in the run.
     preparation : Preparation, optional
         How the sites' tables became features, where they gave tables.
+    outside : int, optional
+        Node of a client that was left out on purpose.
     """
 
     run: str
@@ -66,6 +65,7 @@ class Members:
     told: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     preparation: Preparation | None = None
+    outside: int | None = None
     strangers: set[int] = field(default_factory=set)
 
     @property
@@ -140,6 +140,7 @@ def gather(
     order: Sequence[str] | None = None,
     told: Mapping[str, Any] | None = None,
     fit: FitsTables | None = None,
+    without: str | None = None,
 ) -> tuple[Mailbox, Members]:
     """Wait for the clients, greet them, and check that they fit together.
 
@@ -162,10 +163,13 @@ def gather(
         may refuse, and ``preparation``, if the run has one already.
     fit : FitsTables, optional
         How sites that give tables get one preparation.
+    without : str, optional
+        A client that is left out, to be asked about the model later (``members.outside``).
     """
     told = dict(told or {})
     hellos, failures = greet_all(grid, deadlines, run, clients, told)
-    nodes = _sort_nodes(hellos, order)
+    outside = next((node for node, h in hellos.items() if h.name == without), None)
+    nodes = [node for node in sort_nodes(hellos, order) if node != outside]
     listed = [hellos[node] for node in nodes]
     check_versions(listed)
     check_schemas(listed)
@@ -178,11 +182,12 @@ def gather(
             raise StartError("The sites give tables, and [data] of the app names no target.")
         fitted = fit.run(mailbox, run, listed)
         told |= {"preparation": fitted.to_json()}
-        listed = _introduce(mailbox, run, listed, {**told, "totals": fit.totals})
+        listed = introduce(mailbox, run, listed, {**told, "totals": fit.totals})
         check_schemas(listed)
     engine = task.build_engine(listed[0].schema.make_placeholder())
     check_models(listed, task.fingerprint(engine))
-    members = Members(run, task, listed, engine, told, preparation=fitted)
+    members = Members(run, task, listed, engine, told, preparation=fitted, outside=outside)
+    members.strangers |= set() if outside is None else {outside}
     for node, failure in failures.items():
         members.leave_out(failure.name or f"node {node}", failure.reason)
     mailbox.largest = (len(PARTS) + 1) * 8 * engine.model.size + ROOM + HEADER_SHARE * len(listed)
@@ -190,109 +195,3 @@ def gather(
     late = Late(mailbox, run, members.events)
     mailbox.look = lambda connected: late.look(connected - members.strangers)
     return mailbox, members
-
-
-def _introduce(
-    mailbox: Mailbox, run: str, hellos: Sequence[Hello], told: Mapping[str, Any]
-) -> list[Hello]:
-    """Hand the preparation to every client, and hear what it makes of its data."""
-    again, failures = greet(
-        mailbox.grid, mailbox.deadlines, run, list(mailbox.nodes.values()), told
-    )
-    if failures:
-        who = {node: hellos[i].name for i, node in mailbox.nodes.items()}
-        why = "; ".join(f"{who[node]}: {f.reason}" for node, f in failures.items())
-        raise StartError(f"Not every site could prepare its table: {why}.")
-    return [again[node] for node in mailbox.nodes.values()]
-
-
-def greet(
-    grid: Grid,
-    deadlines: Deadlines,
-    run: str,
-    nodes: Sequence[int],
-    told: Mapping[str, Any] | None = None,
-) -> tuple[dict[int, Hello], dict[int, Failure]]:
-    """Say hello to nodes; return what they said, and why the others did not."""
-    mailbox, args = Mailbox(grid, deadlines, len(nodes)), dict(told or {})
-    mailbox.nodes = dict(enumerate(nodes))
-    asked = {k: Request("hello", run, f"hello/{node}", -1, args) for k, node in enumerate(nodes)}
-    said: dict[int, Hello] = {}
-
-    def read(k: int, reply: Reply) -> None:
-        said[nodes[k]] = Hello.from_reply(reply)
-
-    answers = mailbox.ask(asked, read)
-    return said, {nodes[k]: failure for k, failure in answers.failures.items()}
-
-
-def greet_all(
-    grid: Grid, deadlines: Deadlines, run: str, clients: int, told: Mapping[str, Any]
-) -> tuple[dict[int, Hello], dict[int, Failure]]:
-    """Greet every node that connects until there are enough clients, or the wait is over.
-
-    Returns what they said, and why others that are connected are not among them.
-    """
-    until = time.monotonic() + deadlines.wait
-    said: dict[int, Hello] = {}
-    failures: dict[int, Failure] = {}
-    once = replace(deadlines, on_missing="fail")
-    while True:
-        connected = set(grid.get_node_ids())
-        said = {node: hello for node, hello in said.items() if node in connected}
-        new = sorted(connected - set(said))
-        if len(connected) >= clients and new:
-            more, failures = greet(grid, once, run, new, told)
-            said.update(more)
-        if len(said) >= clients:
-            return said, {node: f for node, f in failures.items() if node not in said}
-        hopeless = [f for f in failures.values() if f.kind == "bad" or f.reason.startswith(FINAL)]
-        if hopeless or time.monotonic() >= until:
-            raise StartError(_explain_start(clients, len(connected), said, failures))
-        time.sleep(min(max(deadlines.poll, 0.01) * 5, 2.0))
-
-
-def _explain_start(
-    clients: int, connected: int, said: Mapping[int, Hello], failures: Mapping[int, Failure]
-) -> str:
-    """Say who is missing and why, and what to do about just that."""
-    problems = [f"{f.name or f'node {node}'}: {f.reason}" for node, f in failures.items()]
-    advice = "Wait for those that did not answer, or raise 'timeout'."
-    if connected < clients:
-        advice = "Start the missing nodes, or set 'clients' to the number of organisations."
-    elif any(f.reason.startswith("refused:") for f in failures.values()):
-        advice = "Agree with that site on what it takes part in, or run without it."
-    elif any(f.reason.startswith("data:") for f in failures.values()):
-        advice = "Repair the data there (equifed flower doctor says what is wrong with them)."
-    elif any("refused by the site" in f.reason for f in failures.values()):
-        advice = "Install the same app and the same equifed at that site."
-    elif any(f.kind == "bad" for f in failures.values()):
-        advice = "Install the same equifed everywhere."
-    return (
-        f"{clients} clients are expected, {connected} nodes are connected and {len(said)} said "
-        f"hello ({', '.join(h.name for h in said.values()) or 'none'}). "
-        + ("; ".join(problems[:5]) + ". " if problems else "")
-        + advice
-    )
-
-
-def _sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
-    names = [hello.name for hello in hellos.values()]
-    double = sorted({name for name in names if names.count(name) > 1})
-    if double:
-        raise StartError(
-            f"Two nodes call themselves {double[0]!r}; give each node its own name with "
-            "--node-config 'name=\"...\"'."
-        )
-    if order is not None:
-        gone, new = sorted(set(order) - set(names)), sorted(set(names) - set(order))
-        if gone or new:
-            raise StartError(
-                f"The run to resume had other clients: missing {gone or 'none'}, new "
-                f"{new or 'none'}."
-            )
-        return sorted(hellos, key=lambda node: list(order).index(hellos[node].name))
-    partitions = [hello.partition for hello in hellos.values()]
-    if None not in partitions and len(set(partitions)) == len(partitions):
-        return sorted(hellos, key=lambda node: hellos[node].partition or 0)
-    return sorted(hellos, key=lambda node: hellos[node].name)
