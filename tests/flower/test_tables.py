@@ -177,6 +177,24 @@ def test_other_names_of_classes_are_noticed(
     assert fitted["target"]["classes"] == ["home", "died"]
 
 
+def test_whole_numbers_that_may_be_values_are_asked_about(tmp_path: Path) -> None:
+    """Not more of them leave a site than the question needs."""
+
+    def stay(who: str, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(outcome=np.arange(len(rows)) * 3)
+
+    grid = make_grid(tmp_path / "sites", change=stay)
+    with pytest.raises(StartError, match=r"values or classes\? Say task='regression'"):
+        run(grid)
+    told = [Reply.from_records(m.content).numbers["table"]["target"] for m in grid.received]
+    assert max(len(t["labels"]) for t in told) == 21
+    table = {**TABLE, "data": {**TABLE["data"], "task": "regression"}}
+    grid = make_grid(tmp_path / "again", table, stay)
+    run(grid, table=table)
+    told = [Reply.from_records(m.content).numbers.get("table") for m in grid.received]
+    assert not any(t["target"]["labels"] for t in told if t)
+
+
 WRONG: dict[str, tuple[Change, str]] = {
     "order": (reorder, r"West: column 2 is 'creatinine', East: 'age'\. Bring both files"),
     "missing column": (drop_age, r"East has the column 'admitted', West has not"),
@@ -239,9 +257,17 @@ def test_other_units_are_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run(make_grid(tmp_path / "sites", change=scale))
     told = capsys.readouterr().out
     found = re.search(r"WARNING: East: its column 'platelets' has a mean that lies (\S+) dev", told)
-    whole = hospitals()
-    whole.loc[whole["hospital"] == "East", "platelets"] /= 1000
-    assert found is not None and float(found[1]) > 3
+    request = AppConfig.from_dict(TABLE).table.to_request()  # type: ignore[union-attr]
+    values = {}
+    for who in SIZES:
+        site = SiteTable.read(tmp_path / "sites" / f"{who}.csv", who, request)
+        cells = site.take(["platelets"], "train")["platelets"]
+        values[who] = np.array([float(v) for v in cells if v is not None])
+    east = values.pop("East")
+    others = np.concatenate(list(values.values()))
+    expected = abs(east.mean() - others.mean()) / others.std()
+    assert found is not None and float(found[1]) == pytest.approx(expected, abs=0.051)
+    assert expected > 3
 
 
 def test_a_run_goes_on_with_its_preparation(tmp_path: Path) -> None:

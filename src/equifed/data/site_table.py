@@ -31,6 +31,7 @@ from equifed.data.own_table import (
 from equifed.data.preparation import Preparation, Target
 from equifed.data.prepared_columns import name_client
 from equifed.data.split import DataError
+from equifed.data.targets import MANY
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,18 @@ class SiteTable:
         return [[name, found[name]] for name in self.features]
 
     def describe_target(self) -> dict[str, Any]:
-        """Return of which kind the targets are, and which labels there are."""
+        """Return of which kind the targets are, and which labels there are.
+
+        Of whole numbers that may be values, no more are told than are needed to ask what they are.
+        """
         request = self.request
         try:
-            return describe_target(request.target, self.columns[request.target], request.task)
+            told = describe_target(request.target, self.columns[request.target], request.task)
         except DataError as error:
             raise DataError(name_client(self.name, str(error))) from None
+        if told["whole"] and request.task is None and request.classes is None:
+            told["labels"] = told["labels"][: MANY + 1]
+        return told
 
     def answer(self, asked: Question) -> dict[str, Any]:
         """Answer a question of a fit from the training rows, about feature columns alone."""

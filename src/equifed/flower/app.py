@@ -165,7 +165,6 @@ def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]
         local = getattr(unwrap(config.build_algorithm([1] * settings.clients)), "local", None)
         work = local.to_dict() if isinstance(local, LocalSGD) else None
     requests += [] if work is None else ["local"]
-    requests += ["deliver"] if settings.deliver else []
     return {"privacy": settings.privacy, "requests": requests, "work": work}
 
 

@@ -91,8 +91,13 @@ class Fit:
 
         try:
             fitted = fit_by_sums(asked, add, asker.collect)
-        except (DataError, ZeroDivisionError, ValueError) as error:
+        except DataError as error:
             raise StartError(f"The sites' tables cannot be prepared: {error}") from error
+        except (ArithmeticError, ValueError, KeyError, StopIteration) as error:
+            raise StartError(
+                "The sites' answers do not fit together, so that no preparation comes of them "
+                f"({type(error).__name__}); see what they have: equifed flower statistics."
+            ) from error
         self.totals = list_totals(fitted, self._counts)
         return fitted
 
