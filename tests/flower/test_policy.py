@@ -24,6 +24,8 @@ from equifed.flower.policy import Policy, Refused
 from equifed.flower.site import SiteError
 from equifed.flower.wire import OPERATIONS, Reply, Request
 
+pytestmark = pytest.mark.long
+
 
 def write(path: Path, text: str) -> dict[str, Any]:
     path.write_text(text, encoding="utf-8")

@@ -36,6 +36,8 @@ from equifed.models import architectures
 from equifed.runs.trained import load_predictor
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 SIZES = {"North": 90, "South": 60, "East": 50, "West": 40}
 TABLE: dict[str, Any] = {
     "rounds": 3,
@@ -105,7 +107,6 @@ def pool(folder: Path, **options: Any) -> Federation:
     return pooled.subset(sorted(SIZES))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("privacy", ["none", "sums", "secure"])
 def test_sites_with_files_equal_the_table_of_all(privacy: Any, tmp_path: Path) -> None:
     pooled, config = pool(tmp_path), AppConfig.from_dict(TABLE)
@@ -122,6 +123,27 @@ def test_sites_with_files_equal_the_table_of_all(privacy: Any, tmp_path: Path) -
         difference = (history.parameters[name] - value).abs().max().item()
         assert difference == 0.0 if privacy == "none" else difference < 1e-10
     assert history.names == tuple(sorted(SIZES))
+
+
+def test_a_process_for_every_message_gives_the_same_model(tmp_path: Path) -> None:
+    """As stock SuperNodes work: nothing is known but what lies in the memory folder."""
+    expected = run(make_grid(tmp_path / "a"), privacy="secure")
+    grid = make_grid(tmp_path / "b")
+    for node in grid.apps:
+
+        def answer(message: Message, context: Any) -> Message:
+            config = AppConfig.from_dict(TABLE)
+            app = make_client_app(
+                lambda c: config.load_site(c.node_config),
+                config.build_task(),
+                memory=tmp_path / "b" / "memory",
+            )
+            return app(message, context)
+
+        grid.apps[node] = answer  # type: ignore[assignment]
+    found = run(grid, privacy="secure")
+    for name, value in expected.parameters.items():
+        assert (found.parameters[name] == value).all()
 
 
 def test_a_clear_answer_tells_no_row_and_a_hidden_one_nothing(tmp_path: Path) -> None:
@@ -335,7 +357,6 @@ def test_a_site_answers_about_what_was_agreed_alone(tmp_path: Path) -> None:
         assert told.error == "data" and not told.arrays and not told.numbers.get("names")
 
 
-@pytest.mark.long
 def test_sites_get_the_model_and_can_predict_with_it(tmp_path: Path) -> None:
     more = {"East": {"results": str(tmp_path / "east")}}
     grid = make_grid(tmp_path / "sites", more=more)
@@ -381,7 +402,6 @@ def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:
         assert told.error == "request" and message in told.text
 
 
-@pytest.mark.long
 def test_the_model_of_the_others_is_that_of_a_federation_without_the_site(tmp_path: Path) -> None:
     work = {"name": "fedavg", "local": {"lr": 0.1, "steps": 3}}  # all rows: no draw depends on who
     table = {**TABLE, "algorithm": work, "evaluate": {"splits": ["test"]}}
