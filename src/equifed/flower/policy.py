@@ -147,8 +147,8 @@ class Policy:
     def shorten(self, vector: NDArray[Any]) -> NDArray[Any]:
         """Return a vector that is not longer than the site's limit.
 
-        >>> Policy(clip=1.0).shorten(np.array([3.0, 4.0])).tolist()
-        [0.6, 0.8]
+        >>> Policy(clip=2.5).shorten(np.array([3.0, 4.0])).tolist()
+        [1.5, 2.0]
         """
         length = float(np.linalg.norm(vector.astype(np.float64)))
         if self.clip is None or length <= self.clip:
