@@ -112,7 +112,7 @@ class TableClient:
                 "sizes": table.sizes,
                 "schema": schema.to_dict(),
                 "model": "",
-                "key": Masking(memory, {}, -1).publish_run_key().hex(),
+                "key": self._masking(request, memory).publish_run_key().hex(),
                 "table": {
                     "columns": table.describe_kinds(),
                     "target": table.describe_target(),
@@ -124,8 +124,14 @@ class TableClient:
             },
         )
 
+    def _masking(self, request: Request, memory: Memory) -> Masking:
+        args = request.args.get("mask", {})
+        if args.get("scheme") == "pairs":
+            self.policy.allow("sums")
+        return Masking(memory, args, request.client)
+
     def _answer_masking(self, request: Request, memory: Memory) -> Reply:
-        masking = Masking(memory, request.args["mask"], request.client)
+        masking = self._masking(request, memory)
         steps = {"keys": masking.publish, "shares": masking.share, "unmask": masking.unmask}
         return _reply(request, steps[request.op]())
 
@@ -141,10 +147,7 @@ class TableClient:
             return _reply(request, {"names": find_names(asked, answer)})
         vector = to_vector(asked, answer)
         if "mask" in request.args:
-            if request.args["mask"].get("scheme") == "pairs":
-                self.policy.allow("sums")
-            masking = Masking(memory, request.args["mask"], request.client)
-            return _reply(request, {}, {"masked": masking.mask(vector)})
+            return _reply(request, {}, {"masked": self._masking(request, memory).mask(vector)})
         self.policy.allow("none")
         return _reply(request, {}, {"vector": vector})
 
