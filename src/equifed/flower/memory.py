@@ -11,11 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+FOLDER = re.compile("[0-9a-f]{32}")
+"""How the folder of a run is called."""
 
 KEEP_ROUNDS = 3
 """Rounds after which a vector that nobody named again is deleted."""
@@ -102,6 +109,31 @@ class Memory:
     def _write(self, name: str, content: bytes, sync: bool = False) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self.folder / name, content, sync)
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """What is left of one run on this machine: its folder, its size, and how long it rested."""
+
+    folder: Path
+    bytes: int
+    days: float
+
+    def delete(self) -> None:
+        """Delete it."""
+        shutil.rmtree(self.folder)
+
+
+def find_memories(root: Path) -> list[KeptMemory]:
+    """Return the memories in a folder, the oldest first; what is none of ours is not looked at."""
+    found = []
+    for folder in root.iterdir():
+        if not folder.is_dir() or folder.is_symlink() or not FOLDER.fullmatch(folder.name):
+            continue
+        stats = [path.stat() for path in (folder, *folder.rglob("*"))]
+        days = (time.time() - max(stat.st_mtime for stat in stats)) / 86400
+        found.append(KeptMemory(folder, sum(stat.st_size for stat in stats), days))
+    return sorted(found, key=lambda one: -one.days)
 
 
 def write_private(path: Path, content: bytes, sync: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,9 @@ PACKAGES = ("equifed", "flwr", "torch", "numpy")
 LARGEST_SAMPLE = 1 << 26
 """Numbers in one sample that a client can say it has; the server makes two to build the model."""
 
+LARGEST_NAMES = 200_000
+"""Characters of all names of features that a client tells."""
+
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Maps the shape of one sample and the number of outputs to a module."""
 
@@ -42,19 +45,24 @@ class Schema:
     classes: int | None
     digest: str = ""
     """Of names, order, categories and preparation, where the data come with them."""
+    names: tuple[str, ...] = ()
+    """Names of the features, where the data come with them and there are not too many."""
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, federation: Federation) -> Schema:
         """Describe the data of a federation."""
         inputs, targets = federation.train.inputs, federation.train.targets
-        prepared = getattr(federation, "preparation", None)
+        prepared = federation.preparation
         return cls(
             tuple(federation.input_shape),
             inputs.dtype.name,
             tuple(targets.shape[1:]),
             targets.dtype.name,
             federation.classes,
-            "" if prepared is None else str(prepared.digest()),
+            "" if prepared is None else prepared.digest(),
+            () if prepared is None else shorten_names(prepared.feature_names),
+            shorten_names(federation.class_names),
         )
 
     @classmethod
@@ -70,7 +78,8 @@ class Schema:
         classes = values["classes"]
         digest = str(values.get("digest", ""))[:128]
         known_classes = None if classes is None else int(classes)
-        return cls(shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest)
+        titles = [tuple(str(t) for t in values.get(k, ())) for k in ("names", "class_names")]
+        return cls(shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest, *titles)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -82,6 +91,11 @@ class Schema:
         y = np.zeros((2, *self.target_shape), dtype=self.target_dtype)
         tokens = self.input_dtype == "int64"
         return Federation.from_clients({"schema": (x, y)}, classes=self.classes, tokens=tokens)
+
+
+def shorten_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names that fit into a message; none if they are too many, their digest remains."""
+    return tuple(names) if sum(map(len, names)) + 8 * len(names) < LARGEST_NAMES else ()
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ OPERATIONS = {
     "keys": "query.keys",
     "shares": "query.shares",
     "unmask": "query.unmask",
+    "prepare": "query.prepare",
+    "statistics": "query.statistics",
+    "notice": "query.notice",
+    "deliver": "query.deliver",
 }
 """Operations and the Flower message types that carry them."""
 
@@ -66,6 +70,7 @@ REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {
     "local": (*PARTS, "masked"),
     "sum": ("masked",),
     "recall": ("vector",),
+    "prepare": ("vector", "masked"),
 }
 """Arrays that a reply may hold, by operation; replies to other operations hold none."""
 

@@ -20,26 +20,30 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.memory import Memory
+from equifed.flower.policy import Policy
+from equifed.flower.results import digest, keep_delivery, slug
 from equifed.flower.secure.masking import Masking
-from equifed.flower.secure.session import SecureError
+from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
-from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
+from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, WireError, expect_vector
 from equifed.metrics.metric import as_metrics
 from equifed.training.versions import package_versions
-
-LEVELS = ("none", "sums", "secure")
-"""How much of its vectors a client shows, from all to nothing but sums."""
 
 
 @dataclass
 class Client:
-    """One client: its data, model and memory, its partition if it has one, its least privacy."""
+    """One client: its data, model and memory, its partition if it has one, its site's policy.
+
+    ``notes`` are what it tells the others about its data, ``results`` the folder for models.
+    """
 
     federation: Federation
     task: Task
     root: Path
     partition: int | None = None
-    floor: int = 0
+    policy: Policy = field(default_factory=Policy)
+    notes: tuple[str, ...] = ()
+    results: Path | None = None
     _engines: dict[int, OneClient] = field(default_factory=dict)
 
     def build_engine(self, position: int) -> OneClient:
@@ -74,6 +78,8 @@ class Worker:
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,
+            "statistics": self.statistics,
+            "deliver": self.deliver,
             "keys": lambda: self._reply(self._masking().publish()),
             "shares": lambda: self._reply(self._masking().share()),
             "unmask": lambda: self._reply(self._masking().unmask()),
@@ -84,6 +90,10 @@ class Worker:
 
     def hello(self) -> Reply:
         """Say who this is, what data there are, and with which software."""
+        policy = self.client.policy
+        policy.check_plan(self.args.get("plan", {}), len(self.federation.train))
+        size, dtype = self._kind()
+        policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
         return self._reply(
             {
                 "name": self.federation.names[0],
@@ -93,8 +103,15 @@ class Worker:
                 "schema": Schema.of(self.federation).to_dict(),
                 "model": self.task.fingerprint(self.engine),
                 "key": self._masking().publish_run_key().hex(),
+                "notes": [*policy.describe(), *self.client.notes],
             }
         )
+
+    def statistics(self) -> Reply:
+        """Return rows, labels and means, as far as the site shows them."""
+        self.client.policy.check_plan({}, len(self.federation.train))
+        shown = self.client.policy.show_by_name
+        return self._reply({"statistics": describe_arrays(self.federation, shown)})
 
     def losses(self) -> Reply:
         """Return f_i(x)."""
@@ -112,6 +129,7 @@ class Worker:
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
         work = LocalSGD.from_dict(self.args["work"])
+        self.client.policy.check_work(work, len(self.federation.train))
         target, slope = None, self.args["slope"]
         control = self._control()
         if control is not None:
@@ -159,6 +177,18 @@ class Worker:
         own = None if told is None or told.clients[0] is None else told.clients[0].to_dict()
         return self._reply({"splits": numbers, "detail": own})
 
+    def deliver(self) -> Reply:
+        """Keep the model of a run that ended, with its card and this client's page."""
+        x = self._sent("x")
+        if digest(_array(x)) != self.args["sha256"]:
+            raise WireError("the model was changed on its way")
+        folder = self.client.results or self.client.root / "results" / slug(
+            self.federation.names[0]
+        )
+        predictor = self.engine.predictor(x)
+        checksum = keep_delivery(folder, self.request.run, predictor, self.args)
+        return self._reply({"checksum": checksum})
+
     # -- small parts ------------------------------------------------------------------------------
 
     def _reply(
@@ -169,7 +199,8 @@ class Worker:
 
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
-        rows = {name: _array(vectors.matrix[0]) for name, vectors in parts.items()}
+        shorten = self.client.policy.shorten
+        rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
         for name, row in rows.items():
             self.memory.put(f"{self.request.tag}/{name}", row, self.round)
         if self.args["give"]:
@@ -202,10 +233,7 @@ class Worker:
         return Masking(self.memory, args, self.request.client)
 
     def _allow(self, level: str) -> None:
-        if LEVELS.index(level) < self.client.floor:
-            raise SecureError(
-                f"this node takes part with privacy {LEVELS[self.client.floor]!r} or more only"
-            )
+        self.client.policy.allow(level)
 
     def _sent(self, name: str) -> torch.Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))
