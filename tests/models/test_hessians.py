@@ -98,6 +98,66 @@ def test_thin_products_and_diagonals_are_those_of_the_blocks(case: str) -> None:
     torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
 
 
+OWN = {
+    "squared": lambda **o: simulate(regression(outputs=2), nn.Linear(3, 2), "squared", **o),
+    "logistic": lambda **o: simulate(classification(classes=2), nn.Linear(3, 1), "logistic", **o),
+    "softmax": CASES["softmax"],
+}
+
+
+def profile_hessian(clients: InProcessClients, x: torch.Tensor) -> torch.Tensor:
+    """Differences of the profile gradients that the engine tells, each with its own best bias."""
+    step, rows = 1e-5, []
+    for direction in torch.eye(len(x), dtype=DOUBLE):
+        ends = [
+            clients.value_and_gradient(x + sign * step * direction, Stream(0))[1]
+            for sign in (1, -1)
+        ]
+        there, back = (end.weighted_sum(WEIGHTS) for end in ends)
+        rows.append((there - back) / (2 * step))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", ["loop", "stacked"])
+@pytest.mark.parametrize("case", OWN)
+def test_profile_losses_have_the_schur_complement(
+    case: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equifed.engines.in_process.PIECE", 100)
+    clients = OWN[case](l2=0.01, dtype=DOUBLE, own="bias", engine=kind)
+    x = point(clients)
+    found = clients.curvature_sum(x, WEIGHTS, "full")
+    assert isinstance(found, CurvatureSum) and found.exact
+    truth = profile_hessian(clients, x)
+    torch.testing.assert_close(dense(found, len(x)), truth, rtol=1e-6, atol=1e-7)
+    above = dense(clients.curvature_sum(x, WEIGHTS), len(x)) - truth
+    assert float(torch.linalg.eigvalsh(above)[0]) > -1e-7
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_thin_products_and_diagonals_of_profile_losses(case: str) -> None:
+    clients = OWN[case](l2=0.01, dtype=DOUBLE, own="bias")
+    x = point(clients)
+    blocks = clients.curvature_sum(x, WEIGHTS).blocks
+    thin = torch.randn(blocks.shape[1], 2, dtype=DOUBLE)
+    torch.testing.assert_close(clients.curvature_sum(x, WEIGHTS, thin=thin).blocks, blocks @ thin)
+    diagonal = clients.curvature_sum(x, WEIGHTS, "diagonal").blocks
+    torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
+
+
+def test_a_group_of_processes_has_the_same_schur_complement() -> None:
+    options = {"l2": 0.01, "dtype": DOUBLE, "own": "bias"}
+    alone = OWN["softmax"](**options)
+    x, group = point(alone), DistributedClients(classification(), "logistic", **options)
+    sums = [clients.curvature_sum(x, WEIGHTS, "full").blocks for clients in (alone, group)]
+    torch.testing.assert_close(*sums)
+
+
+def test_own_parts_that_move_by_local_steps_have_no_hessian() -> None:
+    clients = OWN["softmax"](dtype=DOUBLE, own="bias", own_steps="joint")
+    assert "own parameters" in clients.curvature_sum(point(clients), WEIGHTS)
+
+
 @pytest.mark.parametrize("form", ["full", "blocks", "diagonal"])
 @pytest.mark.parametrize("case", CASES)
 def test_engines_agree_and_book_the_same(

@@ -13,6 +13,7 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.curvature import Form
+from equifed.contract.own import KeepsOwn
 from equifed.contract.streams import Stream
 from equifed.objectives.base import FreeSum
 from equifed.steps.automatic import AutoSteps
@@ -214,7 +215,8 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
         raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
     metric, summed = found
     lower = None
-    if summed.constant and summed.exact and weights.min() >= 0:
+    told_exactly = not isinstance(here.clients, KeepsOwn) or here.clients.inexactness(here.x) is None
+    if summed.constant and summed.exact and weights.min() >= 0 and told_exactly:
         least = least_weighted_loss(summed, metric, here.gradients.weighted_sum(weights))
         lower = float(weights @ here.losses) - here.roll.objective.penalty(weights) - least
         lower -= _rounding(here.x, float(weights @ np.abs(here.losses)))
