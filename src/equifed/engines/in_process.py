@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -284,7 +285,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
             if own is None:
                 counts[first:last] = weight / (last - first)
             elif weight > 0:
-                with_own, pieces = torch.cat([x, own[i]]), self._inputs_of(int(i)).split(step)
+                ends = [*range(first, last, step), last]
+                pieces = [self._inputs[a:b] for a, b in itertools.pairwise(ends)]
+                with_own = torch.cat([x, own[i]])
                 hessian.add_profile(total, with_own, pieces, weight, int(last - first), thin)
         for start in range(0, len(counts), step):
             used = np.flatnonzero(counts[start : start + step])
