@@ -200,5 +200,5 @@ def test_clients_with_one_class_are_named() -> None:
 def test_second_derivatives_are_declined_where_clients_have_own_parameters() -> None:
     clients = simulate(classification(), "logistic", l2=0.1, own="bias")
     x, weights = clients.initial(Stream(0)), np.full(len(clients.names), 0.2)
-    for found in (clients.hessian(x, weights), clients.curvature_sum(x, weights)):
-        assert isinstance(found, str) and "own parameters" in found
+    found = clients.hessian(x, weights)  # of the shared model and the own parts together
+    assert isinstance(found, str) and "own parameters" in found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -289,7 +290,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
+        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
@@ -305,10 +306,17 @@ class InProcessClients(FoundOwnParts, TorchClients):
         Each sample counts its client's weight; a few samples at a time bound the memory.
         """
         counts, total = np.zeros(len(self._inputs)), hessian.zeros(thin)
+        step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
+        own = self._own_parts(x)
         for i, weight in zip(self.index, weights, strict=True):
             first, last = self._offsets[i], self._offsets[i + 1]
-            counts[first:last] = weight / (last - first)
-        step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
+            if own is None:
+                counts[first:last] = weight / (last - first)
+            elif weight > 0:
+                ends = [*range(first, last, step), last]
+                pieces = [self._inputs[a:b] for a, b in itertools.pairwise(ends)]
+                with_own = torch.cat([x, own[i]])
+                hessian.add_profile(total, with_own, pieces, weight, int(last - first), thin)
         for start in range(0, len(counts), step):
             used = np.flatnonzero(counts[start : start + step])
             if len(used):
@@ -322,12 +330,12 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:
         """Name those whose Hessian is not finite."""
         sizes = np.zeros(len(self.index))
-        plain = dataclasses.replace(hessian, form="diagonal")
+        plain, own = dataclasses.replace(hessian, form="diagonal"), self._own_parts(x)
         for k, i in enumerate(self.index):
-            own = plain.zeros()
-            inputs = self._inputs_of(int(i))
-            plain.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
-            sizes[k] = float(own.sum())
+            found, inputs = plain.zeros(), self._inputs_of(int(i))
+            with_own = x if own is None else torch.cat([x, own[i]])
+            plain.add(found, with_own, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
+            sizes[k] = float(found.sum())
         self.refuse_non_finite(sizes, "trace of its curvature")
 
     @override

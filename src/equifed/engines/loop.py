@@ -120,13 +120,18 @@ class LoopClients(InProcessClients):
     def sum_hessians(
         self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
     ) -> Tensor:
-        total = hessian.zeros(thin)
+        total, parts = hessian.zeros(thin), self._own_parts(x)
         for k in self._each():
-            inputs, own = self._inputs_of(int(self.index[k])), hessian.zeros(thin)
-            hessian.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
-            if not torch.isfinite(own).all():
+            i, found = int(self.index[k]), hessian.zeros(thin)
+            inputs = self._inputs_of(i)
+            if parts is None:
+                hessian.add(found, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
+            else:
+                with_own = torch.cat([x, parts[i]])
+                hessian.add_profile(found, with_own, [inputs], 1.0, len(inputs), thin)
+            if not torch.isfinite(found).all():
                 self._refuse_curvature(hessian, x)
-            total += float(weights[k]) * own  # sum of w_i H_i
+            total += float(weights[k]) * found  # sum of w_i H_i
         return total
 
     def _walk(

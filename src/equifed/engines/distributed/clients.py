@@ -256,7 +256,7 @@ class DistributedClients(TorchClients):
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
+        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
