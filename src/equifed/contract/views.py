@@ -15,7 +15,14 @@ from typing import Any, Literal, Self
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, Moved, Traffic
+from equifed.contract.clients import (
+    Clients,
+    ClientVectors,
+    Moved,
+    Traffic,
+    may_sum,
+    weighted_difference,
+)
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
@@ -65,6 +72,16 @@ class VectorsView(ClientVectors):
     def squared_norms(self) -> Losses:
         return self.behind.squared_norms()
 
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
+        """Return sum_i weights_i (v_i - old_i): as one sum where sums are hidden."""
+        if not self.claimed:
+            return self.weighted_sum(weights) - old.weighted_sum(weights)
+        return weighted_difference(self.behind, _behind(old) or old, weights)
+
+    def allows(self, weights: Weights) -> bool:
+        """Tell whether a sum may be asked for."""
+        return may_sum(self.behind, weights)
+
     @property
     def at_hand(self) -> bool:
         """Whether norms cost neither an exchange nor work done again."""
@@ -107,6 +124,11 @@ class ClientsView(Clients):
     def traffic(self) -> Traffic:  # type: ignore[override]
         """The ledger of the clients behind."""
         return self.behind.traffic
+
+    @property
+    def hidden(self) -> object | None:
+        """How sums are hidden from the server; None: they are not."""
+        return getattr(self.behind, "hidden", None)
 
     @property
     @override

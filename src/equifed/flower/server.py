@@ -21,10 +21,11 @@ from equifed.contract.memory import KeyedMemory
 from equifed.contract.streams import Stream
 from equifed.engines.answers import check_metrics
 from equifed.engines.in_process import check_local_arguments
+from equifed.flower.local_work import LocalWork
 from equifed.flower.mailbox import Answers, Mailbox
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
-from equifed.flower.vectors import FlowerVectors, LocalWork
+from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.models.curvature import known_curvature
@@ -163,7 +164,7 @@ class FlowerClients(Messenger, Clients):
         replies = self.ask(requests, self.check_gradient)
         keys = [f"{request.tag}/gradient" for request in requests.values()]
         rows = self.read_rows(replies, "gradient") if self.hidden is None else None
-        return self.read_numbers(replies, "loss"), FlowerVectors(self, keys, rows, remake)
+        return self.read_numbers(replies, "loss"), FlowerVectors(self, keys, rows, remake, x=x)
 
     @override
     def local_steps(
@@ -188,7 +189,7 @@ class FlowerClients(Messenger, Clients):
                 request.args["control"] = control.key_of(i)
             if slopes is not None:
                 request.args["slope"] = float(slopes[k])
-        return LocalWork(self, requests, work, control).start()
+        return LocalWork(self, requests, work, control, x, target).start()
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
@@ -209,6 +210,8 @@ class FlowerClients(Messenger, Clients):
         assert isinstance(vectors, FlowerVectors)
         vectors.settle()
         keys = [""] * len(self.names) if memory is None else list(memory.keys)
+        if vectors.withheld:
+            return KeyedMemory(tuple(keys))
         before = {(i, key) for i, key in enumerate(keys) if key}
         for k, i in enumerate(index.tolist()):
             keys[i] = vectors.key_of(i)

@@ -8,6 +8,7 @@ bytes with stated sizes: there is nothing to unpickle, and a size is checked bef
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -194,6 +195,11 @@ def expect_number(
     if number < least:
         raise WireError(f"{name} is {number}, and cannot be below {least:g}")
     return number
+
+
+def digest_model(data: bytes) -> str:
+    """Return a short digest of a model's bytes, the same on both sides."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def pack(array: NDArray[Any]) -> Array:

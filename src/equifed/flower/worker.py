@@ -132,7 +132,10 @@ class Worker:
 
     def sum(self) -> Reply:
         """Return a kept vector times this client's weight, masked."""
-        vector = self._recall(str(self.args["key"]))
+        key = str(self.args["key"])
+        vector = self._recall(key)
+        if "minus" in self.args:
+            vector = vector - self._recall(str(self.args["minus"]))
         return self._reply({}, {"masked": self._masking().mask(vector)})
 
     def norms(self) -> Reply:

@@ -27,15 +27,12 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
+from equifed.flower.secure.ledger import Ledger, PrivacyError
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed, sum_words
 from equifed.flower.secure.session import Published, majority, open_sum
 from equifed.flower.wire import Reply, WireError, expect_vector
 
 T = TypeVar("T")
-
-
-class PrivacyError(RuntimeError):
-    """A sum that would show one client's vector."""
 
 
 @dataclass
@@ -45,6 +42,7 @@ class PairSums(HiddenSums):
     bits: int = FRACTION_BITS
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     number: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
 
     @override
     def total(
@@ -86,6 +84,7 @@ class SecureSums(HiddenSums):
 
     bits: int = FRACTION_BITS
     slots: int = 16
+    ledger: Ledger = field(default_factory=Ledger)
     _epoch: _Prepared | None = None
 
     @override
