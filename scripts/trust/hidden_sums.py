@@ -6,9 +6,9 @@
 Every algorithm of the catalogue trains for three rounds under ``privacy = "secure"``. In each run
 one client is lost with its k-th reply, for every k, and is back in the next round, or never. The
 server writes down every sum that it opened. Then it forms *every* linear combination of those of
-one round, and of one model, whether it knows the factors or not, and compares with every vector
-that a client computed then: one that lies in their span up to 1 % is a recovery. Prints a table and
-exits with 1 if there was one.
+one round, of one model, and of the whole run, whether it knows the factors or not, and compares
+with every vector that a client computed then: one that lies in their span up to 1 % is a recovery.
+Prints a table and exits with 1 if there was one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.local import LocalSGD
 from equifed.flower.memory import Memory
 from equifed.flower.secure.sums import SecureSums
-from equifed.flower.wire import Request
+from equifed.flower.wire import Request, digest_model
 from equifed.objectives import ChiSquare, CVaR
 from equifed.runs.catalogue import ALGORITHMS, NEED_GRAM
 from equifed.training.loop import train
@@ -76,9 +76,9 @@ class Seen:
     model: str = ""
     round: int = 0
 
-    def places(self) -> tuple[Any, Any]:
+    def places(self) -> tuple[Any, ...]:
         """Return where something belongs that happens now."""
-        return ("round", self.round), ("model", self.model)
+        return ("round", self.round), ("model", self.model), ("run", "")
 
     def recoveries(self) -> list[str]:
         """Return whose vector lies in the span of the sums of one round or model."""
@@ -133,7 +133,7 @@ class LosingGrid:
             request = Request.from_records(message.content)
             seen.round = max(seen.round, int(request.args.get("round", 0)))
             if "x" in request.arrays:
-                seen.model = np.asarray(request.arrays["x"]).tobytes().hex()[:400]
+                seen.model = digest_model(np.asarray(request.arrays["x"]).tobytes())
             replies = deliver(message)
             if request.client != LOST:
                 return replies
@@ -147,7 +147,7 @@ class LosingGrid:
 
 
 def play(algorithm: Any, k: int, back: bool = True) -> tuple[Seen, int, str]:
-    """Train with a client that is lost at its k-th reply; return what was seen, and how it ended."""
+    """Train with a client that is lost at its k-th reply; return what was seen, and the end."""
     seen, federation, the_task = Seen(), convex(CLIENTS, d=40), task()
     with tempfile.TemporaryDirectory() as folder, watching(seen):
         grid = memory_grid(federation, the_task, Path(folder))
@@ -163,7 +163,9 @@ def play(algorithm: Any, k: int, back: bool = True) -> tuple[Seen, int, str]:
     return seen, losing.count, end
 
 
-def try_all(names: list[str], every: int = 1) -> Iterator[tuple[str, int, int, list[str], set[str]]]:
+def try_all(
+    names: list[str], every: int = 1
+) -> Iterator[tuple[str, int, int, list[str], set[str]]]:
     """Yield, by algorithm, points of loss, sums opened, recoveries, and how runs ended early."""
     for name in names:
         seen, points, end = play(CASES[name], k=0)
@@ -179,13 +181,19 @@ def try_all(names: list[str], every: int = 1) -> Iterator[tuple[str, int, int, l
 
 def main() -> int:
     """Try every point, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", help="names of algorithms")
     parser.add_argument("--every", type=int, default=1, help="try every so-manieth point of loss")
     args = parser.parse_args()
     names = args.only or list(CASES)
     recovered = 0
-    print("| algorithm | points of loss | sums opened | recoveries | ended early |\n" + "|---" * 5 + "|")
+    print(
+        "| algorithm | points of loss | sums opened | recoveries | ended early |\n"
+        + "|---" * 5
+        + "|"
+    )
     for name, points, sums, found, ends in try_all(names, args.every):
         print(f"| {name} | {points} | {sums} | {len(found)} | {len(ends)} |", flush=True)
         for line in [*found[:5], *sorted(ends)[:3]]:

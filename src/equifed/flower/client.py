@@ -21,6 +21,7 @@ from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.flower.memory import find_root
+from equifed.flower.secure.identity import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.site import name_site, read_partition
@@ -66,7 +67,8 @@ def make_client_app(
             root = memory or Path(str(context.node_config.get("memory", find_root())))
             own = task if isinstance(task, Task) else task(context)
             partition = read_partition(context.node_config)
-            loaded[key] = Client(federation, own, root, partition, _floor(context))
+            identity = Identity.from_settings(context.node_config)
+            loaded[key] = Client(federation, own, root, partition, _floor(context), identity)
             while len(loaded) > 64:  # a simulation runs many nodes in one process
                 loaded.popitem(last=False)
         return loaded[key]

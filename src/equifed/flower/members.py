@@ -42,6 +42,7 @@ class Hello:
     schema: Schema
     model: str
     key: bytes
+    signature: str = ""
 
     @classmethod
     def from_reply(cls, reply: Reply) -> Hello:
@@ -57,6 +58,7 @@ class Hello:
                 Schema.from_dict(n["schema"]),
                 str(n["model"]),
                 bytes.fromhex(n["key"]),
+                str(n.get("signature", ""))[:1000],
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise WireError("the hello is incomplete") from None

@@ -44,10 +44,11 @@ class Memory:
     def __init__(self, root: Path, run: str, client: str) -> None:
         self.folder = root / _name(run) / _name(client)
 
-    def put(self, key: str, vector: NDArray[Any], round: int) -> None:
-        """Keep a vector under a key, replacing what was there."""
+    def put(self, key: str, vector: NDArray[Any], round: int, model: str = "") -> None:
+        """Keep a vector under a key, replacing what was there; ``model`` is where it comes from."""
         data = np.ascontiguousarray(vector)
         head = {"key": key, "dtype": data.dtype.name, "size": data.size}
+        head |= {"model": model, "round": round}
         head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
         self._write(f"{_name(key)}.vector", json.dumps(head).encode() + b"\n" + data.tobytes())
         self._mark_seen([key], round)
@@ -63,6 +64,15 @@ class Memory:
             return np.frombuffer(body, dtype=head["dtype"]).reshape(head["size"]).copy()
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def trace(self, key: str) -> tuple[str, int]:
+        """Return the model and the round that a vector comes from; "" and 0 if it is not here."""
+        try:
+            with (self.folder / f"{_name(key)}.vector").open("rb") as file:
+                head = json.loads(file.readline())
+            return str(head["model"]), int(head["round"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", 0
 
     def read_record(self, name: str) -> dict[str, Any]:
         """Return a small record, empty if there is none."""

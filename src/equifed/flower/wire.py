@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages; both sides must have the same."""
 
 REQUEST_LIMIT = 1 << 26
@@ -52,6 +52,7 @@ OPERATIONS = {
     "metrics": "evaluate.metrics",
     "keys": "query.keys",
     "shares": "query.shares",
+    "boxes": "query.boxes",
     "unmask": "query.unmask",
 }
 """Operations and the Flower message types that carry them."""

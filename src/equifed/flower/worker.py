@@ -20,10 +20,11 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.memory import Memory
+from equifed.flower.secure.identity import Identity, Signer
 from equifed.flower.secure.masking import Masking
 from equifed.flower.secure.session import SecureError
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
-from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
+from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, digest_model, expect_vector
 from equifed.metrics.metric import as_metrics
 from equifed.training.versions import package_versions
 
@@ -33,13 +34,14 @@ LEVELS = ("none", "sums", "secure")
 
 @dataclass
 class Client:
-    """One client: its data, model and memory, its partition if it has one, its least privacy."""
+    """One client: its data, model, memory, partition if it has one, least privacy and keys."""
 
     federation: Federation
     task: Task
     root: Path
     partition: int | None = None
     floor: int = 0
+    identity: Identity = field(default_factory=Identity)
     _engines: dict[int, OneClient] = field(default_factory=dict)
 
     def build_engine(self, position: int) -> OneClient:
@@ -76,6 +78,7 @@ class Worker:
             "metrics": self.metrics,
             "keys": lambda: self._reply(self._masking().publish()),
             "shares": lambda: self._reply(self._masking().share()),
+            "boxes": lambda: self._reply(self._masking().check_boxes()),
             "unmask": lambda: self._reply(self._masking().unmask()),
         }
         reply = operations[self.request.op]()
@@ -92,7 +95,7 @@ class Worker:
                 "sizes": {k: len(split) for k, split in self.federation.splits().items()},
                 "schema": Schema.of(self.federation).to_dict(),
                 "model": self.task.fingerprint(self.engine),
-                "key": self._masking().publish_run_key().hex(),
+                **self._masking().publish_run_key(),
             }
         )
 
@@ -136,7 +139,7 @@ class Worker:
         vector = self._recall(key)
         if "minus" in self.args:
             vector = vector - self._recall(str(self.args["minus"]))
-        return self._reply({}, {"masked": self._masking().mask(vector)})
+        return self._reply({}, {"masked": self._masking().mask(vector, *self.memory.trace(key))})
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
@@ -173,13 +176,15 @@ class Worker:
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         rows = {name: _array(vectors.matrix[0]) for name, vectors in parts.items()}
+        model = digest_model(self.request.arrays["x"].tobytes())
         for name, row in rows.items():
-            self.memory.put(f"{self.request.tag}/{name}", row, self.round)
+            self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:
             self._allow("none")
             return self._reply(numbers, rows)
         if "mask" in self.args:
-            masked = self._masking().mask(rows[str(self.args["mask"]["part"])])
+            part = rows[str(self.args["mask"]["part"])]
+            masked = self._masking().mask(part, model, self.round)
             return self._reply(numbers, {"masked": masked})
         return self._reply(numbers)
 
@@ -202,7 +207,8 @@ class Worker:
         args = self.args.get("mask", {})
         if args.get("scheme") == "pairs":
             self._allow("sums")
-        return Masking(self.memory, args, self.request.client)
+        who = Signer(self.client.identity, self.request.run, self.federation.names[0])
+        return Masking(self.memory, args, self.request.client, who)
 
     def _allow(self, level: str) -> None:
         if LEVELS.index(level) < self.client.floor:
