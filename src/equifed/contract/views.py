@@ -28,7 +28,7 @@ from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
 from equifed.contract.hessian import KnowsHessians
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, KeepsOwn
+from equifed.contract.own import Inexactness, KeepsOwn, TellsOwn
 from equifed.contract.streams import Stream
 
 Kind = Literal["gradient", "displacement", "snapshot", "average", "mean_gradient", "memory"]
@@ -232,13 +232,11 @@ class ClientsView(Clients):
 
     def describe_own(self) -> str | None:
         """Say what the own parts are; None: there are none."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.describe_own()
+        return self.behind.describe_own() if isinstance(self.behind, TellsOwn) else None
 
     def warn_of_own(self) -> str | None:
         """Say for which clients own parts rest on their penalty alone."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.warn_of_own()
+        return self.behind.warn_of_own() if isinstance(self.behind, TellsOwn) else None
 
     def remembers_own(self) -> bool:
         """Tell whether a state must hold the own parts."""
@@ -272,8 +270,7 @@ class ClientsView(Clients):
 
     def inexactness(self, x: Vector) -> Inexactness | str | None:
         """Return how far answers at x may be off."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.inexactness(x)
+        return self.behind.inexactness(x) if isinstance(self.behind, TellsOwn) else None
 
     @override
     def subset(self, index: Index) -> Self:

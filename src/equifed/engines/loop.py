@@ -37,7 +37,7 @@ class LoopClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
         with torch.no_grad():
             values = [
                 self._loss(self._with_own(x, k), k, self._batches(k, stream, batch_size).at(0))
@@ -52,7 +52,7 @@ class LoopClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
         pairs = [
             self._gradient(self._with_own(x, k), k, self._batches(k, stream, batch_size).at(0))
             for k in self._each()
@@ -76,7 +76,7 @@ class LoopClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        self._refuse_minibatches(work.batch_size)
+        self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 KEEP_ROUNDS = 3
 """Rounds after which a vector that nobody named again is deleted."""
 
+OWN_ROUNDS = 64
+"""Rounds whose own parts are held, so that a run can be resumed from an earlier one."""
+
 
 def find_root() -> Path:
     """Return the folder of all client memories: ``$EQUIFED_MEMORY``, or one in the user's cache."""
@@ -64,6 +67,26 @@ class Memory:
             return np.frombuffer(body, dtype=head["dtype"]).reshape(head["size"]).copy()
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def keep_own(self, round: int, part: NDArray[Any]) -> None:
+        """Keep the own part that this client has after a round; the last rounds' are held."""
+        rounds = sorted({*self._own_rounds(), round})
+        data = json.dumps({"round": round, "part": part.astype(np.float64).tolist()})
+        self._write(f"{_name(f'own {round}')}.json", data.encode(), sync=True)
+        for old in rounds[:-OWN_ROUNDS]:
+            (self.folder / f"{_name(f'own {old}')}.json").unlink(missing_ok=True)
+        self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
+
+    def own_before(self, round: int) -> NDArray[np.float64] | None:
+        """Return the own part after the last round before another one; None: there was none."""
+        earlier = [r for r in self._own_rounds() if r < round]
+        if not earlier:
+            return None
+        part = self.read_record(f"own {max(earlier)}").get("part")
+        return None if part is None else np.array(part, dtype=np.float64)
+
+    def _own_rounds(self) -> list[int]:
+        return [int(r) for r in self.read_record("own rounds").get("rounds", [])]
 
     def trace(self, key: str) -> tuple[str, int]:
         """Return the model and the round that a vector comes from; "" and 0 if it is not here."""

@@ -63,6 +63,7 @@ class Messenger:
         self.pins: dict[int, str] = {}
         self._tries: dict[str, int] = {}
         self._rounds = [0]  # the one of the last requests; all subsets share it
+        self.common: dict[str, Any] = {}  # what every request says
 
     @property
     def round(self) -> int:
@@ -108,7 +109,12 @@ class Messenger:
         run, tag = self.members.run, f"{where}#{tries}"
         requests = {}
         for i in self.index.tolist():
-            own = {**common, **args, "pins": [self.pins[i]] if i in self.pins else []}
+            own = {
+                **common,
+                **self.common,
+                **args,
+                "pins": [self.pins[i]] if i in self.pins else [],
+            }
             requests[i] = Request(op, run, tag, i, own, dict(arrays))
         return requests
 

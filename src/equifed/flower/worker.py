@@ -20,6 +20,7 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.memory import Memory
+from equifed.flower.own_parts import bind_own_part, measure_error
 from equifed.flower.secure.identity import Identity, Signer
 from equifed.flower.secure.masking import Masking
 from equifed.flower.secure.session import SecureError
@@ -64,6 +65,10 @@ class Worker:
         self.engine = client.build_engine(max(request.client, 0))
         self.memory = Memory(client.root, request.run, client.federation.names[0])
         self.round = int(self.args.get("round", 0))
+        if request.op in ("losses", "gradient", "local", "metrics"):
+            measured = request.op == "metrics"  # a model, with the own part of its round
+            before = int(self.args.get("own_round", 0)) + 1 if measured else self.round
+            bind_own_part(self.engine, self.memory, self.args, before)
 
     def answer(self) -> Reply:
         """Do what the request says."""
@@ -110,7 +115,8 @@ class Worker:
             self._sent("x"), self._stream(), self.args["batch_size"]
         )
         assert isinstance(vectors, DenseVectors)
-        return self._keep({"loss": float(losses[0])}, {"gradient": vectors})
+        told = measure_error(self.engine, self._sent("x"))
+        return self._keep({"loss": float(losses[0]), **told}, {"gradient": vectors})
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
@@ -127,6 +133,8 @@ class Worker:
             target=target,
             slopes=None if slope is None else np.array([float(slope)]),
         )
+        if self.engine.remembers_own():
+            self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
             numbers["threshold"] = float(moved.thresholds[0])
