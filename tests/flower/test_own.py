@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Any, str, Any]] = {
     "scaffold/alternating": ("head", "alternating", Scaffold(MINI, participation=0.5)),
     "scaff-pd/joint": ("bias", "joint", ScaffPD(ChiSquare(0.5), MINI, ConstantSteps(0.4, 0.5))),
     "fedavg/profile": ("bias", "profile", FedAvg(FULL)),
-    "scaff-pd/profile": ("bias", "profile", ScaffPD(ChiSquare(0.5), metric="none")),
+    "scaff-pd/profile": ("bias", "profile", ScaffPD(ChiSquare(0.5), FULL, ConstantSteps(0.4, 0.5))),
 }
 HIDDEN: dict[str, Any] = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
 
@@ -89,10 +89,10 @@ def equal(found: Any, expected: Any, atol: float = 1e-9) -> None:
 def test_training_is_that_of_the_loop_engine(name: str, privacy: str, tmp_path: Path) -> None:
     own, steps, algorithm = CASES[name]
     federation, the_task = convex(6), own_task(own, steps)
-    expected = train(algorithm, loop(federation, the_task), rounds=6, seed=3, evaluate=SPLITS)
+    expected = train(algorithm, loop(federation, the_task), rounds=4, seed=3, evaluate=SPLITS)
     grid = memory_grid(federation, the_task, tmp_path)
     clients = flower_clients(grid, the_task, hidden=HIDDEN[privacy]())
-    found = train(algorithm, clients, rounds=6, seed=3, evaluate=SPLITS)
+    found = train(algorithm, clients, rounds=4, seed=3, evaluate=SPLITS)
     equal(found, expected)
     told = [e["reason"] for e in found.events if e["event"] == "note"]
     assert any("which stay at the sites" in text for text in told)
@@ -150,7 +150,7 @@ def test_no_byte_of_an_own_part_leaves_a_site(name: str, privacy: str, tmp_path:
 def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path: Path) -> None:
     own, steps, algorithm = CASES["fedavg/joint"]
     federation, the_task = convex(), own_task(own, steps)
-    whole = train(algorithm, loop(federation, the_task), rounds=6, seed=3, evaluate=SPLITS)
+    whole = train(algorithm, loop(federation, the_task), rounds=4, seed=3, evaluate=SPLITS)
     grid = memory_grid(federation, the_task, tmp_path / "memory")
     clients = flower_clients(grid, the_task)
     folder = RunFolder(tmp_path / "run", clients.names)

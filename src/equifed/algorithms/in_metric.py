@@ -11,7 +11,7 @@ import numpy as np
 from equifed.algorithms.attendance import Attendance, take_attendance
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.clients import Clients, ClientVectors, hides_sums
 from equifed.contract.curvature import Form
 from equifed.contract.streams import Stream
 from equifed.objectives.base import FreeSum
@@ -261,7 +261,9 @@ def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | 
     if algorithm.metric == "auto" and objective.l1_norm(len(clients.names)) > 1 + 1e-9:
         return None  # with signed weights such steps do not always end at the solution
     form: Form | int | str = f"there are more than {MOST_CLIENTS} clients"
-    if len(clients.names) <= MOST_CLIENTS:
+    if hides_sums(clients):
+        form = "the inner products of the clients' gradients are hidden from the server"
+    elif len(clients.names) <= MOST_CLIENTS:
         form = choose_form(clients, state.x, algorithm.metric)
     if not isinstance(form, int) and form not in get_args(Form):
         return None if algorithm.metric == "auto" else form

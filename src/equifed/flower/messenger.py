@@ -32,9 +32,18 @@ class HiddenSums(Protocol):
     ledger: Ledger
 
     def total(
-        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        weights: Weights,
+        part: str,
+        ask: Ask,
+        size: int | None = None,
     ) -> NDArray[np.float64]:
-        """Return sum_i weights_i v_i, where ``requests`` make clients compute or recall v_i."""
+        """Return sum_i weights_i v_i, where ``requests`` make clients compute or recall v_i.
+
+        They are ``size`` long, or as long as the model.
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import ClientDetail, Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
@@ -20,7 +19,7 @@ from equifed.contract.memory import KeyedMemory
 from equifed.contract.streams import Stream
 from equifed.engines.answers import check_metrics
 from equifed.engines.in_process import check_local_arguments
-from equifed.engines.own_parts import JOINT
+from equifed.flower.curvature import FlowerCurvature
 from equifed.flower.local_work import LocalWork
 from equifed.flower.mailbox import Answers, Mailbox
 from equifed.flower.measured import check_detail, read_evaluation
@@ -30,10 +29,9 @@ from equifed.flower.own_parts import OwnPartsElsewhere
 from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
 from equifed.metrics.metric import METRICS, find_metric
-from equifed.models.curvature import known_curvature
 
 
-class FlowerClients(OwnPartsElsewhere, Clients):
+class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
     """Clients on the nodes of a Flower federation; arguments as for :class:`Messenger`.
 
     With ``hidden`` sums the server never receives a client's vector; without, vectors come with the
@@ -138,23 +136,6 @@ class FlowerClients(OwnPartsElsewhere, Clients):
                 check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
 
         return self.mailbox.ask(requests, check, partial=True)
-
-    @override
-    def curvature(self) -> Curvature | str:
-        own = self.members.engine.remembers_own()
-        return JOINT if own else known_curvature(self.model, len(self.names))
-
-    @override
-    def curvature_sum(
-        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
-    ) -> CurvatureSum | str:
-        return "Flower's messages carry no Hessians"
-
-    @override
-    def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
-    ) -> Losses | str:
-        return "the server of a Flower federation compares no clients' vectors"
 
     def group(self) -> None:
         """Return None: the server is one process."""

@@ -47,6 +47,7 @@ OPERATIONS = {
     "gradient": "train.gradient",
     "local": "train.local",
     "sum": "query.sum",
+    "curvature": "train.curvature",
     "norms": "query.norms",
     "recall": "query.recall",
     "metrics": "evaluate.metrics",
@@ -67,6 +68,7 @@ REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {
     "gradient": ("gradient", "masked"),
     "local": (*PARTS, "masked"),
     "sum": ("masked",),
+    "curvature": ("curvature", "masked"),
     "recall": ("vector",),
 }
 """Arrays that a reply may hold, by operation; replies to other operations hold none."""

@@ -19,6 +19,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
+from equifed.flower.curvature import measure_blocks
 from equifed.flower.memory import Memory
 from equifed.flower.own_parts import bind_own_part, measure_error
 from equifed.flower.secure.identity import Identity, Signer
@@ -78,6 +79,7 @@ class Worker:
             "gradient": self.gradient,
             "local": self.local,
             "sum": self.sum,
+            "curvature": self.curvature,
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,
@@ -148,6 +150,18 @@ class Worker:
         if "minus" in self.args:
             vector = vector - self._recall(str(self.args["minus"]))
         return self._reply({}, {"masked": self._masking().mask(vector, *self.memory.trace(key))})
+
+    def curvature(self) -> Reply:
+        """Return this client's second derivatives, or their product with a thin matrix, packed."""
+        x, thin = self._sent("x"), None
+        if "thin" in self.request.arrays:
+            thin = self._tensor(np.asarray(self.request.arrays["thin"]))
+        packed = measure_blocks(self.engine, x, self.args, thin)
+        if "mask" not in self.args:
+            self._allow("none")
+            return self._reply({}, {"curvature": packed})
+        model = digest_model(self.request.arrays["x"].tobytes())
+        return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""

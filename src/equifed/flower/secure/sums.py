@@ -53,7 +53,13 @@ class PairSums(HiddenSums):
 
     @override
     def total(
-        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        weights: Weights,
+        part: str,
+        ask: Ask,
+        size: int | None = None,
     ) -> NDArray[np.float64]:
         table = {
             "scheme": "pairs",
@@ -63,7 +69,7 @@ class PairSums(HiddenSums):
             "bits": self.bits,
         }
         self.number += 1
-        masked = _collect(messenger, requests, weights, part, ask, table)
+        masked = _collect(messenger, requests, weights, part, ask, table, size)
         return from_fixed(sum_words(masked.values()), self.bits)
 
 
@@ -97,14 +103,20 @@ class SecureSums(HiddenSums):
 
     @override
     def total(
-        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        weights: Weights,
+        part: str,
+        ask: Ask,
+        size: int | None = None,
     ) -> NDArray[np.float64]:
         epoch = self._epoch
         if epoch is None or set(epoch.parties) != set(requests) or epoch.slot >= self.slots:
             epoch = self._epoch = self._prepare(messenger)
         slot, epoch.slot = epoch.slot, epoch.slot + 1
         table = {**self._table(epoch.name), "slot": slot}
-        masked = _collect(messenger, requests, weights, part, ask, table)
+        masked = _collect(messenger, requests, weights, part, ask, table, size)
         shares = self._unmask(messenger, epoch, table)
         members = str(_list_members(requests, weights))
         try:
@@ -236,6 +248,7 @@ def _collect(
     part: str,
     ask: Ask,
     table: dict[str, Any],
+    size: int | None,
 ) -> dict[int, Words]:
     """Ask every client for its scaled and masked vector; all of them, or MissingClients."""
     if np.count_nonzero(weights) < 2:
@@ -249,7 +262,7 @@ def _collect(
         request.args["mask"] = {**table, "weight": float(weights[k])}
 
     def check(i: int, reply: Reply) -> None:
-        expect_vector(reply.arrays, "masked", messenger.model.size, "uint64")
+        expect_vector(reply.arrays, "masked", size or messenger.model.size, "uint64")
 
     replies = ask(requests, check).complete(messenger.members.names)
     return {i: replies[i].arrays["masked"] for i in sorted(replies)}
