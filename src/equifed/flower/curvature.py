@@ -1,4 +1,4 @@
-"""Second derivatives over Flower: packed matrices, summed in clear or hidden, checked one by one."""
+"""Second derivatives over Flower: packed matrices, summed in clear or hidden, and checked."""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ A client that is gone after step 3 is still in the sum. Steps 1 and 2 are repeat
 **What it withstands**: a server that follows the protocol and looks at everything it receives,
 together with up to t - 1 of the clients, t being more than half. Where sites know each other's
 keys (``identity``), the server cannot put itself between them. **What it does not**: a server that
-sends slightly different models, clients that send wrong vectors, and whatever the sum itself tells
-(``ledger`` has what is opened, and what is not). The server still sees every client's losses,
-squared norms where an algorithm asks for them, metrics, sizes, weights and presence.
+sends slightly different models, wrong vectors, and whatever the sum itself tells (see ``ledger``).
 
 Nothing here knows of Flower: bytes and plain values go in and out.
 """
@@ -193,9 +191,7 @@ class Epoch:
         arrived: Sequence[int],
         boxes: Mapping[int, bytes],
     ) -> dict[int, bytes]:
-        """Step 4: return one share for each party: of its own mask if its vector arrived, else of
-        its mask key. Parties without a box are left out.
-        """  # noqa: D205 - two sentences
+        """Step 4: return a share of each party with a box: of its own mask, or of its mask key."""
         if not set(arrived) <= set(parties) or len(set(arrived)) < majority(len(parties)):
             raise SecureError("too few vectors arrived to open the sum")
         if self.own not in arrived:

@@ -14,9 +14,8 @@ Clients multiply by their weight, which is public, before masking.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,14 @@ from equifed.flower.members import Hello
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger, PrivacyError
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed, sum_words
+from equifed.flower.secure.replies import (
+    read,
+    read_bad,
+    read_boxes,
+    read_digests,
+    read_keys,
+    read_shares,
+)
 from equifed.flower.secure.session import (
     Published,
     WrongSecret,
@@ -38,8 +45,6 @@ from equifed.flower.secure.session import (
     open_sum,
 )
 from equifed.flower.wire import Reply, WireError, expect_vector
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -134,22 +139,22 @@ class SecureSums(HiddenSums):
         table = self._table(secrets.token_hex(8))
 
         def check_keys(i: int, reply: Reply) -> None:
-            if len(_read(_read_keys, reply).masking) != self.slots:
+            if len(read(read_keys, reply).masking) != self.slots:
                 raise WireError("sent another number of keys than asked for")
 
         replies = _take_step(messenger, "keys", table, check_keys)
         told = {str(i): reply.numbers for i, reply in sorted(replies.items())}
-        parties = {i: _read_keys(reply) for i, reply in sorted(replies.items())}
+        parties = {i: read_keys(reply) for i, reply in sorted(replies.items())}
 
         def check_boxes(i: int, reply: Reply) -> None:
-            boxes, digests = _read(_read_boxes, reply), _read(_read_digests, reply)
+            boxes, digests = read(read_boxes, reply), read(read_digests, reply)
             counts = {len(listed) for listed in (*boxes.values(), *digests.values())}
             others = set(parties) - {i}
             if (set(boxes), set(digests), counts) != (others, set(parties), {self.slots}):
                 raise WireError("sent shares for others than asked for")
 
         replies = _take_step(messenger, "shares", {**table, "parties": told}, check_boxes)
-        digests = {i: _read_digests(reply) for i, reply in replies.items()}
+        digests = {i: read_digests(reply) for i, reply in replies.items()}
         accused = self._relay(messenger, table, replies)
         return _Prepared(table["name"], parties, digests, accused)
 
@@ -173,11 +178,11 @@ class SecureSums(HiddenSums):
             }
 
         def check(i: int, reply: Reply) -> None:
-            if not _read(_read_bad, reply) <= set(shares) - {i}:
+            if not read(read_bad, reply) <= set(shares) - {i}:
                 raise WireError("complains about others than asked for")
 
         replies = messenger.ask(requests, check)
-        accused = {i: _read_bad(reply) for i, reply in replies.items()}
+        accused = {i: read_bad(reply) for i, reply in replies.items()}
         self._blame(messenger, accused)
         return accused
 
@@ -218,7 +223,7 @@ class SecureSums(HiddenSums):
             request.args["mask"] = {**table, "arrived": everybody}
 
         def check(i: int, reply: Reply) -> None:
-            shares = _read(_read_shares, reply)
+            shares = read(read_shares, reply)
             if set(shares) != set(everybody) - epoch.accused[i]:
                 raise WireError("sent shares of others than asked for")
             for j, share in shares.items():
@@ -226,7 +231,7 @@ class SecureSums(HiddenSums):
                     raise WireError(f"sent a wrong share of {messenger.members.names[j]}")
 
         answers = messenger.mailbox.ask(requests, check, partial=True)
-        shares = {i: _read_shares(reply) for i, reply in answers.replies.items()}
+        shares = {i: read_shares(reply) for i, reply in answers.replies.items()}
         held = min(sum(j in own for own in shares.values()) for j in everybody)
         if held < majority(len(everybody)):
             reasons = {i: failure.reason for i, failure in answers.failures.items()}
@@ -276,33 +281,3 @@ def _list_members(requests: Requests, weights: Weights) -> list[int]:
 def _tell_key(hello: Hello) -> dict[str, str]:
     """Return a client's key of the run as others check it."""
     return {"key": hello.key.hex(), "client": hello.name, "signature": hello.signature}
-
-
-def _read(reader: Callable[[Reply], T], reply: Reply) -> T:
-    """Return what a reader makes of a reply, or raise :class:`WireError`."""
-    try:
-        return reader(reply)
-    except (KeyError, ValueError, TypeError, AttributeError):
-        raise WireError("sent something else than keys or shares") from None
-
-
-def _read_keys(reply: Reply) -> Published:
-    return Published.from_dict(reply.numbers)
-
-
-def _read_boxes(reply: Reply) -> dict[int, list[bytes]]:
-    boxes = reply.numbers["boxes"].items()
-    return {int(j): [bytes.fromhex(box) for box in listed] for j, listed in boxes}
-
-
-def _read_digests(reply: Reply) -> dict[int, list[tuple[bytes, bytes]]]:
-    listed = reply.numbers["digests"].items()
-    return {int(j): [(bytes.fromhex(a), bytes.fromhex(b)) for a, b in pairs] for j, pairs in listed}
-
-
-def _read_bad(reply: Reply) -> set[int]:
-    return {int(j) for j in reply.numbers["bad"]}
-
-
-def _read_shares(reply: Reply) -> dict[int, bytes]:
-    return {int(j): bytes.fromhex(share) for j, share in reply.numbers["shares"].items()}
