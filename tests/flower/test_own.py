@@ -150,7 +150,7 @@ def test_no_byte_of_an_own_part_leaves_a_site(name: str, privacy: str, tmp_path:
 def test_a_resumed_run_equals_one_that_was_never_interrupted(tmp_path: Path) -> None:
     own, steps, algorithm = CASES["fedavg/joint"]
     federation, the_task = convex(), own_task(own, steps)
-    whole = train(algorithm, loop(federation, the_task), rounds=4, seed=3, evaluate=SPLITS)
+    whole = train(algorithm, loop(federation, the_task), rounds=6, seed=3, evaluate=SPLITS)
     grid = memory_grid(federation, the_task, tmp_path / "memory")
     clients = flower_clients(grid, the_task)
     folder = RunFolder(tmp_path / "run", clients.names)
