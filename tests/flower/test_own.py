@@ -21,6 +21,7 @@ from tests.flower.grid import (
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
+from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -220,3 +221,16 @@ def test_other_own_parts_are_another_model() -> None:
         the_task = task() if own is None else own_task(own, steps)
         marks.add(the_task.fingerprint(the_task.build_engine(federation)))
     assert len(marks) == 4
+
+
+def test_a_damaged_own_part_is_told_and_not_replaced(tmp_path: Path) -> None:
+    the_task = own_task("bias", "joint")
+    clients = flower_clients(memory_grid(convex(), the_task, tmp_path), the_task)
+    x = clients.initial(Stream(3).at("initial"))
+    clients.local_steps(x, MINI, Stream(3).at("round", 1, "local"))
+    memory = Memory(tmp_path, "test", "client-2")
+    for file in memory.folder.glob("*.vector"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(MissingClients, match="own part of round 1 is gone or damaged") as caught:
+        clients.losses(x, Stream(3).at("round", 2, "losses"))
+    assert list(caught.value.reasons) == [2]

@@ -608,7 +608,7 @@ def keyed(tmp_path: Path) -> MemoryGrid:
         path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
         lines.append(f"{public} client-{context.node_config['partition-id']}\n")
-        context.node_config.update(key=str(path), peers=str(tmp_path / "peers"))
+        context.node_config |= {"node-key": str(path), "peers": str(tmp_path / "peers")}
     (tmp_path / "peers").write_text("# all sites\n" + "".join(lines))
     return grid
 

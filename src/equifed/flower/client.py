@@ -20,7 +20,7 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
-from equifed.flower.memory import find_root
+from equifed.flower.memory import LostPart, find_root
 from equifed.flower.secure.identity import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
@@ -115,7 +115,7 @@ def answer_message(message: Message, load: Callable[[], Client], name: str) -> R
         return refuse("data", f"{kind} while loading the data; see the client's log")
     try:
         return Worker(client, request).answer()
-    except Stale as error:
+    except (Stale, LostPart) as error:
         return refuse("stale", str(error))
     except MissingClients as error:
         return refuse("non-finite", next(iter(error.reasons.values())))

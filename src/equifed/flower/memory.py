@@ -31,6 +31,10 @@ def find_root() -> Path:
     return Path(given) if given else cache / "equifed" / "memory"
 
 
+class LostPart(RuntimeError):
+    """An own part that is not where it was."""
+
+
 class Memory:
     """Vectors and small records of one client in one run.
 
@@ -49,11 +53,7 @@ class Memory:
 
     def put(self, key: str, vector: NDArray[Any], round: int, model: str = "") -> None:
         """Keep a vector under a key, replacing what was there; ``model`` is where it comes from."""
-        data = np.ascontiguousarray(vector)
-        head = {"key": key, "dtype": data.dtype.name, "size": data.size}
-        head |= {"model": model, "round": round}
-        head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
-        self._write(f"{_name(key)}.vector", json.dumps(head).encode() + b"\n" + data.tobytes())
+        self._write_vector(key, vector, {"model": model, "round": round})
         self._mark_seen([key], round)
 
     def get(self, key: str) -> NDArray[Any] | None:
@@ -71,19 +71,29 @@ class Memory:
     def keep_own(self, round: int, part: NDArray[Any]) -> None:
         """Keep the own part that this client has after a round; the last rounds' are held."""
         rounds = sorted({*self._own_rounds(), round})
-        data = json.dumps({"round": round, "part": part.astype(np.float64).tolist()})
-        self._write(f"{_name(f'own {round}')}.json", data.encode(), sync=True)
+        self._write_vector(f"own {round}", part, {"round": round}, sync=True)
         for old in rounds[:-OWN_ROUNDS]:
-            (self.folder / f"{_name(f'own {old}')}.json").unlink(missing_ok=True)
+            (self.folder / f"{_name(f'own {old}')}.vector").unlink(missing_ok=True)
         self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
 
-    def own_before(self, round: int) -> NDArray[np.float64] | None:
-        """Return the own part after the last round before another one; None: there was none."""
+    def own_before(self, round: int) -> NDArray[Any] | None:
+        """Return the own part after the last round before another one; None: there was none.
+
+        Raises
+        ------
+        LostPart
+            If it cannot be read any more.
+        """
         earlier = [r for r in self._own_rounds() if r < round]
         if not earlier:
             return None
-        part = self.read_record(f"own {max(earlier)}").get("part")
-        return None if part is None else np.array(part, dtype=np.float64)
+        part = self.get(f"own {max(earlier)}")
+        if part is None:
+            raise LostPart(
+                f"the own part of round {max(earlier)} is gone or damaged; bring back the memory "
+                "folder, or start a new run"
+            )
+        return part
 
     def _own_rounds(self) -> list[int]:
         return [int(r) for r in self.read_record("own rounds").get("rounds", [])]
@@ -131,6 +141,15 @@ class Memory:
         if seen != before:
             self._write(f"{_name('seen')}.json", json.dumps(seen).encode())
         return seen
+
+    def _write_vector(
+        self, key: str, vector: NDArray[Any], more: dict[str, Any], sync: bool = False
+    ) -> None:
+        data = np.ascontiguousarray(vector)
+        head = {"key": key, "dtype": data.dtype.name, "size": data.size, **more}
+        head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
+        content = json.dumps(head).encode() + b"\n" + data.tobytes()
+        self._write(f"{_name(key)}.vector", content, sync)
 
     def _write(self, name: str, content: bytes, sync: bool = False) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -220,7 +220,7 @@ def serve_site(
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
     settings = parse_node_config(node_config)
     if node_key is not None:  # it also signs the keys of hidden sums
-        settings = {"key": str(node_key), **settings}
+        settings = {"node-key": str(node_key), **settings}
     Node(Site(app, settings), connect, audit).run()
 
 

@@ -1,8 +1,8 @@
 """Who signed a key: sites that know each other's keys need not trust the server to relay them.
 
-A node's setting ``key`` is the file of the private key that it is registered with (OpenSSH), and
-``peers`` a file with the public keys of all sites, one on a line as ``ssh-keygen`` writes them with
-the site's name at its end::
+A node's setting ``node-key`` is the file of the private key that it is registered with (OpenSSH),
+and ``peers`` a file with the public keys of all sites, one on a line as ``ssh-keygen`` writes them
+with the site's name at its end::
 
     ecdsa-sha2-nistp384 AAAAE2VjZHNh... north
 """
@@ -38,10 +38,10 @@ class Identity:
     def from_settings(cls, settings: Mapping[str, Any]) -> Identity:
         """Read the files that a node's settings name."""
         key = peers = None
-        if "key" in settings:
-            key = load_ssh_private_key(Path(str(settings["key"])).read_bytes(), None)
+        if "node-key" in settings:
+            key = load_ssh_private_key(Path(str(settings["node-key"])).read_bytes(), None)
             if not isinstance(key, EllipticCurvePrivateKey):
-                raise ValueError(f"{settings['key']} holds no elliptic-curve key.")
+                raise ValueError(f"{settings['node-key']} holds no elliptic-curve key.")
         if "peers" in settings:
             peers = read_peers(Path(str(settings["peers"])))
         return cls(key, peers)
