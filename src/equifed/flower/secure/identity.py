@@ -37,13 +37,12 @@ class Identity:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Identity:
         """Read the files that a node's settings name."""
-        key = peers = None
-        if "node-key" in settings:
-            key = load_ssh_private_key(Path(str(settings["node-key"])).read_bytes(), None)
-            if not isinstance(key, EllipticCurvePrivateKey):
-                raise ValueError(f"{settings['node-key']} holds no elliptic-curve key.")
-        if "peers" in settings:
-            peers = read_peers(Path(str(settings["peers"])))
+        peers = read_peers(Path(str(settings["peers"]))) if "peers" in settings else None
+        if "node-key" not in settings:
+            return cls(None, peers)
+        key = load_ssh_private_key(Path(str(settings["node-key"])).read_bytes(), None)
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise ValueError(f"{settings['node-key']} holds no elliptic-curve key.")
         return cls(key, peers)
 
 
