@@ -160,7 +160,7 @@ class Worker:
         if "mask" not in self.args:
             self._allow("none")
             return self._reply({}, {"curvature": packed})
-        model = digest_model(self.request.arrays["x"].tobytes())
+        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
 
     def norms(self) -> Reply:
@@ -198,7 +198,7 @@ class Worker:
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         rows = {name: _array(vectors.matrix[0]) for name, vectors in parts.items()}
-        model = digest_model(self.request.arrays["x"].tobytes())
+        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         for name, row in rows.items():
             self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:

@@ -148,7 +148,7 @@ class SecureSums(HiddenSums):
 
         def check_boxes(i: int, reply: Reply) -> None:
             boxes, digests = read(read_boxes, reply), read(read_digests, reply)
-            counts = {len(listed) for listed in (*boxes.values(), *digests.values())}
+            counts = {*map(len, boxes.values()), *map(len, digests.values())}
             others = set(parties) - {i}
             if (set(boxes), set(digests), counts) != (others, set(parties), {self.slots}):
                 raise WireError("sent shares for others than asked for")
