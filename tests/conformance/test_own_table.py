@@ -143,13 +143,13 @@ def test_own_parts_differ_from_client_to_client() -> None:
             assert len(values) == 5 and not torch.equal(values[0], values[1])
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [(None, "profile"), (4, "joint")])
-def test_an_app_of_a_federation_has_them(batch_size: int | None, steps: str) -> None:
-    local = {"lr": 0.1, "steps": 1, **({} if batch_size is None else {"batch_size": batch_size})}
+@pytest.mark.parametrize(("name", "steps"), [("scaff-pd", "profile"), ("fedavg", "joint")])
+def test_an_app_of_a_federation_has_them(name: str, steps: str) -> None:
+    local = {"local": {"lr": 0.1, "steps": 1, "batch_size": 4}} if steps == "joint" else {}
     table = {
         "rounds": 1,
         "model": {"name": "logistic", "own": "bias"},
-        "algorithm": {"name": "fedavg", "local": local},
+        "algorithm": {"name": name, **local},
     }
     engine = AppConfig.from_dict(table).build_task().build_engine(federation().subset([0]))
     assert engine.own is not None and engine.own.steps == steps
