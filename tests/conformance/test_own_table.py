@@ -145,11 +145,13 @@ def test_own_parts_differ_from_client_to_client() -> None:
 
 @pytest.mark.parametrize(("name", "steps"), [("scaff-pd", "profile"), ("fedavg", "joint")])
 def test_an_app_of_a_federation_has_them(name: str, steps: str) -> None:
-    local = {"local": {"lr": 0.1, "steps": 1, "batch_size": 4}} if steps == "joint" else {}
+    more = {"objective": {"name": "cvar", "tail": 0.5}}
+    if steps == "joint":
+        more = {"local": {"lr": 0.1, "steps": 1, "batch_size": 4}}
     table = {
         "rounds": 1,
         "model": {"name": "logistic", "own": "bias"},
-        "algorithm": {"name": name, **local},
+        "algorithm": {"name": name, **more},
     }
     engine = AppConfig.from_dict(table).build_task().build_engine(federation().subset([0]))
     assert engine.own is not None and engine.own.steps == steps
