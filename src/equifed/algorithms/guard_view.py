@@ -139,9 +139,7 @@ class GuardedVectors(VectorsView):
     @override
     def weighted_sum(self, weights: Weights) -> Vector:
         watch: Watch = self.clients.watch
-        if watch.acts and watch.bounds_sums and (weights >= 0).all():
-            n = len(self.clients.names)
-            weights = limit_shares(weights, bound_share(watch.guard.cap, n, len(weights)))
+        weights = self._bound(weights)
         factors = self.factors() if self.partner is None else self.partner.factors()
         if not watch.acts or (factors == 1).all():
             return self.behind.weighted_sum(weights)
@@ -151,6 +149,18 @@ class GuardedVectors(VectorsView):
         assert self.x is not None
         total = self.behind.weighted_sum(np.where(honest, weights, 0.0))
         return total + float(weights[~honest].sum()) * self.x
+
+    @override
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
+        return super().weighted_difference(old, self._bound(weights) if self.claimed else weights)
+
+    def _bound(self, weights: Weights) -> Weights:
+        """Return the weights cut at the cap, where sums are to be bounded."""
+        watch: Watch = self.clients.watch
+        if not (watch.acts and watch.bounds_sums and (weights >= 0).all()):
+            return weights
+        n = len(self.clients.names)
+        return limit_shares(weights, bound_share(watch.guard.cap, n, len(weights)))
 
     @override
     def squared_norms(self) -> Losses:

@@ -43,7 +43,7 @@ class LoopClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
 
         def measure(self: Self, k: int) -> Tensor:
             with torch.no_grad():  # every thread has a switch of its own
@@ -60,7 +60,7 @@ class LoopClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
 
         def differentiate(self: Self, k: int) -> tuple[Tensor, Tensor]:
             batch = self._batches(k, stream, batch_size).at(0)
@@ -86,7 +86,7 @@ class LoopClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        self._refuse_minibatches(work.batch_size)
+        self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)

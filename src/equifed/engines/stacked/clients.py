@@ -151,7 +151,7 @@ class StackedClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
@@ -173,7 +173,7 @@ class StackedClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
         handle = SharedGradients(self, x, stream, batch_size)
         if not self._fits(1):
             losses = self.losses(x, stream, batch_size)
@@ -196,7 +196,7 @@ class StackedClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        self._refuse_minibatches(work.batch_size)
+        self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors | SharedGradients)
         run = LocalRun(self, x, work, stream, control, target, slopes)
