@@ -43,8 +43,7 @@ from equifed.training.versions import package_versions
 
 @dataclass
 class Client:
-    """One client: its data, model and memory, its partition if it has one, its site's policy
-    and keys.
+    """One client: data, model and memory, its partition if it has one, its policy and keys.
 
     ``notes`` are what it tells the others about its data, ``results`` the folder for models.
     """
