@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -21,6 +22,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
+from equifed.engines.sums import Node, node_values, sum_rows
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
@@ -39,6 +41,13 @@ class InProcessVectors(ClientVectors, Protocol):
         """Return all of them as the rows of one matrix."""
         ...
 
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of the weighted sum with others'; see :mod:`equifed.engines.sums`.
+
+        ``weights`` are those of all clients, of whom the ones here begin at ``first``.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class DenseVectors(ClientVectors):
@@ -48,7 +57,7 @@ class DenseVectors(ClientVectors):
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        return to_tensor(weights, self.matrix) @ self.matrix
+        return sum_rows(weights, self.matrix)
 
     @override
     def squared_norms(self) -> Losses:
@@ -57,6 +66,17 @@ class DenseVectors(ClientVectors):
     def dense(self) -> Tensor:
         """Return the matrix."""
         return self.matrix
+
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return the values of nodes of the tree of all clients."""
+        held = len(self.matrix)
+        rows = partial(take_rows, self.matrix, first)
+        return list(node_values(nodes, weights, rows, held, len(weights)))
+
+
+def take_rows(matrix: Tensor, first: int, begin: int, end: int) -> Tensor:
+    """Return rows of a matrix that begins at place ``first``."""
+    return matrix[begin - first : end - first]
 
 
 class TorchClients(Clients):
