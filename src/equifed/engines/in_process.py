@@ -71,12 +71,12 @@ class DenseVectors(ClientVectors):
         """Return the values of nodes of the tree of all clients."""
         held = len(self.matrix)
         rows = partial(take_rows, self.matrix, first)
-        return list(node_values(nodes, weights, rows, held, len(weights)))
+        return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
 
 
-def take_rows(matrix: Tensor, first: int, begin: int, end: int) -> Tensor:
+def take_rows(matrix: Tensor, first: int, begin: int, end: int) -> list[Tensor]:
     """Return rows of a matrix that begins at place ``first``."""
-    return matrix[begin - first : end - first]
+    return [matrix[begin - first : end - first]]
 
 
 class TorchClients(Clients):

@@ -3,15 +3,14 @@
 Floating-point numbers add up to other bits in another order. Here the order follows from the
 clients' places alone: each block of eight neighbours is one product, and blocks are added pairwise
 in a binary tree. Whoever holds all clients under a node of the tree (a chunk, a process, a piece
-that fits into memory) can compute the node alone; nodes, and the vectors of blocks that are divided,
-are then put together to the same bits.
+that fits into memory) can compute the node alone; nodes, and the vectors of divided blocks, are then
+put together to the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +23,9 @@ Node = tuple[int, int]
 """Level and place of a node: (0, j) is block j, (l, j) the sum of (l - 1, 2 j) and its neighbour.
 Level -1 are single clients."""
 
-Rows = Callable[[int, int], Tensor]
-"""Returns the vectors of the clients from one place up to another, as the rows of a matrix."""
+Rows = Callable[[int, int], Sequence[Tensor]]
+"""Returns the vectors of the clients from one place up to another, as the rows of a matrix for each
+kind of vector."""
 
 
 def sum_rows(weights: Weights, matrix: Tensor) -> Tensor:
@@ -62,16 +62,19 @@ def _within(node: Node, first: int, last: int, n: int) -> Iterator[Node]:
 def node_values(
     nodes: Sequence[Node], weights: Weights, rows: Rows, most: int, n: int
 ) -> Iterator[Tensor]:
-    """Yield the sums of nodes, and the vectors of single clients, with ``most`` rows at a time.
+    """Yield the sums of nodes, or a single client's vectors, a row for each kind.
+
+    ``rows`` is asked for at most so many clients at a time (but for a whole block).
 
     ``weights`` are those of all n clients; ``rows`` is asked for clients under the nodes only.
     """
     for node in nodes:
         begin, end = _span(node, n)
         if node[0] < 0:
-            yield rows(begin, end)[0]
+            yield torch.stack([matrix[0] for matrix in rows(begin, end)])
         elif end - begin <= max(most, BLOCK):
-            yield sum_rows(weights[begin:end], rows(begin, end))
+            share = weights[begin:end]
+            yield torch.stack([sum_rows(share, matrix) for matrix in rows(begin, end)])
         else:
             yield _add(node_values(_children(node, n), weights, rows, most, n))
 
@@ -137,4 +140,6 @@ def _children(node: Node, n: int) -> list[Node]:
     level, j = node
     if level == 0:
         return [(-1, i) for i in range(*_span(node, n))]
-    return [child for child in ((level - 1, 2 * j), (level - 1, 2 * j + 1)) if _span(child, n)[0] < n]
+    return [
+        child for child in ((level - 1, 2 * j), (level - 1, 2 * j + 1)) if _span(child, n)[0] < n
+    ]
