@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equifed.data import DataError, Federation
+from equifed.data import DataError, Federation, csv_files
+from equifed.data.csv_files import read_csv
 
 TABLE = {
     "site": ["Genève", "Bâle", "Genève", "Bâle"],
@@ -138,3 +140,23 @@ def test_parquet_is_known_by_its_content_and_needs_pyarrow(tmp_path, monkeypatch
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(DataError, match=r"needs pyarrow.*or save it as CSV"):
         federation(path)
+
+
+def test_a_table_of_ten_gigabytes_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "huge.csv"
+    with path.open("wb") as file:
+        file.truncate(10 << 30)  # sparse: it takes no room
+    with pytest.raises(DataError, match=r"huge\.csv has 10,737,418,240 bytes .* limit .* Parquet"):
+        read_csv(path)
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_files, "MOST_BYTES", 1000)
+    path = tmp_path / "small.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 249))
+    assert len(read_csv(path)["a"]) == 249
+    path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 250))
+    with pytest.raises(DataError, match="1,001 bytes or more, the limit is 1,000"):
+        read_csv(path)

@@ -13,7 +13,11 @@ from equifed.engines.minibatches import Minibatches
 
 
 def minibatches(
-    sizes: list[int], batch_size: int | None, seed: int = 0, first: int = 0, width: int | None = None
+    sizes: list[int],
+    batch_size: int | None,
+    seed: int = 0,
+    first: int = 0,
+    width: int | None = None,
 ) -> Minibatches:
     clients = torch.arange(first, first + len(sizes))
     given = (Stream(seed), clients, torch.tensor(sizes), batch_size, torch.float64)

@@ -13,6 +13,8 @@ from pathlib import Path
 from equifed.data.split import DataError
 
 SEPARATORS = (",", ";", "\t", "|")
+MOST_BYTES = 2 << 30
+"""Largest table that is read into memory, decompressed; as Python text it takes several times that."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -21,7 +23,7 @@ def read_csv(path: Path, *, header: Sequence[str] | None = None) -> dict[str, li
 
     The separator is the one of comma, semicolon, tab and bar that makes most of the first line.
     Lines without any content are skipped. The file is UTF-8 (or says that it is UTF-16) and may be
-    compressed by gzip.
+    compressed by gzip. A file above ``MOST_BYTES`` is refused before it is loaded.
     """
     text = _read_text(path)
     separator, text = _find_separator(text) if header is None else (",", text)
@@ -51,9 +53,12 @@ def read_csv(path: Path, *, header: Sequence[str] | None = None) -> dict[str, li
 def _read_text(path: Path) -> str:
     """Return the text of a file, decompressed and decoded."""
     try:
+        _check_size(path, path.stat().st_size)
         content = path.read_bytes()
         if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(MOST_BYTES + 1)  # a small file may stand for a huge one
+            _check_size(path, len(content))
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(f"Cannot read the table {path}: {error}.") from None
     if content.startswith(b"PK\x03\x04"):
@@ -69,6 +74,16 @@ def _read_text(path: Path) -> str:
     if "\0" in text:
         raise DataError(f"{path} holds binary data; expected a CSV file in UTF-8.")
     return text
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise DataError(
+            f"{path} has {size:,} bytes or more, the limit is {MOST_BYTES:,}: a CSV file is read "
+            "into memory as text. Divide it into one file for each client, or save it as Parquet "
+            "and hand over the columns that are needed: "
+            "pandas.read_parquet(path, columns=[...])."
+        )
 
 
 def _find_separator(text: str) -> tuple[str, str]:
