@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import networkx
@@ -117,3 +119,29 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = equifed.nothing
+
+
+def test_imported_is_declared() -> None:
+    """Every package that the source imports is the library's own, Python's, or declared."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    texts = [*project["dependencies"], *(t for e in extras.values() for t in e)]
+    declared = {re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in texts}
+    packages = importlib.metadata.packages_distributions()
+    undeclared = {}
+    for path in MODULES.values():
+        for name in sorted(top_level_imports(path) - set(sys.stdlib_module_names) - {"equifed"}):
+            known = {d.lower().replace("_", "-") for d in packages.get(name, [name])}
+            if not known & declared:
+                undeclared[str(path.relative_to(ROOT))] = name
+    assert not undeclared
+
+
+def top_level_imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found

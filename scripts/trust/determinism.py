@@ -3,9 +3,9 @@
     python -m scripts.trust.determinism [--repeats 20] [--rounds 3] [--threads 1] [--names WORDS]
 
 All algorithms of the catalogue with the settings that the conformance tests give them, for logistic
-regression and an MLP, in double precision on a CPU, with a fixed number of threads. Compared are the
-trained model and the weights of all rounds; the table counts the runs that differ from the first in
-any bit, and the exit code is 1 if one does.
+regression and an MLP, in double precision on a CPU, with a fixed number of threads. Compared are
+the trained model and the weights of all rounds; the table counts the runs that differ from the
+first in any bit, and the exit code is 1 if one does.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def compare(names: list[str], rounds: int, repeats: int, threads: int) -> int:
 
 
 def main() -> None:
+    """Compare, or be one of the processes that are compared."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)

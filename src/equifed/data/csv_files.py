@@ -14,7 +14,7 @@ from equifed.data.split import DataError
 
 SEPARATORS = (",", ";", "\t", "|")
 MOST_BYTES = 2 << 30
-"""Largest table that is read into memory, decompressed; as Python text it takes several times that."""
+"""Largest table that is read, decompressed; as cells in memory it takes several times that."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 

@@ -3,8 +3,8 @@
 Floating-point numbers add up to other bits in another order. Here the order follows from the
 clients' places alone: each block of eight neighbours is one product, and blocks are added pairwise
 in a binary tree. Whoever holds all clients under a node of the tree (a chunk, a process, a piece
-that fits into memory) can compute the node alone; nodes, and the vectors of divided blocks, are then
-put together to the same bits.
+that fits into memory) can compute the node alone; nodes, and the vectors of divided blocks, are
+then put together to the same bits.
 """
 
 from __future__ import annotations
