@@ -8,6 +8,7 @@ be reached the words "not reached" say so, and the exit code is 0: nothing was f
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,41 +16,50 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 UNREACHED = re.compile(
-    r"ConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|MaxRetryError|"
-    r"NameResolutionError|Could not connect|Connection refused|"
+    r"Connection|Timeout|ProxyError|SSLError|NameResolution|"
     r"(40[1347]|429|5\d\d) (Client|Server) Error"
 )
 
 
-def judge(status: int, output: str) -> tuple[int, str]:
-    """Return our exit code, and what to say, from pip-audit's.
+def judge(report: str, errors: str) -> tuple[int, list[str]]:
+    """Return the exit code, and what to say, from pip-audit's report and error stream.
 
-    >>> judge(1, "requests.exceptions.ConnectionError: ...")
-    (0, 'Advisories were not reached: nothing is known about weaknesses of the pinned versions.')
-    >>> judge(1, "Found 1 known vulnerability in 1 package")[0]
-    1
+    >>> judge("", "requests.exceptions.ConnectionError: ...")[0]
+    0
+    >>> skipped = '{"dependencies": [{"name": "a", "skip_reason": "not found"}]}'
+    >>> judge(skipped, "")[1]
+    ['Advisories were not reached for 1 of 1 pinned packages: a.']
+    >>> weak = '{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "CVE-1"}]}]}'
+    >>> judge(weak, "")
+    (1, ['a 1: CVE-1', '1 of 1 pinned packages have known weaknesses.'])
     """
-    if status == 0:
-        return 0, "No known weaknesses in the pinned versions."
-    if "known vulnerabilit" not in output and UNREACHED.search(output):
-        return 0, (
-            "Advisories were not reached: nothing is known about weaknesses of the pinned versions."
-        )
-    return 1, "pip-audit found weaknesses, or failed; its words are above."
+    try:
+        packages = json.loads(report)["dependencies"]
+    except ValueError:
+        if UNREACHED.search(errors):
+            return 0, ["Advisories were not reached: nothing is known about the pinned packages."]
+        return 1, [errors.strip(), "pip-audit failed; its words are above."]
+    skipped = [p["name"] for p in packages if "skip_reason" in p]
+    weak = [p for p in packages if p.get("vulns")]
+    words = [f"{p['name']} {p['version']}: {', '.join(v['id'] for v in p['vulns'])}" for p in weak]
+    if skipped:
+        counts = f"{len(skipped)} of {len(packages)} pinned packages"
+        words.append(f"Advisories were not reached for {counts}: {', '.join(skipped)}.")
+    if weak or not skipped:
+        found = len(weak) or "None"
+        words.append(f"{found} of {len(packages)} pinned packages have known weaknesses.")
+    return int(bool(weak)), words
 
 
 def main() -> None:
     """Audit the pinned versions."""
-    command = ["--requirement", str(ROOT / "constraints.txt"), "--no-deps", "--disable-pip"]
+    given = ["--requirement", str(ROOT / "constraints.txt"), "--no-deps", "--disable-pip"]
     done = subprocess.run(
-        [sys.executable, "-m", "pip_audit", *command, "--timeout", "10"],
+        [sys.executable, "-m", "pip_audit", *given, "--format", "json", "--timeout", "10"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    output = done.stdout + done.stderr
-    status, words = judge(done.returncode, output)
-    if status or done.returncode == 0:
-        print(output.strip())
-    print(words)
+    status, words = judge(done.stdout, done.stderr)
+    print("\n".join(words))
     sys.exit(status)
 
 
