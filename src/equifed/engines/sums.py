@@ -31,6 +31,7 @@ kind of vector."""
 def sum_rows(weights: Weights, matrix: Tensor) -> Tensor:
     """Return the weighted sum of all rows.
 
+    >>> import numpy as np
     >>> sum_rows(np.array([1.0, 10.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([31., 42.])
     """

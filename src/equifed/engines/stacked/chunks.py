@@ -107,7 +107,7 @@ def common_widths(sizes: Index, multiple: int, bearable: int) -> Index:
     bits whoever else is computed along, products of another shape have others.
 
     >>> common_widths(np.array([3, 20, 100, 95]), 8, 16)
-    array([  8,  24, 104, 104])
+    array([ 24,  24, 104, 104])
     """
     own = round_up(sizes, multiple)
     kinds, counts = np.unique(own, return_counts=True)
