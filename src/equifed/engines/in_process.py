@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -27,6 +28,7 @@ from equifed.data.tables import Table
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
+from equifed.engines.sums import Node, node_values, sum_rows
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
@@ -49,6 +51,13 @@ class InProcessVectors(ClientVectors, Protocol):
         """Return all of them as the rows of one matrix."""
         ...
 
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of the weighted sum with others'; see :mod:`equifed.engines.sums`.
+
+        ``weights`` are those of all clients, of whom the ones here begin at ``first``.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class DenseVectors(ClientVectors):
@@ -59,7 +68,7 @@ class DenseVectors(ClientVectors):
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        return to_tensor(weights, self.matrix) @ self.matrix
+        return sum_rows(weights, self.matrix)
 
     @override
     def squared_norms(self) -> Losses:
@@ -68,6 +77,17 @@ class DenseVectors(ClientVectors):
     def dense(self) -> Tensor:
         """Return the matrix."""
         return self.matrix
+
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return the values of nodes of the tree of all clients."""
+        held = len(self.matrix)
+        rows = partial(take_rows, self.matrix, first)
+        return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
+
+
+def take_rows(matrix: Tensor, first: int, begin: int, end: int) -> list[Tensor]:
+    """Return rows of a matrix that begins at place ``first``."""
+    return [matrix[begin - first : end - first]]
 
 
 class TorchClients(OwnParts, Clients):

@@ -2,8 +2,8 @@
 
 Every process runs the same algorithm on the same state; each holds the samples of its own clients
 and computes for them with the stacked engine. Losses are gathered, weighted sums are added up in
-the order of the processes, so all of them see the same numbers and go the same way; a result
-depends on the number of processes only by rounding.
+the order of the clients, so all of them see the same numbers and go the same way, in double
+precision on CPUs the same as one process.
 
 Processes are started by ``torchrun`` (one machine or many) or by ``equifed run --workers N``.
 """
@@ -41,7 +41,8 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
-from equifed.engines.stacked.clients import MEMORY
+from equifed.engines.stacked.clients import MEMORY, StackedClients
+from equifed.engines.sums import join_nodes, nodes_within
 from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
 from equifed.models.curvature import known_curvature
@@ -58,15 +59,33 @@ class DistributedVectors(ClientVectors):
     """Client vectors, each in the process that holds the client."""
 
     def __init__(
-        self, clients: DistributedClients, places: Index, own: InProcessVectors | None, n: int
+        self, clients: DistributedClients, index: Index, own: InProcessVectors | None
     ) -> None:
-        self.clients, self.places, self.own, self.n = clients, places, own, n
+        self.clients, self.own, self.n = clients, own, len(index)
+        self.holders = clients.holder[index]  # in order, as clients and processes are
+        self.places = np.flatnonzero(self.holders == clients.workers.rank)
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        part = self.clients.guard(self.own, lambda own: own.weighted_sum(weights[self.places]))
-        # Each process its part, then all parts in order.
-        return self.clients.workers.sum_in_order(self.clients.zeros(1)[0] if part is None else part)
+        # Each process its part of one tree over all clients, then all parts together.
+        plans = [list(nodes_within(a, b, self.n)) if a < b else [] for a, b in self.spans]
+        own = plans[self.clients.workers.rank]
+        part = self.clients.guard(
+            self.own, lambda vectors: vectors.nodes(own, weights, int(self.places[0]))
+        )
+        rows = self.clients.zeros(max(map(len, plans)))
+        if part:
+            rows[: len(part)] = torch.stack(part)
+        known = {}
+        for plan, values in zip(plans, self.clients.workers.gather_tensors(rows), strict=True):
+            known |= dict(zip(plan, values, strict=False))
+        return join_nodes(known, weights, self.n)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The places of each process's clients, from one up to another."""
+        ends = np.searchsorted(self.holders, np.arange(self.clients.workers.size), side="right")
+        return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
     @override
     def squared_norms(self) -> Losses:
@@ -103,13 +122,15 @@ class DistributedClients(TorchClients):
     ) -> None:
         super().__init__(data)
         self.workers = Workers(device)
-        self._holder = assign_clients(self._sizes, self.workers.size)
-        self._held = np.flatnonzero(self._holder == self.workers.rank)
+        self.holder = assign_clients(self._sizes, self.workers.size)
+        self._held = np.flatnonzero(self.holder == self.workers.rank)
         self._local = simulate(
-            cut_shard(data, self._holder == self.workers.rank), model, loss, l2=l2,
+            cut_shard(data, self.holder == self.workers.rank), model, loss, l2=l2,
             penalise=penalise, dtype=dtype, device=self.workers.device, init=init,
             memory=memory, chunk=chunk, own=own, own_l2=own_l2, own_steps=own_steps,
         )  # fmt: skip
+        if isinstance(self._local, StackedClients):
+            self._local.pad_for(self._sizes)
         self.model = self._local.model
         self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
@@ -172,7 +193,7 @@ class DistributedClients(TorchClients):
         own = self.guard(part, lambda local: local.value_and_gradient(x, stream, batch_size))
         self._book(down=1, up=1, losses=1)
         losses, gradients = (None, None) if own is None else own
-        return self.gather(losses, places, len(self.index)), self._vectors(places, gradients)
+        return self.gather(losses, places, len(self.index)), self._vectors(gradients)
 
     @override
     def local_steps(
@@ -200,18 +221,18 @@ class DistributedClients(TorchClients):
             ends = None if own is None else own.thresholds
             thresholds = self.gather(ends, places, len(self.index))
         vectors = {
-            kind: self._vectors(places, None if own is None else getattr(own, kind))
+            kind: self._vectors(None if own is None else getattr(own, kind))
             for kind in work.results
         }
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
-        places = np.flatnonzero(self._holder[index] == self.workers.rank)
+        places = np.flatnonzero(self.holder[index] == self.workers.rank)
         if len(places) == 0:
-            return DistributedVectors(self, places, None, len(index))
+            return DistributedVectors(self, index, None)
         rows = self._memory(vectors)[self._rows(index[places])]
-        return DistributedVectors(self, places, DenseVectors(rows), len(index))
+        return DistributedVectors(self, index, DenseVectors(rows))
 
     @override
     def remember(
@@ -221,7 +242,7 @@ class DistributedClients(TorchClients):
         rows = self._memory(memory).clone()
         if vectors.own is not None:
             rows[self._rows(index[vectors.places])] = vectors.own.dense()
-        return DistributedVectors(self, self._held, DenseVectors(rows), len(self.names))
+        return DistributedVectors(self, np.arange(len(self.names)), DenseVectors(rows))
 
     @override
     def evaluate(
@@ -321,7 +342,7 @@ class DistributedClients(TorchClients):
 
     def _part(self) -> tuple[Index, InProcessClients | None]:
         """Return which of the clients are here, and the local engine on them, if any are."""
-        places = np.flatnonzero(self._holder[self.index] == self.workers.rank)
+        places = np.flatnonzero(self.holder[self.index] == self.workers.rank)
         return places, self._local.subset(self.index[places]) if len(places) else None
 
     def _from_first(self, values: Tensor) -> Tensor:
@@ -334,8 +355,8 @@ class DistributedClients(TorchClients):
         rows[places] = self._local.own_after()[self.index[places]]
         return self.workers.unite(rows)
 
-    def _vectors(self, places: Index, own: Any) -> DistributedVectors:
-        return DistributedVectors(self, places, own, len(self.index))
+    def _vectors(self, own: Any) -> DistributedVectors:
+        return DistributedVectors(self, self.index, own)
 
     def _memory(self, vectors: ClientVectors | None) -> Tensor:
         """Return the rows of this process's clients in a memory of all clients."""

@@ -35,13 +35,16 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.minibatches import Keys, Minibatches
 from equifed.engines.stacked.chunks import (
+    ALIGNED,
     CPU_CHUNK,
     CUDA_CHUNK,
     Chunk,
     SampleStore,
     Supply,
+    common_widths,
     empty_rows,
     put_rows,
+    round_up,
     row_bytes,
     split_into_chunks,
 )
@@ -66,6 +69,10 @@ MEMORY = 1 << 30
 
 PADDED = 4
 """A GPU's minibatches are padded to multiples of this: 16 bytes in single precision."""
+
+CALL = 1 << 17
+"""What another chunk costs, in samples times parameters: clients of different sizes share one as
+long as their padding costs less."""
 
 ROOM = 0.6
 """Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
@@ -108,6 +115,7 @@ class StackedClients(InProcessClients):
         given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
         given |= {"l2": l2, "penalise": penalise, "dtype": dtype}
         super().__init__(data, model, loss, **given, device=device, init=init)
+        self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
@@ -229,9 +237,23 @@ class StackedClients(InProcessClients):
         index, known = self._chunks.get(batch_size, (None, []))
         if index is not self.index:
             length_for, home = self._length_for(batch_size), self._store.home
-            known = list(split_into_chunks(self.index, self._offsets, length_for, home))
+            widths = self._widths(batch_size)
+            known = list(split_into_chunks(self.index, self._offsets, widths, length_for, home))
             self._chunks[batch_size] = (self.index, known)
         return known
+
+    def pad_for(self, sizes: Index) -> None:
+        """Pad batches as in a federation of these sizes, of which this one has a part."""
+        self._all_sizes = sizes
+
+    def _widths(self, batch_size: int | None) -> Index:
+        """Return the columns of every client's batches, which depend on the federation alone."""
+        used = self._all_sizes if batch_size is None else np.minimum(self._all_sizes, batch_size)
+        if self.model.device.type == "cuda":
+            multiple = PADDED if batch_size is not None else 1
+            return np.full_like(used, round_up(int(used.max()), multiple))
+        multiple = ALIGNED // 8 if self.model.dtype == torch.float64 else 1
+        return common_widths(used, multiple, CALL // self.model.size)
 
     def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
         """Return how many clients share a chunk, as a function of the samples of its largest.
@@ -260,7 +282,7 @@ class StackedClients(InProcessClients):
             batch_size,
             self.model.dtype,
             dropout=bool(self.model.dropouts),
-            multiple=PADDED if self.model.device.type == "cuda" else 1,
+            width=chunk.width,
             starts=chunk.starts,
         )
         return Supply(self._store, chunk, batches)
@@ -305,6 +327,10 @@ class StackedClients(InProcessClients):
         """Tell whether that many (n, d) matrices stay within the memory bound."""
         size = len(self.index) * row_bytes(self.model.size, self.model.dtype)
         return matrices * size <= self._memory
+
+    def rows_at_once(self, matrices: int) -> int:
+        """Return of how many clients that many vectors each stay within the memory bound."""
+        return self._memory // (matrices * row_bytes(self.model.size, self.model.dtype))
 
     def _sample_losses(self, x: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every sample at a model that all share, shape (c, b)."""
