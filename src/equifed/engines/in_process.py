@@ -28,7 +28,14 @@ from equifed.data.tables import Table
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
-from equifed.engines.sums import Node, node_values, sum_rows
+from equifed.engines.sums import (
+    Node,
+    group_clients,
+    leaf_nodes,
+    node_values,
+    sum_leaves,
+    sum_rows,
+)
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import check_device, load_weights
 from equifed.models.curvature import known_curvature
@@ -184,6 +191,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
+        self._groups = group_clients(self._sizes)
         dimensions = self._inputs.dim() - 1
         self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
@@ -262,7 +270,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         if self.remembers_own():
             return JOINT
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
-            self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
+            self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
         return self._curvature[0]
 
     def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
@@ -285,31 +293,49 @@ class InProcessClients(FoundOwnParts, TorchClients):
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
-        total = self.sum_hessians(hessian, x, weights, thin)
+        groups = int(self._groups[-1]) + 1
+        (total,) = self.sum_hessians(hessian, x, weights, thin, leaf_nodes(0, groups, groups))
         self._book_hessians(hessian, thin)
         return hessian.answer(total, weights, thin)
 
     def sum_hessians(
-        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
-    ) -> Tensor:
-        """Return the weighted sum of the clients' Hessians without the penalty, sample by sample.
+        self,
+        hessian: LinearHessian,
+        x: Tensor,
+        weights: Weights,
+        thin: Tensor | None,
+        nodes: Sequence[Node],
+    ) -> list[Tensor]:
+        """Return parts of the weighted sum of the clients' Hessians without the penalty.
 
-        Each sample counts its client's weight; a few samples at a time bound the memory.
+        Each sample counts its client's weight; a few samples at a time bound the memory. The parts
+        are nodes of a tree over groups of clients, so that the order of the sum is always the same.
         """
-        counts, total = np.zeros(len(self._inputs)), hessian.zeros(thin)
+        counts = np.zeros(len(self._inputs))
         for i, weight in zip(self.index, weights, strict=True):
             first, last = self._offsets[i], self._offsets[i + 1]
             counts[first:last] = weight / (last - first)
         step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
-        for start in range(0, len(counts), step):
-            used = np.flatnonzero(counts[start : start + step])
-            if len(used):
-                rows = torch.as_tensor(used + start, device=self._inputs.device)
-                share = torch.as_tensor(counts[used + start], dtype=x.dtype, device=x.device)
-                hessian.add(total, x, self._inputs[rows], share, thin)
-        if not torch.isfinite(total).all():
+        ends = self._offsets[np.searchsorted(self._groups, np.arange(self._groups[-1] + 2))]
+
+        def sum_group(group: int) -> Tensor:
+            total = hessian.zeros(thin)
+            for start in range(ends[group], ends[group + 1], step):
+                used = start + np.flatnonzero(counts[start : min(start + step, ends[group + 1])])
+                if len(used):
+                    rows = torch.as_tensor(used, device=self._inputs.device)
+                    share = torch.as_tensor(counts[used], dtype=x.dtype, device=x.device)
+                    hessian.add(total, x, self._inputs[rows], share, thin)
+            return total
+
+        totals = [sum_leaves(node, sum_group, len(ends) - 1) for node in nodes]
+        if not all(bool(torch.isfinite(total).all()) for total in totals):
             self._refuse_curvature(hessian, x)
-        return total
+        return totals
+
+    def divide_as(self, sizes: Index, groups: Index) -> None:
+        """Divide the work as a federation of these sizes does, of which this is a part."""
+        self._groups = groups
 
     def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:
         """Name those whose Hessian is not finite."""
@@ -317,7 +343,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         plain = dataclasses.replace(hessian, form="diagonal")
         for k, i in enumerate(self.index):
             own = plain.zeros()
-            inputs = self._inputs_of(int(i))
+            inputs = self.inputs_of(int(i))
             plain.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
             sizes[k] = float(own.sum())
         self.refuse_non_finite(sizes, "trace of its curvature")
@@ -359,7 +385,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
             reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
             raise MissingClients(reasons, self.names)
 
-    def _inputs_of(self, client: int) -> Tensor:
+    def inputs_of(self, client: int) -> Tensor:
         """Return the training inputs of a client of the federation."""
         return self._inputs[self._offsets[client] : self._offsets[client + 1]]
 
@@ -411,7 +437,8 @@ def check_local_arguments(
 
 def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
     """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
-    products = rows.double() @ solve(rows.double()).T
+    rows = rows.double().contiguous()  # products of other strides may have other bits
+    products = rows @ solve(rows).T
     return to_numpy((products + products.T) / 2)
 
 

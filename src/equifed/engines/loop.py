@@ -6,7 +6,7 @@ Every other engine must agree with this one. It is also the engine for modules t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -26,6 +26,7 @@ from equifed.engines.in_process import (
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
 from equifed.engines.profile import MOST_NEWTON
+from equifed.engines.sums import Node
 from equifed.models.hessians import LinearHessian
 
 Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -106,16 +107,21 @@ class LoopClients(InProcessClients):
 
     @override
     def sum_hessians(
-        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
-    ) -> Tensor:
+        self,
+        hessian: LinearHessian,
+        x: Tensor,
+        weights: Weights,
+        thin: Tensor | None,
+        nodes: Sequence[Node],
+    ) -> list[Tensor]:
         total = hessian.zeros(thin)
         for k in self._each():
-            inputs, own = self._inputs_of(int(self.index[k])), hessian.zeros(thin)
+            inputs, own = self.inputs_of(int(self.index[k])), hessian.zeros(thin)
             hessian.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
             if not torch.isfinite(own).all():
                 self._refuse_curvature(hessian, x)
             total += float(weights[k]) * own  # sum of w_i H_i
-        return total
+        return [total, *(hessian.zeros(thin) for _ in nodes[1:])]  # in no order: all is in one
 
     def _walk(
         self,
@@ -201,7 +207,7 @@ class LoopClients(InProcessClients):
         i, v = int(self.index[k]), x.new_zeros(self.model.own_size)
         targets = self._targets[self._offsets[i] : self._offsets[i + 1]]
         with torch.no_grad():  # the bias is added to the outputs of the shared part
-            plain = self.model.outputs(torch.cat([x, v]), self._inputs_of(i), training=True)
+            plain = self.model.outputs(torch.cat([x, v]), self.inputs_of(i), training=True)
         for _ in range(MOST_NEWTON):
             with torch.enable_grad():
                 v = v.detach().requires_grad_()
@@ -219,7 +225,7 @@ class LoopClients(InProcessClients):
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         for k in self._each():
-            inputs = self._inputs_of(int(self.index[k])).flatten(1)
+            inputs = self.inputs_of(int(self.index[k])).flatten(1)
             yield slice(k, k + 1), *self._newton(x, k), inputs.square().sum(dim=1).mean()
 
     def _each(self) -> range:

@@ -1,23 +1,28 @@
 """Weighted sums of client vectors in one order, whatever holds them.
 
-Floating-point numbers add up to other bits in another order. Here the order follows from the
-clients' places alone: each block of eight neighbours is one product, and blocks are added pairwise
-in a binary tree. Whoever holds all clients under a node of the tree (a chunk, a process, a piece
-that fits into memory) can compute the node alone; nodes, and the vectors of divided blocks, are
-then put together to the same bits.
+Floating-point numbers add up to other bits in another order. Here, in double precision on a CPU,
+the order follows from the clients' places alone: each block of eight neighbours is one product, and
+blocks are added pairwise in a binary tree. Whoever holds all clients under a node of the tree (a
+chunk, a process, a piece that fits into memory) can compute the node alone; nodes, and the vectors
+of divided blocks, are then put together to the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.contract.arrays import Weights
+from equifed.contract.arrays import Index, Weights
 
 BLOCK = 8
 """Clients of a block; 64 bytes in double precision, where blocks then begin."""
+
+FEWEST, MOST, SAMPLES = 8, 32, 2048
+"""Groups of clients whose Hessians are summed together, one for so many samples; processes hold
+whole groups."""
 
 Node = tuple[int, int]
 """Level and place of a node: (0, j) is block j, (l, j) the sum of (l - 1, 2 j) and its neighbour.
@@ -31,11 +36,17 @@ kind of vector."""
 def sum_rows(weights: Weights, matrix: Tensor) -> Tensor:
     """Return the weighted sum of all rows.
 
-    >>> import numpy as np
     >>> sum_rows(np.array([1.0, 10.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([31., 42.])
     """
-    return _sum_whole(torch.as_tensor(weights, dtype=matrix.dtype, device=matrix.device), matrix)
+    shares = torch.as_tensor(weights, dtype=matrix.dtype, device=matrix.device)
+    one_order = has_one_order(matrix.dtype, matrix.device)
+    return _sum_whole(shares, matrix) if one_order else shares @ matrix
+
+
+def has_one_order(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether sums have one order: in double precision on a CPU, elsewhere speed counts."""
+    return dtype == torch.float64 and device.type == "cpu"
 
 
 def nodes_within(first: int, last: int, n: int) -> Iterator[Node]:
@@ -94,6 +105,43 @@ def _joined(node: Node, known: dict[Node, Tensor], weights: Weights, n: int) -> 
         begin, end = _span(node, n)
         return sum_rows(weights[begin:end], torch.stack(parts))
     return _add(parts)
+
+
+def group_clients(sizes: Index, processes: int = 1) -> Index:
+    """Return the group of each client: consecutive ones, with similar numbers of samples.
+
+    They follow from the sizes alone unless there are more processes than :data:`FEWEST`.
+
+    >>> group_clients(np.array([3, 1, 2]))
+    array([0, 1, 2])
+    """
+    groups = max(FEWEST, min(MOST, int(sizes.sum()) // SAMPLES), processes)
+    if len(sizes) <= groups:
+        return np.arange(len(sizes))
+    before = np.cumsum(sizes) - sizes / 2
+    found = np.minimum((before * groups / sizes.sum()).astype(np.int64), groups - 1)
+    return np.unique(found, return_inverse=True)[1]
+
+
+def leaf_nodes(first: int, last: int, leaves: int) -> list[Node]:
+    """Return what one who holds the leaves from ``first`` up to ``last`` can tell.
+
+    >>> leaf_nodes(0, 3, 4)
+    [(1, 0), (0, 2)]
+    """
+    return list(nodes_within(BLOCK * first, BLOCK * last, BLOCK * leaves)) if first < last else []
+
+
+def sum_leaves(node: Node, leaf: Callable[[int], Tensor], leaves: int) -> Tensor:
+    """Return the sum of the leaves under a node, each made when it is needed."""
+    if node[0] == 0:
+        return leaf(node[1])
+    return _add([sum_leaves(child, leaf, leaves) for child in _children(node, BLOCK * leaves)])
+
+
+def join_leaves(known: dict[Node, Tensor], leaves: int) -> Tensor:
+    """Return the sum of all leaves from values of nodes that cover them."""
+    return join_nodes(known, np.zeros(0), BLOCK * leaves)
 
 
 def _sum_whole(weights: Tensor, matrix: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from equifed.contract.arrays import Index
 from equifed.contract.curvature import Curvature
 from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
@@ -28,7 +29,10 @@ STEEPEST = {"squared": 2.0, "binary_logistic": 0.25, "cross_entropy": 0.5, "hing
 
 
 def known_curvature(
-    model: FlatModel, n: int, inputs_of: Callable[[int], Tensor] | None = None
+    model: FlatModel,
+    n: int,
+    inputs_of: Callable[[int], Tensor] | None = None,
+    here: Sequence[int] | Index | None = None,
 ) -> Curvature | str:
     r"""Return what is certain about the curvature of n clients' losses, or why nothing is.
 
@@ -47,6 +51,8 @@ def known_curvature(
     ----------
     inputs_of : callable, optional
         Returns a client's training inputs.
+    here : sequence of int, optional
+        Clients whose inputs these are, if not all; nothing but the penalty is known of the others.
     """
     layer = linear_layer(model.module, model.input_dimensions)
     if layer is None:
@@ -62,16 +68,19 @@ def known_curvature(
     quadratic = loss == "squared"
     # Only what is trained has a derivative: the last column is that of the bias.
     weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
-    ends = [_eigenvalues(inputs_of(i), weight, bias, n) for i in range(n)]
+    here = range(n) if here is None else here
+    ends = [_eigenvalues(inputs_of(i), weight, bias, n) for i in here]
     if quadratic and model.own_shapes:
-        both = [_eigenvalues(inputs_of(i), True, True, n)[0] for i in range(n)]
+        both = [_eigenvalues(inputs_of(i), True, True, n)[0] for i in here]
         ends = [(least, e[1], e[2]) for least, e in zip(both, ends, strict=True)]
-    least, largest = np.array([e[0] for e in ends]), np.array([e[1] for e in ends])
-    smoothness = STEEPEST[loss] * largest + model.l2
+    smoothness, convexity = np.full(n, math.inf), np.full(n, sure)
+    smoothness[here] = STEEPEST[loss] * np.array([e[1] for e in ends]) + model.l2
     exact = all(e[2] for e in ends)
-    convexity = np.full(n, sure) + (2.0 * least if quadratic else 0.0)
+    if quadratic:
+        convexity[here] += 2.0 * np.array([e[0] for e in ends])
     if quadratic and weight and model.penalised is not None:
-        convexity = np.maximum(convexity, [_free_bias(inputs_of(i), model.l2) for i in range(n)])
+        free = [_free_bias(inputs_of(i), model.l2) for i in here]
+        convexity[here] = np.maximum(convexity[here], free)
     tight = exact and loss in ("squared", "binary_logistic")
     return Curvature(smoothness, convexity, tight, lowest=0.0)
 

@@ -10,6 +10,7 @@ Processes are started by ``torchrun`` (one machine or many) or by ``equifed run 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,8 +42,15 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
-from equifed.engines.stacked.clients import MEMORY, StackedClients
-from equifed.engines.sums import join_nodes, nodes_within
+from equifed.engines.stacked.clients import MEMORY
+from equifed.engines.sums import (
+    Node,
+    group_clients,
+    join_leaves,
+    join_nodes,
+    leaf_nodes,
+    nodes_within,
+)
 from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
 from equifed.models.curvature import known_curvature
@@ -73,13 +81,8 @@ class DistributedVectors(ClientVectors):
         part = self.clients.guard(
             self.own, lambda vectors: vectors.nodes(own, weights, int(self.places[0]))
         )
-        rows = self.clients.zeros(max(map(len, plans)))
-        if part:
-            rows[: len(part)] = torch.stack(part)
-        known = {}
-        for plan, values in zip(plans, self.clients.workers.gather_tensors(rows), strict=True):
-            known |= dict(zip(plan, values, strict=False))
-        return join_nodes(known, weights, self.n)
+        rows = torch.stack(part) if part else self.clients.zeros(0)
+        return join_nodes(self.clients.exchange(plans, rows), weights, self.n)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -129,8 +132,9 @@ class DistributedClients(TorchClients):
             penalise=penalise, dtype=dtype, device=self.workers.device, init=init,
             memory=memory, chunk=chunk, own=own, own_l2=own_l2, own_steps=own_steps,
         )  # fmt: skip
-        if isinstance(self._local, StackedClients):
-            self._local.pad_for(self._sizes)
+        self._groups = group_clients(self._sizes, self.workers.size)
+        self._local.divide_as(self._sizes, self._groups)
+        self._curvature: list[Curvature | str] = []
         self.model = self._local.model
         self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
@@ -265,7 +269,9 @@ class DistributedClients(TorchClients):
     def curvature(self) -> Curvature | str:
         if self.remembers_own():
             return JOINT
-        return known_curvature(self.model, len(self.names))
+        if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
+            self._curvature.append(self._gather_curvature())
+        return self._curvature[0]
 
     @override
     def curvature_sum(
@@ -276,10 +282,15 @@ class DistributedClients(TorchClients):
             return hessian
         check_sum_weights(weights, len(self.index))
         places, part = self._part()
-        own = self.guard(part, lambda p: p.sum_hessians(hessian, x, weights[places], thin))
+        starts = np.searchsorted(self.holder, np.arange(self.workers.size + 1))  # all hold some
+        spans = np.append(self._groups, self._groups[-1] + 1)[starts].tolist()
+        groups = int(self._groups[-1]) + 1
+        plans = [leaf_nodes(a, b, groups) for a, b in itertools.pairwise(spans)]
+        nodes, given = plans[self.workers.rank], (hessian, x, weights[places], thin)
+        own = self.guard(part, lambda p: p.sum_hessians(*given, nodes))
         self._book_hessians(hessian, thin)
-        total = self.workers.sum_in_order(hessian.zeros(thin) if own is None else own)
-        return hessian.answer(total, weights, thin)
+        parts = torch.stack(own or [hessian.zeros(thin)] * len(nodes))
+        return hessian.answer(join_leaves(self.exchange(plans, parts), groups), weights, thin)
 
     @override
     def inner_products(
@@ -318,6 +329,26 @@ class DistributedClients(TorchClients):
                 np.ascontiguousarray(part), dtype=torch.float64, device=whole.device
             )
         return self.workers.unite(whole).cpu().numpy()
+
+    def exchange(self, plans: list[list[Node]], own: Tensor) -> dict[Node, Tensor]:
+        """Return the values of all processes' nodes from those of this one's."""
+        rows = own.new_zeros(max(map(len, plans)), *own.shape[1:])
+        rows[: len(own)] = own
+        known: dict[Node, Tensor] = {}
+        for plan, values in zip(plans, self.workers.gather_tensors(rows), strict=True):
+            known |= dict(zip(plan, values, strict=False))
+        return known
+
+    def _gather_curvature(self) -> Curvature | str:
+        """Return bounds on the curvature of all clients from each process's."""
+        n = len(self.names)
+        own = known_curvature(self.model, n, self._local.inputs_of, self._held)
+        if isinstance(own, str):
+            return own
+        tight = all(map(json.loads, self.workers.gather_texts(json.dumps(own.tight))))
+        known = own.smoothness, own.strong_convexity
+        bounds = (self.gather(b[self._held], self._held, n) for b in known)
+        return Curvature(*bounds, tight, own.lowest)
 
     def _join(self, own: Evaluation) -> Evaluation:
         """Return the evaluation of all clients from each process's, which is empty elsewhere."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from equifed.contract.arrays import Index
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.stacked.gradient_rules import Samples
+from equifed.engines.sums import has_one_order
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -69,12 +70,14 @@ def split_into_chunks(
     index: Index,
     offsets: Index,
     widths: Index,
+    mixed: bool,
     length_for: Callable[[int], int],
     device: torch.device,
 ) -> Iterator[Chunk]:
-    """Yield the clients of ``index`` by decreasing number of samples, those of one width together.
+    """Yield the clients of ``index`` by decreasing number of samples.
 
-    ``length_for`` says how many clients may share a chunk with one of so many samples.
+    ``length_for`` says how many clients may share a chunk with one of so many samples; ``mixed``
+    whether those of another width may, padded to the largest.
     """
     sizes = offsets[index + 1] - offsets[index]
     order = np.argsort(-sizes, kind="stable")
@@ -83,7 +86,8 @@ def split_into_chunks(
         largest = int(sizes[order[start]])
         width = int(widths[index[order[start]]])
         places = order[start : start + length_for(largest)]
-        places = places[widths[index[places]] == width]  # the first ones: it falls with the size
+        if not mixed:
+            places = places[widths[index[places]] == width]  # the first ones: it falls with size
         clients, counts = index[places], sizes[places]
         begin = int(offsets[clients[0]])
         together = isinstance(as_slice(clients), slice) and counts[-1] == largest == width
@@ -190,6 +194,11 @@ class SampleStore:
         self.streamed = self.home.type != device.type
         self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
+    def _aligned(self, row: int) -> bool:
+        """Tell whether a row begins where copies do; products of others may have other bits."""
+        one_order = has_one_order(self._inputs.dtype, self._device)
+        return not one_order or (self._inputs.data_ptr() + row * self.sample_bytes) % ALIGNED == 0
+
     def room(self, batch: Batch) -> Tensor | None:
         """Return a place for the inputs of batches of this size; none if they are sent away."""
         if self.streamed:
@@ -204,7 +213,7 @@ class SampleStore:
 
     def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
         """Return all samples of a chunk's clients, without copying them where that is possible."""
-        if chunk.run is None:
+        if chunk.run is None or not self._aligned(chunk.run.start):
             return self.fetch(batch)
         shape = (len(chunk), chunk.width)
         inputs, targets = (

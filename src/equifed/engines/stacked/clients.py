@@ -59,6 +59,7 @@ from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.engines.sums import has_one_order
 from equifed.models.architectures import Init
 from equifed.models.flat import SampleLoss
 from equifed.models.penalty import Penalise
@@ -237,23 +238,29 @@ class StackedClients(InProcessClients):
         index, known = self._chunks.get(batch_size, (None, []))
         if index is not self.index:
             length_for, home = self._length_for(batch_size), self._store.home
-            widths = self._widths(batch_size)
-            known = list(split_into_chunks(self.index, self._offsets, widths, length_for, home))
+            given = self._offsets, *self._widths(batch_size), length_for, home
+            known = list(split_into_chunks(self.index, *given))
             self._chunks[batch_size] = (self.index, known)
         return known
 
-    def pad_for(self, sizes: Index) -> None:
-        """Pad batches as in a federation of these sizes, of which this one has a part."""
-        self._all_sizes = sizes
+    @override
+    def divide_as(self, sizes: Index, groups: Index) -> None:
+        super().divide_as(sizes, groups)
+        self._all_sizes = sizes  # batches are padded for all of them
 
-    def _widths(self, batch_size: int | None) -> Index:
-        """Return the columns of every client's batches, which depend on the federation alone."""
+    def _widths(self, batch_size: int | None) -> tuple[Index, bool]:
+        """Return the columns of every client's batches, and whether different ones may be mixed.
+
+        Where bits are to be the same for any chunks, they depend on the federation alone.
+        """
         used = self._all_sizes if batch_size is None else np.minimum(self._all_sizes, batch_size)
-        if self.model.device.type == "cuda":
-            multiple = PADDED if batch_size is not None else 1
-            return np.full_like(used, round_up(int(used.max()), multiple))
-        multiple = ALIGNED // 8 if self.model.dtype == torch.float64 else 1
-        return common_widths(used, multiple, CALL // self.model.size)
+        if has_one_order(self.model.dtype, self.model.device):
+            # What every layer makes of a client's batch then begins at a whole block of memory.
+            rows = [self._inputs[0].numel(), *(n for s in self.model.shapes.values() for n in s)]
+            multiple = math.lcm(*(8 // math.gcd(8, n) for n in rows))
+            return common_widths(used, multiple, CALL // self.model.size), False
+        padded = self.model.device.type == "cuda" and batch_size is not None
+        return round_up(used, PADDED if padded else 1), True
 
     def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
         """Return how many clients share a chunk, as a function of the samples of its largest.
@@ -318,7 +325,8 @@ class StackedClients(InProcessClients):
     def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
         # On the device, or pinned on the host if the device lacks room.
         if device.type != "cuda":
-            return inputs
+            aligned = inputs.data_ptr() % ALIGNED == 0 or inputs.dtype != torch.float64
+            return inputs if aligned else inputs.clone()
         if self._streamed is None:
             self._streamed = inputs.nbytes > ROOM * torch.cuda.mem_get_info(device)[0]
         return inputs.pin_memory() if self._streamed else inputs.to(device)
