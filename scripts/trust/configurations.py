@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import multiprocessing
 import signal
 import sys
 import typing
@@ -22,6 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,14 @@ import numpy as np
 from equifed.cli.terminal import _explain
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import RECORDS, RunConfig
+from equifed.runs.config import RECORDS, Holdout, ModelSettings, RunConfig
 from equifed.runs.signatures import Setting, alternatives, settings
 from equifed.training.warnings import check_finite
 
 SMALL = ("heart-disease", "penguins", "synthetic-regression")
 """Data that are embedded and small: what names them is trained, too."""
-OPTION = 0.25
-"""How often a setting that has a default is set."""
+OPTION, NAMED = 0.25, 0.6
+"""How often a setting that has a default is set, and one that names something."""
 
 SUITED = {"synthetic-regression": ("linear", "mlp")}
 """Models that suit small data, where they are not the ones for classes."""
@@ -61,11 +63,12 @@ def _nested(depth: int) -> Any:
 
 
 WRONG: list[Any] = [
-    "", "x", "size", "auto", "none", True, False, [], [1, "a"], {}, {"name": "x"}, 3, 0.5, [[]], 2.0,
-    " ", "\x00", "\x1b[31m", "na\u00efve \u540d\u524d \u202e", "../../etc/passwd", "a" * 10_000, "nan",
+    "", "x", "size", "auto", "none", True, False, [], [1, "a"], {}, {"name": "x"}, 3, 0.5, 2.0,
+    " ", "\x00", "\x1b[31m", "na\u00efve \u540d\u524d \u202e", "../../etc/passwd", "a" * 10_000,
     ":", "os:system", "no.such.module:name", "[bold]", "{0}", "%s", [0.1] * 10_000, _nested(50),
     _nested(900), {"name": {"name": {"name": 1}}}, {"": 1}, {"name": ""}, {"name": True}, [None],
     datetime.date(2020, 1, 1), datetime.time(1, 2), float("nan"), float("inf"), 10**400, -1, None,
+    "nan", [[]],
 ]  # fmt: skip
 
 Draw = np.random.Generator
@@ -112,7 +115,8 @@ class Generator:
         """Return a table for settings, most of them left out."""
         out = {}
         for name, setting in wanted.items():
-            if setting.required or self.draw.random() < OPTION:
+            named = setting.section is not None or name.startswith("metric")
+            if setting.required or self.draw.random() < (NAMED if named else OPTION):
                 out[name] = self.value(setting, depth)
         if {"steps", "epochs"} <= set(wanted) and not {"steps", "epochs"} & set(out):
             out[self.pick(["steps", "epochs"])] = self.pick(WHOLE)
@@ -164,7 +168,7 @@ class Generator:
         out: dict[str, Any] = {
             "rounds": 2 if self.draw.random() > self.oddness / 3 else self.pick(ODD_WHOLE + WRONG),
             "threads": 1,
-            "data": self.chosen("data", name),
+            "data": self.chosen("data", name) | self._holdout(),
             "model": {**self.chosen("models", model), **self._shared_model()},
             "algorithm": self.chosen("algorithms"),
         }
@@ -182,6 +186,10 @@ class Generator:
             out[self.pick(keys)] = self.pick(WRONG + ODD_WHOLE)
         return out
 
+    def _holdout(self) -> dict[str, Any]:
+        some = self.draw.random() < 0.05
+        return {"holdout": self.table(settings(Holdout))} if some else {}
+
     def _shared_model(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
         if self.draw.random() < 0.5:
@@ -191,6 +199,11 @@ class Generator:
             self.names["losses", out["loss"]] += 1
         if self.draw.random() < 0.5:
             out["dtype"] = "float64"
+        if self.draw.random() < 0.15:
+            out["own"] = self.pick(["bias", "norm", "head", "*", "0.*", ["*.bias"], [], ""])
+        for name in ("penalise", "init", "own_l2", "own_steps", "class_weights"):
+            if self.draw.random() < 0.05:
+                out[name] = self.value(settings(ModelSettings)[name], 0)
         return out
 
 
@@ -215,20 +228,34 @@ def try_one(table: dict[str, Any], seconds: int) -> tuple[str, str]:
         return ("unexpected" if unexpected else "refused"), words
 
 
+def try_many(seconds: int, cases: range) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """Try configurations, print what should not be, and return names and outcomes."""
+    names, counts = Counter[tuple[str, str]](), Counter[str]()
+    for case in cases:
+        table = Generator(np.random.default_rng(case), names).configuration()
+        outcome, words = try_one(table, seconds)
+        counts[outcome] += 1
+        if outcome in ("unexpected", "not finite", "too long"):
+            told = f"{words.splitlines()[:1]} {str(table)[:2000]}"
+            print(f"{outcome}, seed {case}: {told}", file=sys.stderr, flush=True)
+    return names, counts
+
+
 def main() -> int:
     """Try as many configurations as asked, and count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seconds", type=int, default=60, help="longest time for one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     options = parser.parse_args()
     names, counts = Counter[tuple[str, str]](), Counter[str]()
-    for case in range(options.first, options.first + options.cases):
-        table = Generator(np.random.default_rng(case), names).configuration()
-        outcome, words = try_one(table, options.seconds)
-        counts[outcome] += 1
-        if outcome in ("unexpected", "not finite", "too long"):
-            print(f"{outcome}, seed {case}: {words.splitlines()[:1]} {table}", file=sys.stderr)
+    last = options.first + options.cases
+    parts = [range(a, min(a + 250, last)) for a in range(options.first, last, 250)]
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for some_names, some_counts in pool.imap(partial(try_many, options.seconds), parts):
+            names += some_names
+            counts += some_counts
     least = show_coverage(names)
     print(", ".join(f"{outcome} {counts[outcome]:,}" for outcome in sorted(counts)))
     wrong = counts["unexpected"] + counts["not finite"] + counts["too long"]
@@ -241,7 +268,7 @@ def show_coverage(names: Counter[tuple[str, str]]) -> int:
     print("| section | names | least often |")
     print("|---|---:|---|")
     least = []
-    for section in SECTIONS:
+    for section in sorted(set(SECTIONS) - {"trackers"}):  # which no configuration names
         found = {name: names[section, name] for name in SECTIONS[section].entries()}
         rare = min(found, key=lambda name: found[name])
         least.append(found[rare])

@@ -100,7 +100,8 @@ class LinearHessian:
         a = self._features(inputs)
         if self.whole:
             few = max(1, PIECE // (self.places.numel() * a.element_size()))
-            for parts in zip(*(t.split(few) for t in (a, self._chances(x, inputs), counts)), strict=True):
+            samples = a, self._chances(x, inputs), counts
+            for parts in zip(*(values.split(few) for values in samples), strict=True):
                 self._add_whole(total[0], *parts)
             return
         derivatives = list(self._second_derivatives(x, inputs))
