@@ -41,6 +41,7 @@ def test_a_sum_has_the_same_bits_whoever_holds_the_rows(n, d, most, data) -> Non
     assert torch.equal(join_nodes(known, weights, n), whole)
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 500), min_size=1, max_size=30), bearable=st.integers(0, 10_000)
 )
@@ -80,11 +81,12 @@ def test_chunks_and_memory_change_no_bit(model: str, batch: int | None, memory: 
 
 @pytest.mark.long
 def test_chunks_and_processes_change_no_bit_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["scaff-pd/auto", "scaffold/sampled", "fedmgda/plain", "fedavg/plain"]
+    names = ["scaff-pd/auto", "scaffold/sampled", "fedmgda/plain"]
     assert determinism.compare(names, rounds=2, repeats=1, threads=1) == 0
     assert "2 processes" in capsys.readouterr().out
 
 
+@settings(deadline=None, max_examples=60)
 @given(sizes=st.lists(st.integers(1, 900), min_size=1, max_size=90), cut=st.integers(0, 40))
 def test_groups_hold_all_clients_in_order_and_any_process_can_sum_its_own(sizes, cut) -> None:
     groups = group_clients(np.array(sizes))
