@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scripts.trust.clean_runs import find_touched
 from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
 from scripts.trust.liars import find_misses, measure
+from scripts.trust.nan_clients import play as play_with_nan
 from tests.conformance.cases import CASES
 from tests.problems import regression
 
@@ -340,3 +341,13 @@ def test_a_configuration_says_what_is_wrong_with_a_guard() -> None:
     lp = {"name": "afl", "objective": {"name": "lp-distance", "power": 3.0, "strength": 0.5}}
     with pytest.raises(ConfigError, match=r"guard: LpDistance.*cap = 1"):
         RunConfig.from_dict({**TABLE, "algorithm": lp, "guard": "on"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("broken", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [("fedavg", "update NaN"), ("q-fedavg", "loss NaN"), ("scaff-pd", "update infinite")],
+)
+def test_who_sends_no_numbers_is_quarantined_at_once(name: str, lie: str, broken: int) -> None:
+    assert play_with_nan(name, lie, broken, "on") is None
