@@ -20,7 +20,7 @@ from equifed.contract.arrays import Index, Weights
 BLOCK = 8
 """Clients of a block; 64 bytes in double precision, where blocks then begin."""
 
-FEWEST, MOST, SAMPLES = 8, 32, 2048
+FEWEST, MOST, SAMPLES = 8, 64, 2048
 """Groups of clients whose Hessians are summed together, one for so many samples; processes hold
 whole groups."""
 
@@ -115,7 +115,8 @@ def group_clients(sizes: Index, processes: int = 1) -> Index:
     >>> group_clients(np.array([3, 1, 2]))
     array([0, 1, 2])
     """
-    groups = max(FEWEST, min(MOST, int(sizes.sum()) // SAMPLES), processes)
+    wanted = max(FEWEST, min(MOST, int(sizes.sum()) // SAMPLES))
+    groups = max(1 << (wanted.bit_length() - 1), processes)  # two or four processes get as many
     if len(sizes) <= groups:
         return np.arange(len(sizes))
     before = np.cumsum(sizes) - sizes / 2
