@@ -82,6 +82,13 @@ class CurvatureSum:
     exact: bool
     constant: bool
 
+    def dense(self, size: int) -> Vector:
+        """Return P as one matrix; blocks must be whole."""
+        out = self.blocks.new_zeros(size, size)
+        for places, block in zip(self.places, self.blocks.expand(len(self.places), -1, -1), strict=True):
+            out[places[:, None], places] = block
+        return out
+
 
 def check_curvature(blocks: Vector, limit: float = math.inf) -> str | None:
     """Return what is wrong with one client's Hessian blocks (b, q, q), or None.

@@ -247,6 +247,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
 
     def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
         """Return the weighted sum of the clients' second derivatives; KnowsHessians asks."""
+        if self.offsets is not None:
+            summed = self.curvature_sum(x, weights, "full")
+            return summed if isinstance(summed, str) else summed.dense(self.model.size).to(x.dtype)
         rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in self.index])
         shares = torch.as_tensor(np.repeat(weights / self.sizes, self.sizes), dtype=x.dtype)
         held = self._inputs[rows].to(x.device), self._targets[rows], shares.to(x.device)
@@ -261,7 +264,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
+        hessian = LinearHessian.of(self.model, form, thin, self.offsets is not None)
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
@@ -276,6 +279,8 @@ class InProcessClients(FoundOwnParts, TorchClients):
 
         Each sample counts its client's weight; a few samples at a time bound the memory.
         """
+        if self.offsets is not None:
+            return self._sum_profiles(hessian, x, weights, thin)
         counts, total = np.zeros(len(self._inputs)), hessian.zeros(thin)
         for i, weight in zip(self.index, weights, strict=True):
             first, last = self._offsets[i], self._offsets[i + 1]
@@ -289,6 +294,22 @@ class InProcessClients(FoundOwnParts, TorchClients):
                 hessian.add(total, x, self._inputs[rows], share, thin)
         if not torch.isfinite(total).all():
             self._refuse_curvature(hessian, x)
+        return total
+
+    def _sum_profiles(
+        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
+    ) -> Tensor:
+        """Return the weighted sum of the Hessians of the clients' profile losses, in order."""
+        total, own = hessian.zeros(thin), x.new_zeros(len(self.index), self.model.own_size)
+        for places, v, _, _ in self.best_own(x):
+            rows = np.arange(len(self.index))[places]
+            own[torch.as_tensor(rows, device=x.device)] = v
+        for i, weight, v in zip(self.index, weights, own, strict=True):
+            if weight:
+                y = torch.cat([x, v])
+                hessian.add_profile(total, y, self._inputs_of(int(i)), float(weight), thin)
+        if not torch.isfinite(total).all():
+            self._refuse_curvature(hessian, torch.cat([x, torch.zeros_like(own[0])]))
         return total
 
     def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:

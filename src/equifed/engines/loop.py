@@ -108,6 +108,8 @@ class LoopClients(InProcessClients):
     def sum_hessians(
         self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
     ) -> Tensor:
+        if self.offsets is not None:
+            return self._sum_profiles(hessian, x, weights, thin)
         total = hessian.zeros(thin)
         for k in self._each():
             inputs, own = self._inputs_of(int(self.index[k])), hessian.zeros(thin)

@@ -52,8 +52,13 @@ class LinearHessian:
     form: Form
 
     @classmethod
-    def of(cls, model: FlatModel, form: Form, thin: Tensor | None = None) -> LinearHessian | str:
-        """Return the Hessians of a model, or why they are not known."""
+    def of(
+        cls, model: FlatModel, form: Form, thin: Tensor | None = None, profile: bool = False
+    ) -> LinearHessian | str:
+        """Return the Hessians of a model, or why they are not known.
+
+        Where clients have own parameters they are those of profile losses, if there are such.
+        """
         if thin is not None and form != "blocks":
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
         if linear_layer(model.module, model.input_dimensions) is None:
@@ -61,14 +66,15 @@ class LinearHessian:
         loss = getattr(model.loss, "__name__", "?")
         if loss not in KNOWN or getattr(model.loss, "__module__", "") != "equifed.models.losses":
             return f"the second derivative of the loss {loss} is not known"
-        if model.own_size:
+        if model.own_size and not profile:
             return "clients have own parameters, and the sum would have to do without them"
         if model.penalised is not None:
             return "biases are not penalised, and blocks know one penalty for all parameters"
         if model.dtype not in (torch.float32, torch.float64):
             return f"the model computes in {model.dtype}"
-        parts = model.unflatten(torch.arange(model.size, device=model.device))
-        weight, bias = ([p for n, p in parts.items() if n.endswith(part)] for part in PARTS)
+        parts = model.unflatten(torch.arange(model.size + model.own_size, device=model.device))
+        shared = {name: part for name, part in parts.items() if name in model.shapes}
+        weight, bias = ([p for n, p in shared.items() if n.endswith(part)] for part in PARTS)
         columns = [w.reshape(len(w), -1) for w in weight] + [b[:, None] for b in bias]
         places = torch.cat(columns, dim=1)
         return cls(model, loss, places, bool(weight), bool(bias), form)
@@ -112,6 +118,38 @@ class LinearHessian:
                 block += (a.T @ (scaled[:, None] * product)).double()
             else:
                 block += (a.T @ (scaled[:, None] * a)).double()
+
+    def add_profile(
+        self, total: Tensor, y: Tensor, inputs: Tensor, weight: float, thin: Tensor | None = None
+    ) -> None:
+        r"""Add one client's Hessian of its profile loss: the Schur complement of its own offsets.
+
+        .. math:: H_{uu} - H_{uv} H_{vv}^{-1} H_{vu}
+
+        at the model y, whose last numbers are the client's best own ones. It grows with the joint
+        Hessian, so that of a bound is a bound.
+        """
+        a, counts = self._features(inputs), y.new_full((len(inputs),), 1 / len(inputs))
+        part = self.zeros(thin)
+        self.add(part, y, inputs, counts, thin)
+        if self.whole:
+            p = self._chances(y, inputs)
+            k, q = self.places.shape
+            mixed = torch.einsum("mc,me,mq->cqe", p * counts[:, None], -p, a)
+            mixed.diagonal(dim1=0, dim2=2).add_(a.T @ (p * counts[:, None]))
+            inner = torch.diag(counts @ p) - (p * counts[:, None]).T @ p
+            inner.diagonal().add_(self.model.own_l2)
+            side = mixed.reshape(k * q, k).double()
+            part[0] -= side @ torch.linalg.solve(inner.double(), side.T)
+        else:
+            for block, h in zip(part, self._second_derivatives(y, inputs), strict=True):
+                scaled = (counts * h).double()
+                side, inner = a.double().T @ scaled, float(scaled.sum()) + self.model.own_l2
+                if self.form == "diagonal":
+                    block -= side.square() / inner
+                else:
+                    block -= torch.outer(side, side if thin is None else side @ thin.double()) / inner
+        total += weight * part
 
     def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
         """Return the blocks with the penalty's part."""

@@ -250,7 +250,8 @@ class DistributedClients(TorchClients):
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
+        profile = self.own is not None and self.own.steps == "profile"
+        hessian = LinearHessian.of(self.model, form, thin, profile)
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
