@@ -130,6 +130,10 @@ class TorchClients(OwnParts, Clients):
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
 
+TOGETHER = 64
+"""Clients whose own parts are taken off a sum of Hessians at once."""
+
+
 class InProcessClients(FoundOwnParts, TorchClients):
     """Clients whose data this process holds; what ``loop`` and ``stacked`` have in common.
 
@@ -304,10 +308,16 @@ class InProcessClients(FoundOwnParts, TorchClients):
         for places, v, _, _ in self.best_own(x):
             rows = np.arange(len(self.index))[places]
             own[torch.as_tensor(rows, device=x.device)] = v
+        taken: list[Tensor] = []
         for i, weight, v in zip(self.index, weights, own, strict=True):
             if weight:
-                y = torch.cat([x, v])
-                hessian.add_profile(total, y, self._inputs_of(int(i)), float(weight), thin)
+                y, inputs = torch.cat([x, v]), self._inputs_of(int(i))
+                taken.append(hessian.add_profile(total, y, inputs, float(weight), thin))
+            if len(taken) == TOGETHER:
+                hessian.subtract(total, taken, thin)
+                taken = []
+        if taken:
+            hessian.subtract(total, taken, thin)
         if not torch.isfinite(total).all():
             self._refuse_curvature(hessian, torch.cat([x, torch.zeros_like(own[0])]))
         return total

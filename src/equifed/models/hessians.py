@@ -121,35 +121,40 @@ class LinearHessian:
 
     def add_profile(
         self, total: Tensor, y: Tensor, inputs: Tensor, weight: float, thin: Tensor | None = None
-    ) -> None:
-        r"""Add one client's Hessian of its profile loss: the Schur complement of its own offsets.
+    ) -> Tensor:
+        r"""Add one client's Hessian in the shared parameters; return what its own part takes off.
+
+        The Hessian of a profile loss is the Schur complement, and W with W W' = H_uv H_vv^-1 H_vu
+        (b, q, r) is returned for :meth:`subtract`:
 
         .. math:: H_{uu} - H_{uv} H_{vv}^{-1} H_{vu}
 
         at the model y, whose last numbers are the client's best own ones. It grows with the joint
         Hessian, so that of a bound is a bound.
         """
-        a, counts = self._features(inputs), y.new_full((len(inputs),), 1 / len(inputs))
-        part = self.zeros(thin)
-        self.add(part, y, inputs, counts, thin)
-        if self.whole:
-            p = self._chances(y, inputs)
-            k, q = self.places.shape
-            mixed = torch.einsum("mc,me,mq->cqe", p * counts[:, None], -p, a)
-            mixed.diagonal(dim1=0, dim2=2).add_(a.T @ (p * counts[:, None]))
-            inner = torch.diag(counts @ p) - (p * counts[:, None]).T @ p
-            inner.diagonal().add_(self.model.own_l2)
-            side = mixed.reshape(k * q, k).double()
-            part[0] -= side @ torch.linalg.solve(inner.double(), side.T)
+        a, counts = self._features(inputs), y.new_full((len(inputs),), weight / len(inputs))
+        self.add(total, y, inputs, counts, thin)
+        own_l2 = weight * self.model.own_l2
+        if not self.whole:
+            bends = torch.stack([counts * h for h in self._second_derivatives(y, inputs)])
+            inner = bends.sum(dim=1).double() + own_l2
+            return ((bends @ a).double() / inner.sqrt()[:, None]).unsqueeze(2)
+        p, (k, q) = self._chances(y, inputs), self.places.shape
+        counted = p * counts[:, None]
+        side = torch.stack([a.T @ (counted[:, [c]] * -p) for c in range(k)]).double()
+        side.diagonal(dim1=0, dim2=2).add_((a.T @ counted).double())
+        within = torch.diag(counted.sum(dim=0)) - counted.T @ p
+        root = torch.linalg.cholesky(within.double() + own_l2 * torch.eye(k).to(total))
+        rows = side.reshape(k * q, k).T
+        return torch.linalg.solve_triangular(root, rows, upper=False).T.unsqueeze(0)
+
+    def subtract(self, total: Tensor, taken: list[Tensor], thin: Tensor | None = None) -> None:
+        """Take W W' off the blocks, for the W of some clients."""
+        wide = torch.cat(taken, dim=2)
+        if self.form == "diagonal":
+            total -= wide.square().sum(dim=2)
         else:
-            for block, h in zip(part, self._second_derivatives(y, inputs), strict=True):
-                scaled = (counts * h).double()
-                side, inner = a.double().T @ scaled, float(scaled.sum()) + self.model.own_l2
-                if self.form == "diagonal":
-                    block -= side.square() / inner
-                else:
-                    block -= torch.outer(side, side if thin is None else side @ thin.double()) / inner
-        total += weight * part
+            total -= wide @ (wide.mT if thin is None else wide.mT @ thin.to(wide))
 
     def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
         """Return the blocks with the penalty's part."""
