@@ -23,6 +23,7 @@ _HOMES = {
     "features": "models.features",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
+    "personalise": "runs.personalise",
     "resume": "runs.run",
     "run": "runs.run",
     "simulate": "engines.simulate",

@@ -222,7 +222,9 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
 
 for function in (init, comparing.report, comparing.compare, comparing.sweep, looking.doctor):
     app.command()(function)
-for about_models in (predicting.predict, predicting.evaluate, predicting.export):
+for about_models in (
+    predicting.predict, predicting.evaluate, predicting.personalise, predicting.export
+):  # fmt: skip
     app.command()(about_models)
 app.command(name="list")(looking.list_names)
 app.add_typer(looking.data_app, name="data")

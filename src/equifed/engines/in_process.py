@@ -229,7 +229,10 @@ class InProcessClients(FoundOwnParts, TorchClients):
         loaded = load_weights(module, self.parameters(x))
         told = describe_predictor(self._federation, loaded, self.model.loss)
         own = self._own_parts(x)
-        return told if own is None else dataclasses.replace(told, own=self.own_parameters(own))
+        if own is None or self.own is None:
+            return told
+        kept = self.own_parameters(own)
+        return dataclasses.replace(told, own=kept, own_l2=self.own.l2)
 
     def origin(self) -> dict[str, Any]:
         """Return what the engine was made of; KnowsOrigin asks."""

@@ -17,25 +17,35 @@ from equifed.data.split import DataError, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.run import build_module, load_preparation
-from equifed.training.files import RunFolderError
+from equifed.training.files import RunFolderError, digest, read_sealed
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
 
 if TYPE_CHECKING:
+    from equifed.models.fit_own import FittedLoss
     from equifed.models.flat import FlatModel
     from equifed.models.predictor import Predictor
 
 __all__ = ["Drift", "evaluate", "load_predictor", "write_model_card"]
 
 CARD = "MODEL_CARD.md"
+PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
+"""What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
 
 
-def load_predictor(folder: str | Path) -> Predictor:
+def load_predictor(folder: str | Path, *, personalised: bool = False) -> Predictor:
     """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
 
     The module is built again from the run's configuration (own code by its address) and given the
     weights of ``model.safetensors``; the data need not be there.
+
+    Parameters
+    ----------
+    folder : path
+        The folder.
+    personalised : bool
+        With the own parts that ``equifed personalise`` has fitted after training.
     """
     from safetensors.torch import load_file
 
@@ -45,10 +55,14 @@ def load_predictor(folder: str | Path) -> Predictor:
 
     path = Path(folder)
     if (path / DESCRIPTION).exists():
+        if personalised:
+            raise RunFolderError(f"{path} is an export; personalised=True is for a run's folder.")
         return load_exported(path)
     config, told = _read_run(path)
     check_folder(path)
     module = build_module(config, tuple(told["input_shape"]), told["outputs"])
+    loss, own_l2 = _read_loss(config, module, told)
+    own = _read_personalised(path) if personalised else _read_own(path, config)
     return Predictor(
         load_weights(module.to(_dtype(config)), load_file(path / MODEL)),
         input_shape=tuple(told["input_shape"]),
@@ -58,8 +72,47 @@ def load_predictor(folder: str | Path) -> Predictor:
         clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
         tokens=told["tokens"],
         outputs_shape=tuple(told["target_shape"]),
-        own=_read_own(path, config),
+        own=own,
+        loss=loss,
+        own_l2=own_l2,
     )
+
+
+def _read_loss(
+    config: RunConfig, module: Any, told: dict[str, Any]
+) -> tuple[FittedLoss | None, float]:
+    """Return the loss that own parts can be fitted to, and their penalty in training."""
+    from equifed.engines.profile import settle_own
+    from equifed.models.fit_own import fitted_loss
+
+    model = config.model
+    loss = SECTIONS["losses"][model["loss"]].load()
+    if model.get("own") is None:
+        return fitted_loss(loss) if model.get("class_weights") is None else None, 0.0
+    part = settle_own(
+        module, loss, len(told["input_shape"]), model["own"], model["own_steps"],
+        model.get("own_l2"), model["l2"],
+    )  # fmt: skip
+    assert part is not None
+    return fitted_loss(loss) if model.get("class_weights") is None else None, part.l2
+
+
+def _read_personalised(path: Path) -> dict[str, Any]:
+    """Return the own parts that were fitted after training; they must belong to this model."""
+    from safetensors.torch import load
+
+    if not (path / PERSONALISED).exists():
+        raise RunFolderError(
+            f"{path} has no {PERSONALISED}: nobody has fitted own parts to its model; do it with: "
+            f"equifed personalise {path}"
+        )
+    told, content = read_sealed(path / PERSONALISED), (path / PERSONAL_PARTS).read_bytes()
+    if told["parts"] != digest(content) or told["model"] != digest((path / MODEL).read_bytes()):
+        raise RunFolderError(
+            f"{path / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
+            f"again with: equifed personalise {path}"
+        )
+    return load(content)
 
 
 def _read_own(path: Path, config: RunConfig) -> dict[str, Any]:
