@@ -109,7 +109,7 @@ def test_a_run_folder_keeps_it_and_predict_uses_it_when_asked(tmp_path: Path) ->
         "rounds": 5,
         "data": {"name": "heart-disease", "validation": 0.3, "test": 0.3},
         "model": {"name": "logistic", "l2": 0.01},
-        "algorithm": {"name": "scaff-pd"},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
     }
     folder = tmp_path / "run"
     ef.run(config, folder)

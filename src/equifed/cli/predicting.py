@@ -126,7 +126,7 @@ def personalise(
         average = found.average
         if average is not None:
             told = f"{average.lower:+.3g} to {average.upper:+.3g}"
-            typer.echo(f"average over clients {average.estimate:+.3g} (95 % over clients: {told})")
+            typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
         typer.echo(f"{describe(found)}: {path}", err=True)
 
 

@@ -21,7 +21,7 @@ from equifed.metrics.paired_samples import count_pairs, newcombe_interval
 from equifed.runs.config import RunConfig
 from equifed.runs.run import load_data
 from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
-from equifed.training.files import RunFolderError, digest, read_json, seal, write_file
+from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import MODEL
@@ -76,7 +76,7 @@ class Personalised:
     differences : tuple of Interval or None
         After minus before on the same samples, with 95 % limits.
     average : Interval, optional
-        The same of the average over clients.
+        The same of the average over these clients.
     """
 
     predictor: Predictor
@@ -203,7 +203,7 @@ def _load(run: Any, history: History, data: Federation | None) -> Federation:
         known = read_json(folder / RUN).get("data", known)
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
     if wanted is not None and wanted != data.checksum():
-        raise RunFolderError("These are other data than the run was trained on; give the same.")
+        raise ValueError("These are other data than the run was trained on; give the same.")
     return data
 
 
@@ -351,12 +351,22 @@ def _compare(
             told[i] = Interval(estimate, low, high)
         else:
             told[i] = mean_interval(new - old)
-    known = np.isfinite(values[0])
-    average = mean_interval(values[1, known] - values[0, known]) if known.any() else None
     return Personalised(
         after, names, dict(choices), fitted_on, metric, "" if split is None else "test", sizes,
-        values[0], values[1], tuple(told), average,
+        values[0], values[1], tuple(told), _average([d for d in told if d is not None]),
     )  # fmt: skip
+
+
+def _average(told: Sequence[Interval]) -> Interval | None:
+    """Return the mean of independent differences; squares of the distances to limits add up."""
+    if not told:
+        return None
+    low, high = (
+        math.sqrt(sum((getattr(d, end) - d.estimate) ** 2 for d in told)) / len(told)
+        for end in ("lower", "upper")
+    )
+    estimate = sum(d.estimate for d in told) / len(told)
+    return Interval(estimate, estimate - low, estimate + high)
 
 
 def _score_samples(
