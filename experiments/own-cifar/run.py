@@ -1,8 +1,8 @@
 """A CNN on CIFAR-10 under label skew: shared, own output bias (joint and after training), own head.
 
 Trained by FedAvg with server momentum. The own bias after training is fitted to held-out outputs at
-the shared model's parameters (``history.personalise``), temperature and penalty chosen on validation
-images. Each client's own network has the same architecture and local steps.
+the shared model's parameters (``history.personalise``), temperature and penalty chosen on
+validation images. Each client's own network has the same architecture and local steps.
 """
 
 from __future__ import annotations

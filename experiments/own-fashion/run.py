@@ -1,8 +1,8 @@
 """Fashion-MNIST under label skew: one softmax regression, own output biases, models alone.
 
 Shared and own-bias models are trained by SCAFF-PD in a metric of low rank until the certified gap
-is small; own models are scikit-learn's, one per client and penalty. Test samples follow the clients'
-class mixtures.
+is small; own models are scikit-learn's, one per client and penalty. Test samples follow the
+clients' class mixtures.
 """
 
 from __future__ import annotations
@@ -185,15 +185,17 @@ def draw_samples(found: Found) -> str:
     lines = {}
     for method in methods(found, next(iter(found))):
         values = [column(found, samples, method, "worst 20 %") for samples in found]
-        lines[method] = Line(np.log10(list(found)), [v.mean() for v in values],
-                             [v.min() for v in values], [v.max() for v in values], dots=True)  # fmt: skip
+        ends = [v.min() for v in values], [v.max() for v in values]
+        lines[method] = Line(np.log10(list(found)), [v.mean() for v in values], *ends, dots=True)
     return figure(lines, title="Worst 20 % of clients", y_label="test accuracy, %",
-                  x_label="log10 of the samples before the imbalance (band: all seeds)")  # fmt: skip
+                  x_label="log10 of the samples, before the imbalance (band: seeds)")  # fmt: skip
 
 
 def draw_gaps(curves: dict[str, Any]) -> str:
     """Draw certified gaps over the rounds."""
-    lines = {n: Line(np.arange(1, len(t["gap"]) + 1), np.array(t["gap"])) for n, t in curves.items()}
+    lines = {
+        n: Line(np.arange(1, len(t["gap"]) + 1), np.array(t["gap"])) for n, t in curves.items()
+    }
     return figure(lines, title="Certified gap with own biases", x_label="round",
                   y_label="part of the objective", log=True)  # fmt: skip
 
@@ -213,14 +215,13 @@ def checks(found: Found, curves: dict[str, Any], settings: Settings) -> list[Che
             ours = column(found, samples, OWN, measure)
             best = max(rivals, key=lambda m: float(column(found, samples, m, measure).mean()))
             told = paired_difference(ours, column(found, samples, best, measure))
+            against = f"{best} (the best of {len(rivals)}, chosen on test samples)"
             out.append(Check(f"own bias above every model alone, {measure}, {samples} samples",
-                             "our aim", f"{with_limits(told)} points against {best} (the best of "
-                             f"{len(rivals)}, chosen on test samples)", told.estimate > 0))  # fmt: skip
+                             "our aim", f"{with_limits(told)} points against {against}",
+                             told.estimate > 0))  # fmt: skip
     for l2 in settings["gaps"]["l2"]:
         plain, metric = (np.array(curves[f"{s}, l2 = {l2:g}"]["gap"]) for s in ("plain", "metric"))
+        shown = f"{metric[-1]:.2g} after {len(metric)} rounds, plain {plain[-1]:.2g} after "
         out.append(Check(f"with its metric SCAFF-PD proves more in fewer rounds, l2 = {l2:g}",
-                         "our aim", f"{metric[-1]:.2g} after {len(metric)} rounds, plain "
-                         f"{plain[-1]:.2g} after {len(plain)}", bool(metric[-1] < plain[-1])))  # fmt: skip
+                         "our aim", f"{shown}{len(plain)}", bool(metric[-1] < plain[-1])))  # fmt: skip
     return out
-
-

@@ -146,7 +146,9 @@ def differences(found: list[dict[str, Any]], method: str) -> list[tuple[Interval
         told = mean_interval(change[:, k])
         ratio = found[0]["test"][k] / found[0]["train"][k]
         wider = math.sqrt(1 + len(found) * ratio)
-        low, high = (told.estimate + wider * (end - told.estimate) for end in (told.lower, told.upper))
+        low, high = (
+            told.estimate + wider * (end - told.estimate) for end in (told.lower, told.upper)
+        )
         out.append((told, Interval(told.estimate, low, high, told.level)))
     return out
 
@@ -209,8 +211,8 @@ def drawn(found: list[dict[str, Any]]) -> str:
     lines, names = {}, found[0]["clients"]
     for method in methods(found):
         told = [a for a, _ in differences(found, method)]
-        lines[method] = Line(list(range(len(names))), [a.estimate for a in told],
-                             [a.lower for a in told], [a.upper for a in told], dots=True)  # fmt: skip
+        ends = [a.lower for a in told], [a.upper for a in told]
+        lines[method] = Line(np.arange(len(names)), [a.estimate for a in told], *ends, dots=True)
     shown = ", ".join(f"{k} {name}" for k, name in enumerate(names))
     return figure(lines, title="Points against the hospital's own model",
                   x_label=f"{shown} (band: 95 % over splits)", y_label="points")  # fmt: skip

@@ -85,7 +85,8 @@ class CurvatureSum:
     def dense(self, size: int) -> Vector:
         """Return P as one matrix; blocks must be whole."""
         out = self.blocks.new_zeros(size, size)
-        for places, block in zip(self.places, self.blocks.expand(len(self.places), -1, -1), strict=True):
+        each = self.blocks.expand(len(self.places), -1, -1)
+        for places, block in zip(self.places, each, strict=True):
             out[places[:, None], places] = block
         return out
 

@@ -84,8 +84,8 @@ def fit_linear(
     (m, q), k = design.shape, outputs.shape[1]
     if q * k > MOST_NUMBERS:
         raise ValueError(
-            f"The own part has {q * k} numbers; at fixed shared parameters up to {MOST_NUMBERS} are "
-            "fitted: take own='bias', or train with own= instead."
+            f"The own part has {q * k} numbers; at fixed shared parameters up to {MOST_NUMBERS} "
+            "are fitted: take own='bias', or train with own= instead."
         )
     v, eye = outputs.new_zeros(q, k), l2 * torch.eye(q * k, dtype=outputs.dtype)
     if m == 0:

@@ -263,9 +263,7 @@ class _Fit:
         return {n: held[n] + moved[n].to(held[n]) for n in self.names}
 
 
-def _choose(
-    fit: _Fit, temperature: float | None, penalty: float | None
-) -> dict[str, Choice]:
+def _choose(fit: _Fit, temperature: float | None, penalty: float | None) -> dict[str, Choice]:
     """Return temperature and penalty for both kinds of fit, by the loss on validation samples."""
     for name, value in (("temperature", temperature), ("penalty", penalty)):
         if value is not None and not (value > 0 and math.isfinite(value)):

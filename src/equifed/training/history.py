@@ -155,7 +155,9 @@ class History:
             )
         return self.trained if thresholds is None else self.trained.with_thresholds(thresholds)
 
-    def personalise(self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any) -> Any:
+    def personalise(
+        self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any
+    ) -> Any:
         """Fit an own part to every client after training; see :func:`equifed.personalise`.
 
         ``data`` is the federation that the run was trained on; a run folder's configuration loads

@@ -115,7 +115,7 @@ class ProfileRule(PenalisedRule):
     def _multiply(
         self, slope: Tensor, blocks: list[Samples], out: Tensor, beta: float, alpha: float
     ) -> None:
-        """The same from the derivatives by the outputs."""
+        """Do the same with derivatives by the outputs."""
         widths = [samples.weights.shape[1] for samples in blocks]
         with products_in(self._precision, out.device):
             for samples, delta in zip(blocks, torch.split(slope, widths, dim=2), strict=True):
