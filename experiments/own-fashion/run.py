@@ -52,8 +52,9 @@ def run(context: Context) -> Outcome:
     }  # fmt: skip
     found = dict(sorted(found.items()))
     tables = {"accuracy": accuracy_table(found), "against-shared": differences(found)}
-    tables |= {"gaps": gap_table(curves)}
-    figures = {"samples": draw_samples(found), "gaps": draw_gaps(curves)}
+    figures = {"samples": draw_samples(found)}
+    if curves:
+        tables["gaps"], figures["gaps"] = gap_table(curves), draw_gaps(curves)
     return Outcome(checks(found, curves, settings), tables, figures)
 
 
@@ -223,5 +224,6 @@ def checks(found: Found, curves: dict[str, Any], settings: Settings) -> list[Che
         plain, metric = (np.array(curves[f"{s}, l2 = {l2:g}"]["gap"]) for s in ("plain", "metric"))
         shown = f"{metric[-1]:.2g} after {len(metric)} rounds, plain {plain[-1]:.2g} after "
         out.append(Check(f"with its metric SCAFF-PD proves more in fewer rounds, l2 = {l2:g}",
-                         "our aim", f"{shown}{len(plain)}", bool(metric[-1] < plain[-1])))  # fmt: skip
+                         "our aim", f"{shown}{len(plain)}",
+                         bool(metric[-1] < plain[-1])))  # fmt: skip
     return out
