@@ -15,7 +15,9 @@ pytestmark = pytest.mark.long
 def test_hospitals_are_compared_with_their_own_models(tmp_path: Path) -> None:
     outcome = reproduce("own-hospitals", tmp_path, quick=True, changes={"splits": 2})
     rows = {row[0]: row[1:] for row in outcome.tables["accuracy"].rows}
-    assert {"own model", "majority class", "shared, average", "own intercept, worst-case"} <= set(rows)
+    assert {"own model", "majority class", "shared, average", "own intercept, worst-case"} <= set(
+        rows
+    )
     assert all(0 <= float(v) <= 100 for row in rows.values() for v in row)  # type: ignore[arg-type]
     gaps = [row[2] for row in outcome.tables["chosen"].rows]
     assert max(gaps) <= definition("own-hospitals")["gap"]  # type: ignore[type-var]
