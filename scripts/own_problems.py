@@ -99,8 +99,8 @@ def try_one(seed: int, rounds: int, metric: MetricKind = "auto") -> Outcome:
     words, objective, clients, best = draw_problem(seed)
     size, words = abs(best), words + (", plain" if metric == "none" else "")
     history = ef.train(
-        ScaffPD(objective, metric=metric), clients, rounds=rounds, x=torch.zeros(clients.model.size).double(),
-        stop=[StopAtGap(WANTED / 2, relative=True)],
+        ScaffPD(objective, metric=metric), clients, rounds=rounds,
+        x=torch.zeros(clients.model.size).double(), stop=[StopAtGap(WANTED / 2, relative=True)],
     )  # fmt: skip
     values = np.array([record.objective for record in history.rounds])
     gaps = np.array([record.numbers["gap"] for record in history.rounds])
