@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -151,9 +151,10 @@ _DERIVATIVES = {"cross_entropy": _softmax, "binary_logistic": _sigmoid, "squared
 
 def fitted_loss(loss: object) -> FittedLoss | None:
     """Return the name of a loss for which own parts can be fitted; None for others."""
-    name = getattr(loss, "__name__", "")
-    known = getattr(loss, "__module__", "") == "equifed.models.losses" and name in _DERIVATIVES
-    return name if known else None
+    if getattr(loss, "__module__", "") != "equifed.models.losses":
+        return None
+    names = get_args(FittedLoss)
+    return next((name for name in names if name == getattr(loss, "__name__", "")), None)
 
 
 def sample_losses(outputs: Tensor, targets: Tensor, loss: FittedLoss) -> Tensor:
