@@ -146,7 +146,8 @@ class LinearHessian:
         within = torch.diag(counted.sum(dim=0)) - counted.T @ p
         root = torch.linalg.cholesky(within.double() + own_l2 * torch.eye(k).to(total))
         rows = side.reshape(k * q, k).T
-        return torch.linalg.solve_triangular(root, rows, upper=False).T.unsqueeze(0)
+        taken: Tensor = torch.linalg.solve_triangular(root, rows, upper=False).T.unsqueeze(0)
+        return taken
 
     def subtract(self, total: Tensor, taken: list[Tensor], thin: Tensor | None = None) -> None:
         """Take W W' off the blocks, for the W of some clients."""
