@@ -25,7 +25,7 @@ from tests.problems import drawn_objective, skewed_problem
 import equifed as ef
 from equifed.algorithms import ScaffPD
 from equifed.algorithms.in_metric import MetricKind
-from equifed.engines.in_process import InProcessClients as Clients
+from equifed.engines.in_process import InProcessClients
 from equifed.objectives import SaddleObjective
 from equifed.training.stopping import StopAtGap
 
@@ -77,12 +77,14 @@ def draw_softmax(seed: int) -> tuple[ef.Federation, float]:
     return ef.Federation.from_clients(clients, classes=k), 10 ** draw.uniform(-3, -1)
 
 
-def draw_problem(seed: int) -> tuple[str, SaddleObjective, Clients, float]:
+def draw_problem(seed: int) -> tuple[str, SaddleObjective, InProcessClients, float]:
     """Return a problem in words, its objective, its clients and the joint optimum."""
     if seed % 3 == 2:
         data, l2 = draw_softmax(seed)
         name, objective = drawn_objective(seed, len(data.names))
-        clients = ef.simulate(data, "logistic", l2=l2, own="bias", dtype=torch.float64)
+        clients: InProcessClients = ef.simulate(
+            data, "logistic", l2=l2, own="bias", dtype=torch.float64
+        )
         assert clients.own is not None and clients.own.steps == "profile"
         best, _ = softmax_optimum(data, objective, l2, clients.own.l2)
         return f"softmax, {name}, {len(data.names)} clients", objective, clients, best
