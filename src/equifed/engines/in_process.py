@@ -274,7 +274,10 @@ class InProcessClients(FoundOwnParts, TorchClients):
         loaded = load_weights(module, self.parameters(x))
         told = describe_predictor(self._federation, loaded, self.model.loss)
         own = self._own_parts(x)
-        return told if own is None else dataclasses.replace(told, own=self.own_parameters(own))
+        if own is None or self.own is None:
+            return told
+        kept = self.own_parameters(own)
+        return dataclasses.replace(told, own=kept, own_l2=self.own.l2)
 
     def origin(self) -> dict[str, Any]:
         """Return what the engine was made of; KnowsOrigin asks."""
@@ -304,6 +307,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
 
     def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
         """Return the weighted sum of the clients' second derivatives; KnowsHessians asks."""
+        if self.offsets is not None:
+            summed = self.curvature_sum(x, weights, "full")
+            return summed if isinstance(summed, str) else summed.dense(self.model.size).to(x.dtype)
         rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in self.index])
         shares = torch.as_tensor(np.repeat(weights / self.sizes, self.sizes), dtype=x.dtype)
         held = self._inputs[rows].to(x.device), self._targets[rows], shares.to(x.device)
