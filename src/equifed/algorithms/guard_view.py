@@ -259,7 +259,8 @@ class GuardedClients(ClientsView):
         cap, n, here = self.watch.guard.cap, len(self.names), int(np.count_nonzero(weights))
         sizes = self.sizes
         most, half = bound_share(cap, n, len(weights)), bound_share(cap / 2, n, max(1, here))
-        return np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
+        limits: Weights = np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
+        return limits
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:

@@ -147,7 +147,9 @@ def join_leaves(known: dict[Node, Tensor], leaves: int) -> Tensor:
 
 def _sum_whole(weights: Tensor, matrix: Tensor) -> Tensor:
     whole = len(matrix) // BLOCK * BLOCK
-    parts = [_products(weights[:whole].view(-1, BLOCK), matrix[:whole].unflatten(0, (-1, BLOCK)))]
+    parts = [
+        _products(weights[:whole].view(-1, BLOCK), matrix[:whole].view(-1, BLOCK, matrix.shape[1]))
+    ]
     if whole < len(matrix):
         parts.append(_products(weights[None, whole:], matrix[None, whole:]))
     level = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -165,7 +167,7 @@ def _products(weights: Tensor, blocks: Tensor) -> Tensor:
     """
     d = blocks.shape[2]
     even, rows = d // BLOCK * BLOCK, weights.unsqueeze(1)
-    parts = [torch.bmm(rows, part) for part in blocks.split([even, d - even], dim=2)]
+    parts = [torch.bmm(rows, part) for part in torch.split(blocks, [even, d - even], dim=2)]
     return torch.cat(parts, dim=2).squeeze(1) if even < d else parts[0].squeeze(1)
 
 

@@ -118,7 +118,7 @@ class LinearHessian:
         if self.whole:
             few = max(1, PIECE // (self.places.numel() * a.element_size()))
             samples = a, self._chances(x, inputs), counts
-            for parts in zip(*(values.split(few) for values in samples), strict=True):
+            for parts in zip(*(torch.split(values, few) for values in samples), strict=True):
                 self._add_whole(total[0], *parts)
             return
         derivatives = list(self._second_derivatives(x, inputs))

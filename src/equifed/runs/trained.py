@@ -115,8 +115,8 @@ def _read_python_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     made = read_sealed(path / RUN)
     if "model" not in made:
         raise RunFolderError(
-            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can be "
-            "built again without it."
+            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can "
+            "be built again without it."
         )
     if "samples" not in made:
         raise RunFolderError(

@@ -353,8 +353,8 @@ class DistributedClients(TorchClients):
             return own
         tight = all(map(json.loads, self.workers.gather_texts(json.dumps(own.tight))))
         known = own.smoothness, own.strong_convexity
-        bounds = (self.gather(b[self._held], self._held, n) for b in known)
-        return Curvature(*bounds, tight, own.lowest)
+        smoothness, convexity = (self.gather(b[self._held], self._held, n) for b in known)
+        return Curvature(smoothness, convexity, tight, own.lowest)
 
     def _join(self, own: Evaluation) -> Evaluation:
         """Return the evaluation of all clients from each process's, which is empty elsewhere."""

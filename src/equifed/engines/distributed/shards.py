@@ -22,7 +22,8 @@ def assign_clients(sizes: Index, processes: int) -> Index:
     groups = group_clients(sizes, processes)
     totals = np.bincount(groups, weights=sizes)
     before = np.cumsum(totals) - totals / 2
-    held = np.minimum((before * processes / totals.sum()).astype(np.int64), processes - 1)[groups]
+    wanted = (before * processes / totals.sum()).astype(np.int64)
+    held: Index = np.minimum(wanted, processes - 1)[groups]
     if len(np.unique(held)) < processes:
         raise ValueError(
             f"{processes} processes are more than these {len(sizes)} clients can keep busy; start "

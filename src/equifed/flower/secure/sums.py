@@ -24,8 +24,8 @@ from typing_extensions import override
 from equifed.contract.arrays import Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
+from equifed.flower.hello import Hello
 from equifed.flower.mailbox import Check
-from equifed.flower.members import Hello
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
 from equifed.flower.secure.ledger import Ledger, PrivacyError
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed, sum_words
