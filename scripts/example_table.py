@@ -1,6 +1,6 @@
 """Write ``examples/hospitals.csv``: made-up patients of six unequal hospitals.
 
-    python -m scripts.example_table
+python -m scripts.example_table
 """
 
 from __future__ import annotations

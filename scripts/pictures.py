@@ -58,16 +58,13 @@ def draw_report_figure(
 def fit_frame(drawn: str) -> str:
     """Return a drawing whose file is as large as what is drawn, with the ring of the worst."""
     wide, high = re.findall(r'viewBox="0 0 (\d+) (\d+)"', drawn)[0]
-    drawn = re.sub(
-        r'width="\d+" height="\d+"', f'width="{2 * int(wide)}" height="{2 * int(high)}"', drawn, 1
-    )
+    size = f'width="{2 * int(wide)}" height="{2 * int(high)}"'
+    drawn = re.sub(r'width="\d+" height="\d+"', size, drawn, count=1)
     more = ".ring{fill:none;stroke:#1b1f24;stroke-width:1.4}.mean{stroke:#1b1f24;stroke-width:2}"
     return drawn.replace("</style>", more + "</style>", 1)
 
 
-def train(
-    algorithm: Any, clients: Any, rounds: int, every: int = 5, **more: Any
-) -> ef.History:
+def train(algorithm: Any, clients: Any, rounds: int, every: int = 5, **more: Any) -> ef.History:
     """Train and measure on the test split."""
     return ef.train(
         algorithm, clients, rounds=rounds, evaluate=["test"], every=every, progress=False, **more
@@ -75,14 +72,14 @@ def train(
 
 
 def demo() -> str:
-    """Every client under the demo's methods."""
+    """Draw every client under the demo's methods."""
     with tempfile.TemporaryDirectory() as folder:
         found = {m: runs.run(configure(m), Path(folder) / m) for m in METHODS}
         return draw_report_figure(found, "distribution")
 
 
 def hospitals() -> str:
-    """Every hospital of the example table."""
+    """Draw every hospital of the example table."""
     clients = _simulate_hospitals()
     return draw_report_figure(
         {
@@ -94,7 +91,7 @@ def hospitals() -> str:
 
 
 def own_model() -> plt.Figure:
-    """Clients of a small network over the rounds."""
+    """Draw the clients of a small network over the rounds."""
     torch.manual_seed(0)
     data = ef.load("heart-disease")
     width = data.input_shape[0]
@@ -109,7 +106,7 @@ def own_model() -> plt.Figure:
 
 
 def federation() -> plt.Figure:
-    """Who sends what to whom."""
+    """Draw who sends what to whom."""
     figure, ax = plt.subplots(layout="constrained")
     ax.set(xlim=(0, 10), ylim=(0, 5), xticks=[], yticks=[])
     ax.axis("off")
@@ -140,7 +137,7 @@ CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 def sets() -> plt.Figure:
-    """Where the weights of three clients may lie, and what the objective makes of losses.
+    """Draw where weights of three clients may lie, and what the objective makes of losses.
 
     Shaded: the weights that some losses lead to, darker where more of them do. Lines: the value of
     the objective for losses that sum to one, as a function of these.
@@ -182,19 +179,19 @@ def _draw_levels(ax: Any, objective: Any) -> None:
 
 
 def weights() -> str:
-    """How the weights move over the rounds."""
+    """Draw how the weights move over the rounds."""
     clients = ef.simulate(ef.load("heart-disease"), "logistic", l2=0.01)
     fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none")
     return draw_report_figure({"SCAFF-PD": train(fair, clients, 60)}, "weights-0")
 
 
 def lorenz() -> str:
-    """Lorenz curves of the losses under two methods."""
+    """Draw Lorenz curves of the losses under two methods."""
     return draw_report_figure(_train_heart(), "lorenz-loss")
 
 
 def frontier() -> str:
-    """Average against worst client for several rho."""
+    """Draw average against worst client for several rho."""
     clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
     found = {
         f"rho = {rho:g}": train(ef.ScaffPD(ef.objectives.ChiSquare(rho)), clients, 60)
@@ -205,12 +202,12 @@ def frontier() -> str:
 
 
 def convergence() -> str:
-    """The worst client against bytes sent."""
+    """Draw the worst client against bytes sent."""
     return draw_report_figure(_train_heart(), "worst-bytes")
 
 
 def certificate() -> str:
-    """The proved gap over the rounds."""
+    """Draw the proved gap over the rounds."""
     clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
     plain = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none"), clients, 100)
     fast = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1)), clients, 100)
@@ -221,7 +218,7 @@ def certificate() -> str:
 
 
 def features() -> str:
-    """A network trained on, and a fair head on its frozen features."""
+    """Compare a trained network with a fair head on its frozen features."""
     torch.manual_seed(0)
     data = ef.load("fashion-three", train=300, test=300)
     width = int(np.prod(data.input_shape))
@@ -233,7 +230,7 @@ def features() -> str:
 
 
 def participation() -> plt.Figure:
-    """The worst client when everybody, half or a fifth takes part in a round."""
+    """Draw the largest loss when everybody, or fewer, take part in a round."""
     clients = ef.simulate(ef.load("synthetic-regression"), "linear", l2=1e-3)
     figure, ax = plt.subplots(layout="constrained")
     for share in (1.0, 0.6, 0.4):
@@ -247,7 +244,7 @@ def participation() -> plt.Figure:
 
 
 def guards() -> str:
-    """One client lies: with and without a guard."""
+    """Compare runs with a liar, with and without a guard."""
     data = _draw_concepts()
     clients = ef.simulate(data, "logistic", l2=1e-2)
     liars = ef.testing.with_liar(clients, data.names[-1], loss=1e3)
@@ -261,7 +258,7 @@ def guards() -> str:
 
 
 def own_part() -> str:
-    """One shared model, and one with an own last layer for each client."""
+    """Compare one shared model with one that has an own last layer for each client."""
     torch.manual_seed(0)
     data = _draw_concepts()
     found = {}
@@ -276,10 +273,12 @@ def own_part() -> str:
 
 
 def reproducible() -> plt.Figure:
-    """A run that was killed and resumed lies on the one that was not."""
+    """Draw the same run twice."""
     data = ef.load("fashion-three", train=200, test=100)
     clients = ef.simulate(data, "logistic", l2=1e-3)
-    drfa = ef.DRFA(local=ef.LocalSGD(steps=5, lr=0.05, batch_size=20), dual_step=0.02, clients_per_round=2)
+    drfa = ef.DRFA(
+        local=ef.LocalSGD(steps=5, lr=0.05, batch_size=20), dual_step=0.02, clients_per_round=2
+    )
     figure, axes = plt.subplots(1, 2, sharey=True, layout="constrained")
     for ax, seed in zip(axes, (0, 0), strict=True):
         train(drfa, clients, 40, every=2, seed=seed).plot(ax=ax)
@@ -289,9 +288,11 @@ def reproducible() -> plt.Figure:
 
 
 def masks() -> plt.Figure:
-    """What the server sees of three updates under hidden sums, and their sum."""
+    """Draw what the server sees of three updates under hidden sums, and their sum."""
     draw = np.random.default_rng(0)
-    true = 0.1 * draw.standard_normal((3, 24)) + np.sin(np.arange(24) / 4) * np.array([[1], [0.4], [-0.7]])
+    true = 0.1 * draw.standard_normal((3, 24)) + np.sin(np.arange(24) / 4) * np.array(
+        [[1], [0.4], [-0.7]]
+    )
     mask = draw.uniform(-8, 8, (3, 24))
     mask[2] = -mask[0] - mask[1]
     figure, axes = plt.subplots(1, 3, figsize=(8, 2.6), layout="constrained")
@@ -308,8 +309,8 @@ def masks() -> plt.Figure:
     return figure
 
 
-def engines() -> plt.Figure:
-    """What is computed for how many clients: parameters sent per round and method."""
+def engines() -> str:
+    """Draw the worst client against bytes for four methods."""
     data = ef.load("fashion-three", train=100, test=50)
     clients = ef.simulate(data, "logistic", l2=1e-3)
     methods = {
@@ -319,7 +320,7 @@ def engines() -> plt.Figure:
         "SCAFF-PD": ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none"),
     }
     found = {name: train(method, clients, 30, every=1) for name, method in methods.items()}
-    return draw_report_figure(found, "worst-bytes")  # type: ignore[return-value]
+    return draw_report_figure(found, "worst-bytes")
 
 
 # -- data that pictures share ---------------------------------------------------------------------
@@ -350,7 +351,10 @@ def _draw_concepts(clients: int = 8, samples: int = 120) -> ef.Federation:
         angle = 0.9 * (k / (clients - 1)) ** 2 * np.pi / 2
         X = draw.standard_normal((samples, 5)).astype("float32")
         y = (np.cos(angle) * X[:, 0] + np.sin(angle) * X[:, 1] > 0).astype(int)
-        train[f"client {k + 1}"], test[f"client {k + 1}"] = (X[:half], y[:half]), (X[half:], y[half:])
+        train[f"client {k + 1}"], test[f"client {k + 1}"] = (
+            (X[:half], y[:half]),
+            (X[half:], y[half:]),
+        )
     return ef.Federation.from_clients(train, test=test)
 
 

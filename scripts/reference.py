@@ -125,7 +125,7 @@ def write_configuration() -> str:
         "",
         "A run is one TOML file: `equifed run FILE.toml`. What has a default may be left out; the "
         "run folder's `config.toml` has everything filled in. `--set KEY=VALUE` changes a setting "
-        "for one run. Wherever a name of this page stands, `\"module:Name\"` of your own code can.",
+        'for one run. Wherever a name of this page stands, `"module:Name"` of your own code can.',
         "",
         *_tabulate("Outside the tables", list_record(Plain)),
     ]

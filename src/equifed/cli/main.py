@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equifed.cli import comparing, looking, predicting
+from equifed.cli import comparing, looking, predicting, watching
 from equifed.cli.flower import app as flower_app
 from equifed.cli.starting import init, show_estimate
 from equifed.cli.terminal import (
@@ -224,6 +224,9 @@ for function in (init, comparing.report, comparing.compare, comparing.sweep, loo
     app.command()(function)
 for about_models in (predicting.predict, predicting.evaluate, predicting.export):
     app.command()(about_models)
+for about_runs in (watching.watch, watching.evidence):
+    app.command()(about_runs)
 app.command(name="list")(looking.list_names)
 app.add_typer(looking.data_app, name="data")
+app.add_typer(watching.examples_app, name="examples")
 app.add_typer(flower_app, name="flower")
