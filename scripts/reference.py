@@ -23,7 +23,7 @@ from equifed.cli.looking import list_settings, walk_settings, write_toml
 from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import RECORDS, Plain
+from equifed.runs.config import CHOSEN, RECORDS, Plain
 from equifed.runs.settings import settings
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +75,10 @@ def write_pages(folder: Path = MADE) -> list[Path]:
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
+    wanted = {name for names in list_names().values() for name in names}
+    for path in (folder / "api").glob("*.rst"):  # of names that are gone
+        if path.stem not in wanted:
+            path.unlink()
     return [folder / name for name in pages]
 
 
@@ -132,7 +136,7 @@ def write_configuration() -> str:
     for key, record in RECORDS.items():
         about = (inspect.getdoc(record) or "").splitlines()[0]
         lines += [*_tabulate(f"`[{key}]`", list_record(record), about)]
-    tables = {"data": "[data]", "models": "[model]", "algorithms": "[algorithm]"}
+    tables = {section: f"[{key}]" for key, (section, _) in CHOSEN.items()}
     for section, entries in SECTIONS.items():
         where = tables.get(section, "")
         lines += [f"## {section.capitalize()}" + (f": `{where}`" if where else ""), ""]
@@ -158,7 +162,7 @@ def _tabulate(
         return
     yield from ("| setting | type | default | meaning |", "|---|---|---|---|")
     for row in rows:
-        default = "required" if row["required"] else f"`{write_toml(row['default'])}`"
+        default = "required" if row["required"] else f"`{' '.join(write_toml(row['default']).split())}`"
         default = "" if default == "``" else default
         cells = f"`{row['setting']}`", f"`{row['type']}`", default, _escape(row["meaning"])
         yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
