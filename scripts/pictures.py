@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import nn
 
 import equifed as ef
 from equifed.cli.demo import METHODS, configure
-from equifed.report import as_methods, build
+from equifed.report import as_methods, build, colour
 from equifed.report.document import draw_figures
 from equifed.report.page import frontier_svg
 from equifed.report.svg import standalone
@@ -43,25 +44,38 @@ STYLE = {
     "axes.spines.right": False,
     "figure.figsize": (6.4, 3.2),
 }
+MORE_STYLE = (
+    ".ring{fill:none;stroke:#1b1f24;stroke-width:1.4}.mean{stroke:#1b1f24;stroke-width:2}"
+    ".line.accent{stroke:#0f5fae}.line.thin{stroke-width:1}"
+)
+"""What the page of a report has in its own style."""
 Picture = Callable[[], str | plt.Figure]
 
 
-def draw_report_figure(
-    histories: Mapping[str, ef.History], key: str, title: str = "equifed"
-) -> str:
+def draw_report_figure(histories: Mapping[str, ef.History], key: str) -> str:
     """Return one figure of a report, as a file."""
-    drawn = draw_figures(build(as_methods(dict(histories)), title=title))
-    figures = {figure.key: figure for group in drawn.values() for figure in group}
-    return fit_frame(standalone(figures[key].drawing))
+    drawn = draw_figures(build(as_methods(dict(histories))))
+    figure = {figure.key: figure for group in drawn.values() for figure in group}[key]
+    names = list(histories)
+    return frame_drawing(standalone(figure.drawing), [(m, names[m]) for m in figure.legend])
 
 
-def fit_frame(drawn: str) -> str:
-    """Return a drawing whose file is as large as what is drawn, with the ring of the worst."""
-    wide, high = re.findall(r'viewBox="0 0 (\d+) (\d+)"', drawn)[0]
-    size = f'width="{2 * int(wide)}" height="{2 * int(high)}"'
-    drawn = re.sub(r'width="\d+" height="\d+"', size, drawn, count=1)
-    more = ".ring{fill:none;stroke:#1b1f24;stroke-width:1.4}.mean{stroke:#1b1f24;stroke-width:2}"
-    return drawn.replace("</style>", more + "</style>", 1)
+def frame_drawing(drawn: str, legend: Sequence[tuple[int, str]] = ()) -> str:
+    """Return a drawing in a file of its size, with a legend where the page would have one."""
+    wide, high = map(int, re.findall(r'viewBox="0 0 (\d+) (\d+)"', drawn)[0])
+    tall = high + 18 * bool(legend)
+    box = f'width="{2 * wide}" height="{2 * tall}" viewBox="0 0 {wide} {tall}"'
+    drawn = re.sub(r'width="\d+" height="\d+"', box, drawn, count=1)
+    drawn = drawn.replace("<svg viewBox", f'<svg width="{wide}" height="{high}" viewBox', 1)
+    drawn = drawn.replace("</style>", MORE_STYLE + "</style>", 1)
+    marks = []
+    for k, (m, name) in enumerate(legend):
+        x = 14 + k * (wide - 28) / len(legend)
+        marks.append(
+            f'<path d="M{x:.0f} {high + 4}h22" class="line {colour(m)}"/>'
+            f'<text x="{x + 28:.0f}" y="{high + 8}">{escape(name)}</text>'
+        )
+    return drawn.replace("</svg>\n", "".join(marks) + "</svg>\n")
 
 
 def train(algorithm: Any, clients: Any, rounds: int, every: int = 5, **more: Any) -> ef.History:
@@ -78,16 +92,12 @@ def demo() -> str:
         return draw_report_figure(found, "distribution")
 
 
-def hospitals() -> str:
-    """Draw every hospital of the example table."""
-    clients = _simulate_hospitals()
-    return draw_report_figure(
-        {
-            "FedAvg": train(ef.FedAvg(ef.LocalSGD(steps=5, lr=0.2)), clients, 60),
-            "SCAFF-PD": train(ef.ScaffPD(ef.objectives.ChiSquare(0.1)), clients, 60),
-        },
-        "distribution",
-    )
+def hospitals() -> plt.Figure:
+    """Draw every hospital of the example table over the rounds."""
+    figure, ax = plt.subplots(layout="constrained")
+    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1))
+    train(fair, _simulate_hospitals(), 20, every=1).plot("loss", ax=ax)
+    return figure
 
 
 def own_model() -> plt.Figure:
@@ -131,7 +141,10 @@ SETS: dict[str, tuple[Any, str]] = {
     "cvar": (ef.objectives.CVaR(tail=0.5), "CVaR, tail 1/2: no weight above 2/3"),
     "chi-square": (ef.objectives.ChiSquare(rho=1.0), "chi-square, rho 1: pulled to the middle"),
     "kl": (ef.objectives.KL(strength=1.0), "KL, strength 1: never at the edge"),
-    "relative": (ef.objectives.RelativeFairness(phi=0.3), "relative fairness, phi 0.3: beyond it"),
+    "relative": (
+        ef.objectives.RelativeFairness(phi=0.15),
+        "relative fairness, phi 0.15: beyond it",
+    ),
 }
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
@@ -187,7 +200,7 @@ def weights() -> str:
 
 def lorenz() -> str:
     """Draw Lorenz curves of the losses under two methods."""
-    return draw_report_figure(_train_heart(), "lorenz-loss")
+    return draw_report_figure(_train_fashion(), "lorenz-loss")
 
 
 def frontier() -> str:
@@ -198,12 +211,12 @@ def frontier() -> str:
         for rho in (0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
     }
     report = build(as_methods(found), title="rho")
-    return fit_frame(frontier_svg(report, [1] * len(found)))
+    return frame_drawing(frontier_svg(report, [1] * len(found)))
 
 
 def convergence() -> str:
     """Draw the worst client against bytes sent."""
-    return draw_report_figure(_train_heart(), "worst-bytes")
+    return draw_report_figure(_train_fashion(), "worst-bytes")
 
 
 def certificate() -> str:
@@ -223,7 +236,7 @@ def features() -> str:
     data = ef.load("fashion-three", train=300, test=300)
     width = int(np.prod(data.input_shape))
     net = nn.Sequential(nn.Flatten(), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 3))
-    start = train(ef.FedAvg(ef.LocalSGD(steps=5, lr=0.1)), ef.simulate(data, net), 20)
+    start = train(ef.FedAvg(ef.LocalSGD(steps=5, lr=0.05)), ef.simulate(data, net), 20)
     frozen = ef.simulate(ef.features(start.model, data, layer="2"), "logistic", l2=1e-2)
     head = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1)), frozen, 40)
     return draw_report_figure({"FedAvg on all layers": start, "fair head": head}, "distribution")
@@ -273,17 +286,14 @@ def own_part() -> str:
 
 
 def reproducible() -> plt.Figure:
-    """Draw the same run twice."""
-    data = ef.load("fashion-three", train=200, test=100)
-    clients = ef.simulate(data, "logistic", l2=1e-3)
-    drfa = ef.DRFA(
-        local=ef.LocalSGD(steps=5, lr=0.05, batch_size=20), dual_step=0.02, clients_per_round=2
-    )
+    """Draw the same run twice: random clients, random minibatches, one seed."""
+    clients = ef.simulate(ef.load("heart-disease"), "logistic", l2=0.01)
+    local = ef.LocalSGD(steps=5, lr=0.1, batch_size=10)
+    drfa = ef.DRFA(local=local, dual_step=0.01, clients_per_round=2)
     figure, axes = plt.subplots(1, 2, sharey=True, layout="constrained")
-    for ax, seed in zip(axes, (0, 0), strict=True):
-        train(drfa, clients, 40, every=2, seed=seed).plot(ax=ax)
-    axes[0].set_title("today", fontsize=9)
-    axes[1].set_title("again, same seed", fontsize=9)
+    for ax, title in zip(axes, ("one day", "another day, same seed"), strict=True):
+        train(drfa, clients, 40, every=1).plot("loss", ax=ax)
+        ax.set_title(title, fontsize=9)
     return figure
 
 
@@ -309,18 +319,33 @@ def masks() -> plt.Figure:
     return figure
 
 
-def engines() -> str:
-    """Draw the worst client against bytes for four methods."""
-    data = ef.load("fashion-three", train=100, test=50)
-    clients = ef.simulate(data, "logistic", l2=1e-3)
+def engines() -> plt.Figure:
+    """Draw what a round of some methods sends, as the engines book it."""
+    clients = ef.simulate(ef.load("fashion-three", train=20, test=10), "logistic", l2=1e-3)
+    work = ef.LocalSGD(steps=5, lr=0.05)
     methods = {
-        "FedAvg": ef.FedAvg(ef.LocalSGD(steps=5, lr=0.05)),
-        "SCAFFOLD": ef.Scaffold(ef.LocalSGD(steps=5, lr=0.05)),
-        "AFL": ef.AFL(local=ef.LocalSGD(steps=5, lr=0.05), dual_step=0.02),
+        "FedAvg": ef.FedAvg(work),
+        "SCAFFOLD": ef.Scaffold(work),
+        "AFL": ef.AFL(work),
+        "q-FedAvg": ef.QFedAvg(q=1.0, local=work),
         "SCAFF-PD": ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none"),
     }
-    found = {name: train(method, clients, 30, every=1) for name, method in methods.items()}
-    return draw_report_figure(found, "worst-bytes")
+    last = [train(method, clients, 20).rounds[-1] for method in methods.values()]
+    figure, ax = plt.subplots(layout="constrained")
+    ax.barh(list(methods), [r.bytes_up / 3e3 for r in last], color="#0f5fae", label="up")
+    left = [r.bytes_up / 3e3 for r in last]
+    ax.barh(
+        list(methods), [r.bytes_down / 3e3 for r in last], left=left, color="#c45a12", label="down"
+    )
+    for place, record in enumerate(last):
+        total = (record.bytes_up + record.bytes_down) / 3e3
+        said = f" {record.exchanges} exchange{'s' * (record.exchanges != 1)}"
+        ax.text(total, place, said, va="center", fontsize=8)
+    ax.invert_yaxis()
+    ax.margins(x=0.2)
+    ax.set(xlabel="kB per client and round")
+    ax.legend()
+    return figure
 
 
 # -- data that pictures share ---------------------------------------------------------------------
@@ -336,11 +361,11 @@ def _simulate_hospitals() -> Any:
     return ef.simulate(data, "logistic", l2=1e-3)
 
 
-def _train_heart() -> dict[str, ef.History]:
-    clients = ef.simulate(ef.load("heart-disease"), "logistic", l2=0.01)
-    plain = ef.FedAvg(ef.LocalSGD(steps=5, lr=0.2))
-    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none")
-    return {"FedAvg": train(plain, clients, 40, 1), "SCAFF-PD": train(fair, clients, 40, 1)}
+def _train_fashion() -> dict[str, ef.History]:
+    clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    plain = ef.FedAvg(ef.LocalSGD(steps=5, lr=0.03))
+    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1))
+    return {"FedAvg": train(plain, clients, 100, 4), "SCAFF-PD": train(fair, clients, 40, 2)}
 
 
 def _draw_concepts(clients: int = 8, samples: int = 120) -> ef.Federation:

@@ -162,7 +162,9 @@ def _tabulate(
         return
     yield from ("| setting | type | default | meaning |", "|---|---|---|---|")
     for row in rows:
-        default = "required" if row["required"] else f"`{' '.join(write_toml(row['default']).split())}`"
+        default = (
+            "required" if row["required"] else f"`{' '.join(write_toml(row['default']).split())}`"
+        )
         default = "" if default == "``" else default
         cells = f"`{row['setting']}`", f"`{row['type']}`", default, _escape(row["meaning"])
         yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
