@@ -8,13 +8,12 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util import logging
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from scripts import reference  # noqa: E402 - the repository is on the path now
+from scripts import mathml, reference  # noqa: E402 - the repository is on the path now
 
 project, author = "equifed", "The equifed developers"
 copyright = "The equifed developers, Apache-2.0"
@@ -74,28 +73,24 @@ html_sidebars = {"index": []}
 # -- formulas as MathML: no script, and nothing is fetched from elsewhere -------------------------
 
 
-def write_formula(tex, as_block):
-    """Return a formula as MathML."""
-    tex = tex.replace(r"\textstyle", "").replace(r"\dots", r"\ldots").strip()
-    tex = re.sub(r"\\rm (\w+)", r"\\mathrm{\1}", re.sub(r"\\[Bb]ig(?![lr])", "", tex))
-    if r"\\" in tex and r"\begin" not in tex:
-        tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
+def write_formula(tex, block):
+    """Return a formula as MathML; one that cannot be read is a warning."""
     try:
-        return tex2mathml(tex, as_block=as_block)
-    except MathError as error:
+        return mathml.convert(tex, block=block)
+    except (MathError, ValueError) as error:
         logging.getLogger(__name__).warning("formula cannot be read: %s: %s", error, tex)
         return html.escape(tex)
 
 
 def visit_math(self, node):
     """Write a formula inside a line."""
-    self.body.append(write_formula(node.astext(), as_block=False))
+    self.body.append(write_formula(node.astext(), block=False))
     raise nodes.SkipNode
 
 
 def visit_displaymath(self, node):
     """Write a formula on a line of its own."""
-    self.body.append(f'<div class="formula">{write_formula(node.astext(), as_block=True)}</div>')
+    self.body.append(f'<div class="formula">{write_formula(node.astext(), block=True)}</div>')
     raise nodes.SkipNode
 
 

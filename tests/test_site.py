@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import pictures, reference
+from scripts import mathml, pictures, reference
 from typer.testing import CliRunner
 
 import equifed as ef
@@ -133,6 +133,22 @@ def test_the_page_of_the_run_folder_names_every_file_and_column() -> None:
     for table, columns in TABLES.items():
         (line,) = [line for line in text.splitlines() if line.startswith(f"| `{table}` |")]
         assert all(f"`{column}`" in line for column in columns)
+
+
+def test_arguments_of_formulas_are_those_that_tex_takes() -> None:
+    half = mathml.convert(r"\tfrac12 |x|^2", block=False)
+    assert "<mn>1</mn><mn>2</mn></mfrac>" in re.sub(r"\s", "", half)
+    for tex, wanted in {
+        r"\frac1n\sum_i": r"\frac{1}{n}\sum_{i}",
+        r"\tfrac\tau2 x^12": r"\tfrac{\tau}{2} x^{1}2",
+        r"\{a\}_\varphi": r"\{a\}_{\varphi}",
+        r"\text{server\_lr} x": r"\text{server_lr} x",
+        r"e^{x_1}": r"e^{x_{1}}",
+    }.items():
+        assert mathml.set_braces(tex) == wanted
+        assert mathml.set_braces(wanted) == wanted  # nothing more to do
+    with pytest.raises(ValueError, match="brace is not closed"):
+        mathml.set_braces(r"\frac{1")
 
 
 def test_links_that_leave_the_site_lead_to_the_repository() -> None:
