@@ -35,7 +35,7 @@ pictures: $(VENV)/.installed-dev
 
 # The site, in build/site; a warning or a broken link inside is an error. make test builds it, too.
 docs: $(VENV)/.installed-dev
-	$(RUN)python -m sphinx -W --keep-going -q -j auto -d build/site-doctrees docs build/site
+	$(RUN)python -m sphinx -W --keep-going -q -E -a -d build/site-doctrees docs build/site
 
 # The report is tested in a real browser: Debian's, if it is not there and this is root.
 browser:

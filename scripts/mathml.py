@@ -24,7 +24,11 @@ def convert(tex: str, *, block: bool) -> str:
     tex = re.sub(r"\\rm (\w+)", r"\\mathrm{\1}", re.sub(r"\\[Bb]ig(?![lr])", "", tex))
     if r"\\" in tex and r"\begin" not in tex:
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
-    return str(tex2mathml(set_braces(tex), as_block=block))
+    made = str(tex2mathml(set_braces(tex), as_block=block))
+    if r"\left" in tex:
+        return made
+    # Without \left, TeX leaves braces as small as they are.
+    return re.sub(r'<mo( class="\w+")?>([{}⟨⟩|])</mo>', r'<mo\1 stretchy="false">\2</mo>', made)
 
 
 def set_braces(tex: str) -> str:

@@ -29,9 +29,7 @@ DOCUMENTS = sorted(
     and path.parent.name != "made"  # from the code itself
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-documents = pytest.mark.parametrize(
-    "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
-)
+documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def code_of(path: Path) -> list[str]:
