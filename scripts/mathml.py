@@ -25,6 +25,7 @@ def convert(tex: str, *, block: bool) -> str:
     if r"\\" in tex and r"\begin" not in tex:
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
     made = str(tex2mathml(set_braces(tex), as_block=block))
+    made = made.replace('<mo stretchy="false">|', '<mo stretchy="false" lspace="0" rspace="0">|')
     if r"\left" in tex:
         return made
     # Without \left, TeX leaves braces as small as they are.

@@ -133,6 +133,8 @@ def test_a_watched_report_is_written_until_the_run_has_ended(config: Any, tmp_pa
     assert done.exit_code == 0 and done.stdout == f"report: {page}\n"
     assert 'http-equiv="refresh"' not in page.read_text()
     (folder / "summary.json").unlink()
+    many = equifed("report", tmp_path, "--page", page, "--watch")
+    assert (many.exit_code, "not the folder of one run" in many.stderr) == (2, True)
     left = equifed("report", folder, "--page", page, "--watch")
     assert (left.exit_code, "equifed resume" in left.stderr) == (1, True)
 

@@ -82,7 +82,9 @@ def test_the_readme_maps_questions_to_files_that_are_there(run: Path, tmp_path: 
 
 def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
     first = pack_evidence(run, tmp_path / "a.zip").read_bytes()
-    assert pack_evidence(run, tmp_path / "b.zip").read_bytes() == first
+    elsewhere = Path(shutil.copytree(run, tmp_path / "elsewhere" / "other"))
+    assert pack_evidence(elsewhere, tmp_path / "b.zip").read_bytes() == first
+    assert str(run.parent).encode() not in read(tmp_path / "a.zip")["report.html"]
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "events.jsonl", "model.safetensors", "run.json"])

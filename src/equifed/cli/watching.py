@@ -109,7 +109,14 @@ def follow_report(
 def _watch_all(folders: Sequence[Path], every: float) -> Iterator[bool]:
     """Tell at every look whether any of the runs goes on; the last answer is no."""
     from equifed.runs.watching import look_at
+    from equifed.training.files import RunFolderError
 
+    for folder in folders:
+        if not (folder / "rounds.csv").exists():
+            raise RunFolderError(
+                f"{folder} is not the folder of one run, which --watch follows: rounds.csv is "
+                "missing."
+            )
     while True:
         looks = [look_at(folder) for folder in folders]
         going = any(look.stage == "running" for look in looks)

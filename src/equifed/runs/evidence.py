@@ -10,13 +10,14 @@ import io
 import json
 import tempfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from equifed.contract.names import show_text
-from equifed.report import build, csv_text, read_methods, write_report
+from equifed.report import Method, build, csv_text, read_methods, write_report
 from equifed.runs.trained import CARD, write_model_card
 from equifed.training.files import RunFolderError, digest, write_file
 from equifed.training.history import History
@@ -139,13 +140,20 @@ def _copy_run(path: Path, with_model: bool) -> dict[str, bytes]:
 def _write_pages(path: Path) -> dict[str, bytes]:
     """Return the report and the model card; the reason in the card's place where there is none."""
     with tempfile.TemporaryDirectory() as scratch:
-        page = write_report(build(read_methods([path])), Path(scratch) / "report.html")
+        methods = [_name_folder(method) for method in read_methods([path])]
+        page = write_report(build(methods), Path(scratch) / "report.html")
         files = {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
         try:
             files[CARD] = write_model_card(path, scratch).read_bytes()
         except (ValueError, RunFolderError) as error:
             files[CARD] = f"# Model card\n\nThere is none: {error}\n".encode()
     return files
+
+
+def _name_folder(method: Method) -> Method:
+    """Let a report name the algorithm and the pack's own folder, not where the run once was."""
+    runs = tuple(replace(run, folder="run") for run in method.runs)
+    return Method(runs[0].history.method, runs)
 
 
 def tabulate_clients(history: History) -> str:
@@ -210,7 +218,9 @@ def write_readme(history: History, files: dict[str, bytes]) -> str:
 
 
 def _write_json(document: Any) -> bytes:
-    return (json.dumps(document, indent=1) + "\n").encode()
+    """Return JSON that every reader accepts: null for what is no finite number."""
+    plain = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return (json.dumps(plain, indent=1) + "\n").encode()
 
 
 def _zip(files: dict[str, bytes]) -> bytes:
