@@ -32,7 +32,7 @@ source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!equifed\b).*"),  # types of others, and words of docstrings
-    (r"py:(class|obj|data|mod)", r"equifed\..*"),  # types and modules without a page
+    (r"py:(data|mod)", r"equifed\..*"),  # types and modules without a page
 ]
 suppress_warnings = ["mystnb.unknown_mime_type"]
 

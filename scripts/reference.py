@@ -46,6 +46,7 @@ MODULES = {
 
 FURTHER = {
     "More names that pages and docstrings speak of": (
+        "equifed.algorithms.newton.Newton",
         "equifed.models.losses.weigh_classes",
         "equifed.objectives.capped.with_cap",
         "equifed.steps.certificate.certificate",
@@ -54,6 +55,7 @@ FURTHER = {
         "equifed.models.predictor.Predictor",
         "equifed.runs.comparison.Comparison",
         "equifed.runs.config.RunConfig",
+        "equifed.training.given_out.Giver",
         "equifed.training.trackers.MLflow",
         "equifed.training.trackers.TensorBoard",
     ),
