@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("svg")
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch

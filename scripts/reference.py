@@ -117,7 +117,14 @@ def write_api() -> str:
         if title in MODULES:
             about = inspect.getdoc(importlib.import_module(MODULES[title])) or ""
             lines += [f"``{MODULES[title]}``: {about.splitlines()[0]}", ""]
-        lines += [".. autosummary::", "   :toctree: api", "", *(f"   {n}" for n in names), ""]
+        lines += [
+            ".. autosummary::",
+            "   :toctree: api",
+            "   :nosignatures:",
+            "",
+            *(f"   {n}" for n in names),
+            "",
+        ]
     return "\n".join(lines)
 
 
