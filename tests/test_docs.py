@@ -24,11 +24,12 @@ from equifed.objectives import WorstCase
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.toml"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.toml"))
     if path.name not in ("CHANGELOG.md", "reproductions.md")  # which tell of older versions
+    and path.parent.name != "made"  # from the code itself
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def code_of(path: Path) -> list[str]:
@@ -76,7 +77,7 @@ def test_programs_and_targets_exist(path: Path) -> None:
             assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), line
 
 
-WRITTEN = {"hospitals", "report-clients", "runs", "build"}
+WRITTEN = {"hospitals", "report-clients", "runs", "run", "checkpoint", "build"}
 """Folders that a command of the documents would write."""
 
 

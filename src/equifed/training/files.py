@@ -180,6 +180,15 @@ def _is_stale(path: Path) -> bool:
     return told["process"] == os.getpid()
 
 
+def is_worked_on(folder: Path) -> bool:
+    """Tell whether a process that still runs has signed a folder's lock, as far as is known here.
+
+    The lock itself is not touched: who only looks must not be in the way of who begins.
+    """
+    told = _read_holder(folder / LOCK)
+    return bool(told) and (told["process"] == os.getpid() or not _is_stale(folder / LOCK))
+
+
 def _refusal(path: Path) -> RunFolderError:
     told = _read_holder(path)
     who = "Another process"
