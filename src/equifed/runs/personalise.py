@@ -150,7 +150,7 @@ def personalise(
         Folder of a complete run, or what training returned.
     data : Federation, optional
         The data of the run; a folder's configuration loads them.
-    own : {"bias", "head"} or names of parameters
+    own : {"bias", "head"} or sequence of str
         What becomes the clients' own.
     temperature, penalty : float, optional
         Use these; both are needed where the data have no validation split.
