@@ -51,8 +51,10 @@ def play(name: str, lie: str, broken: int, mode: str) -> str | None:
     if {client for _, client in lost} - named:
         return f"honest clients were quarantined: {lost}"
     heard = "update" in lie or name not in ("fedavg", "fedprox", "scaffold")  # who ask no losses
-    if heard and {client for round, client in lost if round == 1} != named:
-        return f"not all were quarantined in the first round: {lost}"
+    # A vector is looked at when it first has a weight; a loss at once.
+    due = 1 if "loss" in lie else ROUNDS
+    if heard and {client for round, client in lost if round <= due} != named:
+        return f"not all were quarantined: {lost}"
     return check_finite(history.parameters or {})
 
 

@@ -401,3 +401,22 @@ def test_an_error_says_the_same_when_it_comes_from_another_process() -> None:
     back = pickle.loads(pickle.dumps(error))
     assert back.problems == error.problems
     assert str(back) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithm": {"name": "drfa", "clients_per_round": 10**40}}, "too large to compute with"),
+        ({"threads": 10**9}, r"threads must lie in 1\.\.1024"),
+    ],
+)
+def test_numbers_beyond_all_measure_are_refused(change: dict[str, Any], message: str) -> None:
+    base = {"rounds": 1, "data": {"name": "synthetic-regression"}, "model": {"name": "linear"}}
+    with pytest.raises(ConfigError, match=message):
+        runs.run({**base, "algorithm": {"name": "fedavg"}, **change})
+
+
+def test_threads_may_be_left_open_by_name() -> None:
+    base = {"rounds": 1, "data": {"name": "synthetic-regression"}, "model": {"name": "linear"}}
+    algorithm = {"name": "fedavg", "local": {"lr": 0.1, "steps": 1}}
+    assert len(runs.run({**base, "algorithm": algorithm, "threads": "none"}).rounds) == 1

@@ -65,3 +65,10 @@ def test_a_badly_scaled_client_that_is_honest_stays() -> None:
     history = train(FedAvg(LocalSGD(lr=1e-7, steps=2)), clients, rounds=3)
     assert not [e for e in history.events if e["event"] == "quarantine"]
     assert np.isfinite(history.rounds[-1].seconds)
+
+
+def test_most_of_those_who_are_asked_may_send_nothing_finite() -> None:
+    """Four of six updates of a tail are NaN: these four are missing, the model stays finite."""
+    from scripts.trust.nan_clients import play
+
+    assert play("delta-fl", "update NaN", 5, "off") is None

@@ -48,6 +48,10 @@ class DataSettings:
     holdout: Holdout = field(default_factory=Holdout)
 
 
+MOST_THREADS = 1024
+"""Beyond it the thread library ends the process for want of memory."""
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
@@ -131,8 +135,8 @@ class Plain:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}.")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
 

@@ -67,7 +67,7 @@ class Run:
         progress: bool | None = False,
     ) -> History:
         """Train, and return what happened."""
-        with limit_threads(self.config.threads):
+        with limit_threads(self.config.threads), refuse_huge_numbers():
             history = train(
                 guard_algorithm(self.algorithm, self.config.guard),
                 self.clients,
@@ -102,6 +102,15 @@ def limit_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def refuse_huge_numbers() -> Iterator[None]:
+    """Say of a number beyond what can be computed with that it is one."""
+    try:
+        yield
+    except OverflowError as error:
+        raise ConfigError([f"a number is too large to compute with ({error}); say less"]) from error
+
+
 def load_metrics(names: Sequence[str]) -> tuple[Metric, ...]:
     """Return the metrics of a resolved configuration."""
     return as_metrics([load_address(name) if ":" in name else name for name in names])
@@ -120,6 +129,11 @@ def load_data(data: Table) -> Federation:
 
 def build(config: RunConfig) -> Run:
     """Load the data and construct model, engine and algorithm."""
+    with refuse_huge_numbers():
+        return _build(config)
+
+
+def _build(config: RunConfig) -> Run:
     federation = load_data(config.data)
     config = _settled(config, federation)
     with limit_threads(config.threads):
@@ -141,7 +155,7 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
     from equifed.models.losses import resolve_loss
 
     loss = resolve_loss(config.model["loss"], federation.classes)
-    threads = config.threads or torch.get_num_threads()
+    threads = config.threads if isinstance(config.threads, int) else torch.get_num_threads()
     return replace(config, model={**config.model, "loss": loss}, threads=threads)
 
 

@@ -46,6 +46,8 @@ class CheckedVectors(VectorsView):
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
         usual = float(np.sort(lengths)[(len(lengths) - 1) // 2])
         model = 0.0 if self.x is None else float(self.x.norm())
+        if not np.isfinite(usual) and np.isfinite(lengths).any():  # most of those who are asked
+            refuse(self.clients, lengths, ~np.isfinite(lengths), "its vector is not finite")
         if np.isfinite(usual) and np.isfinite(model):
             named = self.kind.replace("_", " ")
             what = f"length of its {named} is {{:.3g}}, that of the median client {usual:.3g}"
