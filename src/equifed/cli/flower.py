@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.federations import ask_sites, follow, run_here, stop
+from equifed.cli.keeping import certificates, clean
 from equifed.cli.terminal import FAILED
 
 app = typer.Typer(
@@ -46,6 +47,10 @@ Stock = Annotated[bool, typer.Option("--stock", help="Flower's own SuperNodes, w
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
+
+
+app.command()(certificates)
+app.command()(clean)
 
 
 @app.callback()
@@ -140,35 +145,6 @@ def leave_one_out(
     Preparation and model are fitted as if the site were not there; the model of all is beside it.
     """
     ask_sites("leave-one-out", folder, connection, out, nodes, run_config, insecure)
-
-
-@app.command()
-def clean(
-    memory: Annotated[
-        Path | None, typer.Argument(help="Memory folder of a site; by default the usual one.")
-    ] = None,
-    days: Annotated[
-        float, typer.Option(min=0, help="Delete memories of runs that rested so many days.")
-    ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it they are listed.")] = False,
-) -> None:
-    """Delete what a site remembers of old runs: gradients of its data and secrets of its masks.
-
-    Models that were delivered, and the audit log, stay.
-    """
-    from equifed.flower.memory import find_memories, find_root
-
-    root = memory or find_root()
-    if not root.is_dir():
-        stop(f"{root} is no folder.")
-    found = [one for one in find_memories(root) if one.days >= days]
-    for one in found:
-        if yes:
-            one.delete()
-        size = f"{one.bytes / 1e6:.1f} MB, rested {one.days:.0f} days"
-        typer.echo(f"{'deleted' if yes else 'would delete'} {one.folder} ({size})")
-    left = "" if yes or not found else "; add --yes to delete them"
-    typer.echo(f"{len(found)} memories of runs that rested {days:g} days or more{left}")
 
 
 @app.command()
