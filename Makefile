@@ -4,7 +4,7 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 RUN    := $(VENV)/bin/
 
-.PHONY: install demo browser quick test test-slow check names clean
+.PHONY: install hashes demo browser quick test test-slow check names clean
 install: $(STAMP)
 
 # Editable install with every version pinned by constraints.txt.
@@ -24,6 +24,13 @@ check: $(VENV)/.installed-dev
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
 	$(RUN)mypy
+
+# pip takes hashes from requirements, not from constraints, and not with an editable install: this is a
+# file of its own, for  pip install --require-hashes --no-deps --requirement constraints-hashes.txt
+hashes: $(VENV)/.installed-dev
+	(echo "# The versions of constraints.txt with the hashes of their files; written by 'make hashes'."; \
+	  $(RUN)uv pip compile constraints.txt --generate-hashes --no-deps --no-header --quiet) > constraints-hashes.new
+	mv constraints-hashes.new constraints-hashes.txt
 
 # Public names and the README's tables follow from the catalogue.
 names: $(VENV)/.installed-dev

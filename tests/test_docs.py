@@ -126,6 +126,19 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.long
+def test_the_guide_to_own_parts_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "own-part.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for language, body in FENCE.findall(text):
+        if language == "python":
+            exec(compile(body, "own-part.md", "exec"), names)
+    own, plain = (names["runs"][kind].per_client() for kind in ("own intercept", "shared"))
+    assert sum(own.values()) > sum(plain.values())  # what the guide says of these hospitals
+    assert names["newcomer"].only == "new hospital"
+    assert "is certified to be within" in capsys.readouterr().out
+
+
 # -- section 5 of docs/mathematics.md: the rule of automatic step sizes ----------------------------
 
 SECTION = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")

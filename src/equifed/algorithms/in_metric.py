@@ -10,7 +10,7 @@ import numpy as np
 from equifed.algorithms.attendance import Attendance, take_attendance
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.clients import Clients, ClientVectors, hides_sums
 from equifed.contract.curvature import Form
 from equifed.contract.own import KeepsOwn
 from equifed.contract.streams import Stream
@@ -187,7 +187,9 @@ def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | 
     if algorithm.metric == "auto" and not _has_one_solution(objective, clients):
         return None
     form: Form | int | str = f"there are more than {MOST_CLIENTS} clients"
-    if len(clients.names) <= MOST_CLIENTS:
+    if hides_sums(clients):
+        form = "the inner products of the clients' gradients are hidden from the server"
+    elif len(clients.names) <= MOST_CLIENTS:
         form = choose_form(clients, state.x, algorithm.metric)
     if not isinstance(form, int) and form not in get_args(Form):
         return None if algorithm.metric == "auto" else form

@@ -234,7 +234,9 @@ for function in (
     looking.doctor,
 ):
     app.command()(function)
-for about_models in (predicting.predict, predicting.evaluate, predicting.export):
+for about_models in (
+    predicting.predict, predicting.evaluate, predicting.personalise, predicting.export
+):  # fmt: skip
     app.command()(about_models)
 app.command(name="list")(looking.list_names)
 app.add_typer(looking.data_app, name="data")

@@ -82,6 +82,14 @@ class CurvatureSum:
     exact: bool
     constant: bool
 
+    def dense(self, size: int) -> Vector:
+        """Return P as one matrix; blocks must be whole."""
+        out = self.blocks.new_zeros(size, size)
+        each = self.blocks.expand(len(self.places), -1, -1)
+        for places, block in zip(self.places, each, strict=True):
+            out[places[:, None], places] = block
+        return out
+
 
 def check_curvature(
     blocks: Vector, limit: float = math.inf, thin: Vector | None = None

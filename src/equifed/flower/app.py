@@ -157,9 +157,11 @@ def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]
     """
     requests = ["metrics"] if config.evaluate.splits else []
     requests += [] if config.table is None else ["prepare"]
-    requests += {"none": [], "sums": ["sum"], "secure": ["sum", "keys", "shares", "unmask"]}[
-        settings.privacy
-    ]
+    requests += {
+        "none": [],
+        "sums": ["sum"],
+        "secure": ["sum", "keys", "shares", "boxes", "unmask"],
+    }[settings.privacy]
     work = None
     with contextlib.suppress(ValueError):  # it needs the clients' sizes
         local = getattr(unwrap(config.build_algorithm([1] * settings.clients)), "local", None)

@@ -18,6 +18,7 @@ from torch import nn
 from equifed.algorithms.guard_view import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.own import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.site import read_site
@@ -93,9 +94,6 @@ class AppConfig:
         out = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
         shared = settings(ModelSettings)
         out["model"] = checker.choice(SECTIONS["models"], table.get("model", {}), "model", shared)
-        if out["model"].get("own"):
-            why = "a real federation cannot keep own parts yet; leave it out, or simulate"
-            checker.problem("model.own", why)
         given = table.get("algorithm", {})
         out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
         table = {**table, "guard": complete_guard(table.get("guard", {}), "on")}
@@ -144,8 +142,12 @@ class AppConfig:
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
         init = shared.resolve_init(self.model["name"])
         given = shared.loss, shared.l2, shared.dtype, init, shared.penalise, shared.class_weights
+        steps = shared.own_steps
+        if shared.own is not None and steps == "auto":  # profile losses need all samples
+            algorithm = choose(SECTIONS["algorithms"], self.algorithm, "algorithm")
+            steps = "joint" if uses_minibatches(algorithm) else "auto"
         try:
-            return Task(self._module, *given)
+            return Task(self._module, *given, shared.own, shared.own_l2, steps)
         except ValueError as error:
             raise ConfigError([str(error)]) from error
 

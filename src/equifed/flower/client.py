@@ -20,7 +20,9 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
+from equifed.flower.memory import LostPart
 from equifed.flower.policy import Policy, Refused
+from equifed.flower.secure.identity import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
 from equifed.flower.site import find_memory, name_site, read_partition, read_site
@@ -69,12 +71,13 @@ def make_client_app(
             own = task if isinstance(task, Task) else task(context)
             about = own, root, read_partition(context.node_config), _read_policy(context)
             told = read_site(context.node_config)
+            identity = Identity.from_settings(context.node_config)
             results = Path(str(told["results"])) if "results" in told else None
             if isinstance(data, SiteData):
-                loaded[key] = TableClient(data, *about, results)
+                loaded[key] = TableClient(data, *about, results, identity)
             else:
                 federation = to_federation(data, name_client(context), classes)
-                loaded[key] = Client(federation, *about, results=results)
+                loaded[key] = Client(federation, *about, identity, results=results)
             while len(loaded) > 64:  # a simulation runs many nodes in one process
                 loaded.popitem(last=False)
         return loaded[key]
@@ -145,7 +148,7 @@ def answer_message(
                 return early
             client = client.open(request)
         return Worker(client, request).answer()
-    except Stale as error:
+    except (Stale, LostPart) as error:
         return refuse("stale", str(error))
     except MissingClients as error:
         return refuse("non-finite", next(iter(error.reasons.values())))

@@ -64,6 +64,7 @@ class Hello:
     schema: Schema
     model: str
     key: bytes
+    signature: str = ""
     table: TableTold | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What the others should know: rules of its policy, columns on another scale."""
@@ -82,6 +83,7 @@ class Hello:
                 Schema.from_dict(n["schema"]),
                 str(n["model"]),
                 bytes.fromhex(n["key"]),
+                str(n.get("signature", ""))[:1000],
                 TableTold.from_dict(n["table"]) if n.get("table") else None,
                 tuple(str(note)[:300] for note in n.get("notes", [])[:20]),
             )

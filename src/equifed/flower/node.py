@@ -223,7 +223,10 @@ def serve_site(
         connect(Counter()).close()  # a certificate that cannot be read is told at once
     except (ValueError, OSError) as error:
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
-    Node(Site(app, parse_node_config(node_config)), connect, audit).run()
+    settings = parse_node_config(node_config)
+    if node_key is not None:  # it also signs the keys of hidden sums
+        settings = {"node-key": str(node_key), **settings}
+    Node(Site(app, settings), connect, audit).run()
 
 
 def judge_request(message: Message) -> Request:

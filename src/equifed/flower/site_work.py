@@ -22,6 +22,7 @@ from equifed.data.split import DataError
 from equifed.data.sum_answers import find_names, to_vector
 from equifed.flower.memory import Memory
 from equifed.flower.policy import Policy
+from equifed.flower.secure.identity import Identity, Signer
 from equifed.flower.secure.masking import Masking
 from equifed.flower.site_data import SiteData
 from equifed.flower.statistics import describe_table
@@ -29,6 +30,9 @@ from equifed.flower.task import PACKAGES, Schema, Task, shorten_names
 from equifed.flower.wire import Reply, Request
 from equifed.flower.worker import Client, Stale
 from equifed.training.versions import package_versions
+
+MASKING = ("keys", "shares", "boxes", "unmask")
+"""Steps of hidden sums, which need no model."""
 
 FAR = 3.0
 """Deviations of the other sites by which a site's mean must lie apart to be told."""
@@ -46,6 +50,7 @@ class TableClient:
     partition: int | None = None
     policy: Policy = field(default_factory=Policy)
     results: Path | None = None
+    identity: Identity = field(default_factory=Identity)
     _open: dict[str, Client] = field(default_factory=dict)
 
     @property
@@ -57,7 +62,7 @@ class TableClient:
         """Answer what belongs to the preparation; None where a prepared client is asked."""
         memory = Memory(self.root, request.run, self.name)
         fitted = bool(memory.read_record("preparation"))
-        if request.op in ("keys", "shares", "unmask") and not fitted:  # they need no model
+        if request.op in MASKING and not fitted:  # they need no model
             return self._answer_masking(request, memory)
         if request.op == "prepare":
             return self._answer_question(request, memory)
@@ -86,7 +91,7 @@ class TableClient:
             same = table.find_duplicates(fitted)
             for sentence in (*table.told, *([same] if same else [])):
                 log.warning("equifed: %s", sentence)
-            about = self.task, self.root, self.partition, self.policy
+            about = self.task, self.root, self.partition, self.policy, self.identity
             self._open = {key: Client(federation, *about, results=self.results)}
         client = self._open[key]
         others = request.args.get("totals")
@@ -112,7 +117,7 @@ class TableClient:
                 "sizes": table.sizes,
                 "schema": schema.to_dict(),
                 "model": "",
-                "key": self._masking(request, memory).publish_run_key().hex(),
+                **self._masking(request, memory).publish_run_key(),
                 "table": {
                     "columns": table.describe_kinds(),
                     "target": table.describe_target(),
@@ -128,11 +133,13 @@ class TableClient:
         args = request.args.get("mask", {})
         if args.get("scheme") == "pairs":
             self.policy.allow("sums")
-        return Masking(memory, args, request.client)
+        signer = Signer(self.identity, request.run, self.name)
+        return Masking(memory, args, request.client, signer)
 
     def _answer_masking(self, request: Request, memory: Memory) -> Reply:
         masking = self._masking(request, memory)
         steps = {"keys": masking.publish, "shares": masking.share, "unmask": masking.unmask}
+        steps["boxes"] = masking.check_boxes
         return _reply(request, steps[request.op]())
 
     def _answer_question(self, request: Request, memory: Memory) -> Reply:
@@ -147,7 +154,8 @@ class TableClient:
             return _reply(request, {"names": find_names(asked, answer)})
         vector = to_vector(asked, answer)
         if "mask" in request.args:
-            return _reply(request, {}, {"masked": self._masking(request, memory).mask(vector)})
+            masked = self._masking(request, memory).mask(vector, _name_question(asked), 0)
+            return _reply(request, {}, {"masked": masked})
         self.policy.allow("none")
         return _reply(request, {}, {"vector": vector})
 
@@ -195,6 +203,11 @@ def list_totals(fitted: Preparation, counts: Mapping[str, int]) -> dict[str, lis
         for c in fitted.columns
         if isinstance(c, NumberColumn) and c.name in counts
     }
+
+
+def _name_question(asked: Mapping[str, Any]) -> str:
+    """Name a question: sums of its answers over nearly the same sites must not both be opened."""
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _reply(request: Request, numbers: dict[str, Any], arrays: Any = None) -> Reply:

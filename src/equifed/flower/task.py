@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
@@ -119,6 +120,8 @@ class Task:
         Whether the server draws the first model or takes the module's own numbers.
     class_weights : mapping, optional
         Weights of classes in the loss, by the number of the class.
+    own, own_l2, own_steps
+        Parameters that every site keeps for itself, as for :func:`equifed.simulate`.
     """
 
     model: ModelBuilder
@@ -128,6 +131,9 @@ class Task:
     init: Literal["fresh", "own"] = "fresh"
     penalise: Penalise = "all"
     class_weights: str | Mapping[str, float] | None = None
+    own: str | Sequence[str] | None = None
+    own_l2: float | None = None
+    own_steps: OwnSteps = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, str):
@@ -141,6 +147,8 @@ class Task:
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
         given: dict[str, Any] = {"l2": self.l2, "penalise": self.penalise, "dtype": dtype}
+        if self.own is not None:
+            given |= {"own": self.own, "own_l2": self.own_l2, "own_steps": self.own_steps}
         loss: Any = self.loss
         if self.class_weights is not None:
             base = loss_by_name(resolve_loss(self.loss, federation.classes))
@@ -153,6 +161,8 @@ class Task:
         shared: list[Any] = [shapes, self.loss, self.l2, self.penalise, self.dtype]
         if isinstance(self.class_weights, Mapping):
             shared.append(dict(self.class_weights))
+        if engine.own is not None:
+            shared.append([*engine.own.names, engine.own.steps, engine.own.l2])
         told = json.dumps(shared, sort_keys=True)
         told += engine.model.digest_fixed()  # it is not sent, so it must be there already
         return hashlib.sha256(told.encode()).hexdigest()

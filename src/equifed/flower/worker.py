@@ -19,20 +19,31 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
+from equifed.flower.curvature import measure_blocks
 from equifed.flower.memory import Memory
+from equifed.flower.own_parts import bind_own_part, measure_error
 from equifed.flower.policy import Policy
 from equifed.flower.results import digest, keep_delivery, slug
+from equifed.flower.secure.identity import Identity, Signer
 from equifed.flower.secure.masking import Masking
 from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
-from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, WireError, expect_vector
+from equifed.flower.wire import (
+    ALWAYS,
+    PARTS,
+    Reply,
+    Request,
+    WireError,
+    digest_model,
+    expect_vector,
+)
 from equifed.metrics.metric import as_metrics
 from equifed.training.versions import package_versions
 
 
 @dataclass
 class Client:
-    """One client: its data, model and memory, its partition if it has one, its site's policy.
+    """One client: data, model and memory, its partition if it has one, its policy and keys.
 
     ``notes`` are what it tells the others about its data, ``results`` the folder for models.
     """
@@ -42,6 +53,7 @@ class Client:
     root: Path
     partition: int | None = None
     policy: Policy = field(default_factory=Policy)
+    identity: Identity = field(default_factory=Identity)
     notes: tuple[str, ...] = ()
     results: Path | None = None
     _engines: dict[int, OneClient] = field(default_factory=dict)
@@ -66,6 +78,10 @@ class Worker:
         self.engine = client.build_engine(max(request.client, 0))
         self.memory = Memory(client.root, request.run, client.federation.names[0])
         self.round = int(self.args.get("round", 0))
+        if request.op in ("losses", "gradient", "local", "metrics"):
+            measured = request.op == "metrics"  # a model, with the own part of its round
+            before = int(self.args.get("own_round", 0)) + 1 if measured else self.round
+            bind_own_part(self.engine, self.memory, self.args, before)
 
     def answer(self) -> Reply:
         """Do what the request says."""
@@ -75,6 +91,7 @@ class Worker:
             "gradient": self.gradient,
             "local": self.local,
             "sum": self.sum,
+            "curvature": self.curvature,
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,
@@ -82,6 +99,7 @@ class Worker:
             "deliver": self.deliver,
             "keys": lambda: self._reply(self._masking().publish()),
             "shares": lambda: self._reply(self._masking().share()),
+            "boxes": lambda: self._reply(self._masking().check_boxes()),
             "unmask": lambda: self._reply(self._masking().unmask()),
         }
         reply = operations[self.request.op]()
@@ -102,7 +120,7 @@ class Worker:
                 "sizes": {k: len(split) for k, split in self.federation.splits().items()},
                 "schema": Schema.of(self.federation).to_dict(),
                 "model": self.task.fingerprint(self.engine),
-                "key": self._masking().publish_run_key().hex(),
+                **self._masking().publish_run_key(),
                 "notes": [*policy.describe(), *self.client.notes],
             }
         )
@@ -124,7 +142,8 @@ class Worker:
             self._sent("x"), self._stream(), self.args["batch_size"]
         )
         assert isinstance(vectors, DenseVectors)
-        return self._keep({"loss": float(losses[0])}, {"gradient": vectors})
+        told = measure_error(self.engine, self._sent("x"))
+        return self._keep({"loss": float(losses[0]), **told}, {"gradient": vectors})
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
@@ -142,6 +161,8 @@ class Worker:
             target=target,
             slopes=None if slope is None else np.array([float(slope)]),
         )
+        if self.engine.remembers_own():
+            self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
             numbers["threshold"] = float(moved.thresholds[0])
@@ -150,8 +171,23 @@ class Worker:
 
     def sum(self) -> Reply:
         """Return a kept vector times this client's weight, masked."""
-        vector = self._recall(str(self.args["key"]))
-        return self._reply({}, {"masked": self._masking().mask(vector)})
+        key = str(self.args["key"])
+        vector = self._recall(key)
+        if "minus" in self.args:
+            vector = vector - self._recall(str(self.args["minus"]))
+        return self._reply({}, {"masked": self._masking().mask(vector, *self.memory.trace(key))})
+
+    def curvature(self) -> Reply:
+        """Return this client's second derivatives, or their product with a thin matrix, packed."""
+        x, thin = self._sent("x"), None
+        if "thin" in self.request.arrays:
+            thin = self._tensor(np.asarray(self.request.arrays["thin"]))
+        packed = measure_blocks(self.engine, x, self.args, thin)
+        if "mask" not in self.args:
+            self._allow("none")
+            return self._reply({}, {"curvature": packed})
+        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
+        return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
@@ -201,13 +237,15 @@ class Worker:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
         shorten = self.client.policy.shorten
         rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
+        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         for name, row in rows.items():
-            self.memory.put(f"{self.request.tag}/{name}", row, self.round)
+            self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:
             self._allow("none")
             return self._reply(numbers, rows)
         if "mask" in self.args:
-            masked = self._masking().mask(rows[str(self.args["mask"]["part"])])
+            part = rows[str(self.args["mask"]["part"])]
+            masked = self._masking().mask(part, model, self.round)
             return self._reply(numbers, {"masked": masked})
         return self._reply(numbers)
 
@@ -230,7 +268,8 @@ class Worker:
         args = self.args.get("mask", {})
         if args.get("scheme") == "pairs":
             self._allow("sums")
-        return Masking(self.memory, args, self.request.client)
+        who = Signer(self.client.identity, self.request.run, self.federation.names[0])
+        return Masking(self.memory, args, self.request.client, who)
 
     def _allow(self, level: str) -> None:
         self.client.policy.allow(level)

@@ -116,7 +116,10 @@ class LinearHessian:
         """
         a = self._features(inputs)
         if self.whole:
-            self._add_whole(total[0], a, self._chances(x, inputs), counts)
+            few = max(1, PIECE // (self.places.numel() * a.element_size()))
+            samples = a, self._chances(x, inputs), counts
+            for parts in zip(*(values.split(few) for values in samples), strict=True):
+                self._add_whole(total[0], *parts)
             return
         derivatives = list(self._second_derivatives(x, inputs))
         if self.form == "diagonal":
@@ -201,16 +204,15 @@ class LinearHessian:
         return (2 * p * (1 - p)).T  # diag(p) - pp' <= 2 diag(p (1 - p)): diagonally dominant
 
     def _add_whole(self, total: Tensor, a: Tensor, p: Tensor, counts: Tensor) -> None:
-        """Add diag(p) - pp' times aa', block by block."""
+        """Add diag(p) - pp' times aa', a row of blocks up to the diagonal at a time."""
         k, q = self.places.shape
         for c in range(k):
-            for e in range(c + 1):
-                h = counts * p[:, c] * ((1.0 if c == e else 0.0) - p[:, e])
-                block = (a.T @ (h[:, None] * a)).double()
-                rows, columns = slice(c * q, (c + 1) * q), slice(e * q, (e + 1) * q)
-                total[rows, columns] += block
-                if c != e:
-                    total[columns, rows] += block  # symmetric itself
+            h = -counts[:, None] * p[:, c : c + 1] * p[:, : c + 1]
+            h[:, c] += counts * p[:, c]
+            blocks = a.T @ (h[:, :, None] * a[:, None, :]).reshape(len(a), -1)
+            rows, before = slice(c * q, (c + 1) * q), c * q
+            total[rows, : before + q] += blocks.double()
+            total[:before, rows] += blocks[:, :before].T.double()
 
 
 def check_sum_weights(weights: Weights, n: int) -> None:

@@ -255,7 +255,8 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
 
 def find_metrics(checker: Checker, evaluate: Table) -> None:
     """Look the metrics of ``[evaluate]`` up, and put the file of own ones into their address."""
-    for i, name in enumerate(evaluate.get("metrics", ())):
+    wanted = evaluate.get("metrics", ())
+    for i, name in enumerate(wanted if isinstance(wanted, list | tuple) else ()):
         if isinstance(name, str):
             found = checker.find(SECTIONS["metrics"], name, f"evaluate.metrics[{i}]")
             evaluate["metrics"] = [*evaluate["metrics"]]

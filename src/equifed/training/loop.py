@@ -73,7 +73,7 @@ def train(
     Parameters
     ----------
     algorithm : Algorithm
-        What to run.
+        What to run; :class:`equifed.Guarded` around it guards it against clients that lie.
     clients : Clients
         On whom, as an engine presents them.
     rounds : int
