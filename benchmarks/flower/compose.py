@@ -1,4 +1,4 @@
-"""The walk of ``deploy/compose.yaml`` without Docker: the same commands, as processes of this machine.
+"""The walk of ``deploy/compose.yaml`` without Docker: the same commands, as plain processes.
 
     python -m benchmarks.flower.compose            # about two minutes; --rounds 20 as in the app
 

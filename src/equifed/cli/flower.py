@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.federations import ask_sites, follow, run_here, stop
-from equifed.cli.keeping import certificates, clean
+from equifed.cli.keeping import admit, certificates, clean, withdrawal
 from equifed.cli.terminal import FAILED
 
 app = typer.Typer(
@@ -51,6 +51,8 @@ Insecure = Annotated[
 
 app.command()(certificates)
 app.command()(clean)
+app.command()(admit)
+app.command()(withdrawal)
 
 
 @app.callback()
@@ -145,6 +147,25 @@ def leave_one_out(
     Preparation and model are fitted as if the site were not there; the model of all is beside it.
     """
     ask_sites("leave-one-out", folder, connection, out, nodes, run_config, insecure)
+
+
+@app.command()
+def welcome(
+    folder: AppFolder,
+    connection: Annotated[str, typer.Argument(help="Deployment, as for run.")],
+    run: Annotated[Path, typer.Option(help="Folder of a complete run on the server, absolute.")],
+    site: Annotated[str, typer.Option(help="Name of the site that joins.")],
+) -> None:
+    """Let a site that was not in a finished run measure its model on own rows, and deliver it.
+
+    The site's data are compared with those of the run and prepared as they were.
+    """
+    if not run.is_absolute():
+        stop(f"The run folder must be absolute, as the server sees it; got {run}.")
+    if not site.strip() or '"' in site:
+        stop(f"{site!r} is no name of a site.")
+    settings = ['do="welcome"', f'start="{run}"', f'site="{site}"']
+    raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
 
 
 @app.command()

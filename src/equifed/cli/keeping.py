@@ -1,4 +1,4 @@
-"""Commands of ``equifed flower`` for the files of a federation: keys, memories."""
+"""Commands of ``equifed flower`` for files: keys, memories, who may join, who withdraws."""
 
 from __future__ import annotations
 
@@ -73,3 +73,46 @@ def clean(
         typer.echo(f"{'deleted' if yes else 'would delete'} {one.folder} ({size})")
     left = "" if yes or not found else "; add --yes to delete them"
     typer.echo(f"{len(found)} memories of runs that rested {days:g} days or more{left}")
+
+
+def admit(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that is under way, on the server.")],
+    sites: Annotated[list[str], typer.Argument(help="Names of the sites that may join.")],
+) -> None:
+    """Let a site join a run that is under way: it takes part from the next round.
+
+    It must be connected, and its data, model and version are compared as in the first hello. The
+    rounds that are left go on in a folder of their own, from the model that there is by then.
+    """
+    from equifed.flower.hello import StartError
+    from equifed.flower.joining import admit as write_word
+    from equifed.flower.kept import Kept
+    from equifed.training.tables import is_complete
+
+    try:
+        kept = Kept.read(run)
+    except StartError as error:
+        stop(str(error))
+    if is_complete(run):
+        stop(f"The run in {run} is complete; a site joins it with: equifed flower welcome")
+    for name in sites:
+        if name in kept.names:
+            stop(f"{name} takes part already, with {', '.join(kept.names)}.")
+    write_word(run, sites)
+    typer.echo(f"{', '.join(sites)} may join after the next round in which all others are there.")
+
+
+def withdrawal(
+    run: Annotated[Path, typer.Argument(help="Run folder, on the server.")],
+    site: Annotated[str, typer.Argument(help="Name of the site that withdraws.")],
+) -> None:
+    """Write for a site that withdraws: what it took part in, what is deleted, what stays."""
+    from equifed.flower.hello import StartError
+    from equifed.flower.withdrawal import write_withdrawal
+
+    try:
+        path = write_withdrawal(run, site)
+    except (ValueError, OSError, StartError) as error:
+        stop(str(error))
+    typer.echo(path.read_text(encoding="utf-8"))
+    typer.echo(f"Wrote {path}.")

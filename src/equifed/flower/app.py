@@ -22,6 +22,7 @@ from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.deliver import deliver
 from equifed.flower.hello import StartError
+from equifed.flower.joining import JOINS, Admission, hide_others, plan_next_part, read_model
 from equifed.flower.kept import FLOWER, Kept, describe_run
 from equifed.flower.leave_one_out import show_leave_one_out
 from equifed.flower.members import Members, gather
@@ -30,6 +31,7 @@ from equifed.flower.preparing import Fit
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
+from equifed.flower.welcome import welcome
 from equifed.training.callback import Callback
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
@@ -62,6 +64,8 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
                 show_statistics(grid, settings, say)
             elif settings.do == "leave-one-out":
                 run_leave_one_out(grid, chosen, settings)
+            elif settings.do == "welcome":
+                welcome(grid, settings, say)
             else:
                 run_federation(grid, chosen, settings)
         except Exception as error:
@@ -78,14 +82,29 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         config, settings = kept.apply(config, settings)
     settings = replace(settings, rounds=settings.rounds or config.rounds)
     clients = join(grid, config, settings, kept)
-    folder = _open_folder(settings, config, clients.members)
-    history = train_clients(clients, config, settings, folder)
+    history, admission = _train_part(clients, config, settings)
+    while admission.joined:
+        config, settings = plan_next_part(config, settings, history, admission)
+        say(f"{settings.rounds} rounds are left; they go on from this model in {settings.out}")
+        with hide_others(grid, admission):
+            clients = join(grid, config, settings)
+        history, admission = _train_part(clients, config, settings)
     if settings.deliver:
         for name, what in deliver(clients, config, history).items():
             wrong = what.startswith("not")
             say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
     say(json.dumps(history.summary()))
     return history
+
+
+def _train_part(
+    clients: FlowerClients, config: AppConfig, settings: FederationSettings
+) -> tuple[History, Admission]:
+    """Train until the last round, or until a site joins that the operator admitted."""
+    folder = _open_folder(settings, config, clients.members)
+    place = None if folder is None else folder.path
+    admission = Admission(clients, place, settings.rounds)
+    return train_clients(clients, config, settings, folder, admission), admission
 
 
 def join(
@@ -99,13 +118,16 @@ def join(
     task, hidden, table = config.build_task(), HIDDEN[settings.privacy](), config.table
     run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
     told = {"plan": make_plan(config, settings)}
-    if kept is not None and kept.preparation is not None:
-        told["preparation"] = kept.preparation
+    before = kept or (Kept.read(Path(settings.start)) if settings.start else None)
+    if before is not None and before.preparation is not None:
+        told["preparation"] = before.preparation
     fit = None if table is None else Fit(table, task, hidden)
     about = settings.deadlines, run, settings.clients, order, told, fit, without
     mailbox, members = gather(grid, task, *about)
     if kept is not None:
         kept.check(members)
+    elif before is not None:
+        before.check_data(members)
     algorithm = config.build_algorithm(members.sizes.tolist())
     for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")
@@ -117,17 +139,20 @@ def train_clients(
     config: AppConfig,
     settings: FederationSettings,
     folder: RunFolder | None = None,
+    admission: Admission | None = None,
 ) -> History:
     """Train what the configuration describes."""
+    start = read_model(Path(settings.start)) if settings.start and not settings.resume else None
     return train(
         config.build_algorithm(clients.members.sizes.tolist()),
         clients,
         rounds=settings.rounds or config.rounds,
         seed=config.seed,
+        x=start,
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
         metrics=config.evaluate.metrics,
-        stop=config.stop.rules(),
+        stop=[*config.stop.rules(), *([] if admission is None else [admission])],
         give_out=config.give_out,
         callbacks=[RoundLog(clients.members.events, folder)],
         progress=False,
@@ -249,7 +274,8 @@ class RoundLog(Callback):
 
     @override
     def event(self, event: dict[str, Any]) -> None:
-        kind, told = str(event["event"]), "" if event["event"] in GOOD_EVENTS else "WARNING: "
+        kind, good = str(event["event"]), JOINS in str(event.get("reason"))
+        told = "" if good or kind in GOOD_EVENTS else "WARNING: "
         who = f" of {event['client']}" if event.get("client") else ""
         why = f": {event['reason']}" if event.get("reason") else ""
         say(f"{told}round {event.get('round', 0)}: {kind}{who}{why}")
