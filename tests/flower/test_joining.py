@@ -12,6 +12,8 @@ import torch
 from flwr.app import Context, Message
 from safetensors.torch import load_file
 from tests.flower.grid import QUICK, MemoryGrid
+from tests.flower.test_tables import SIZES, TABLE
+from tests.flower.test_tables import make_grid as make_table_grid
 from typer.testing import CliRunner
 
 from equifed.cli.flower import app as cli
@@ -176,6 +178,45 @@ def test_admit_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     (out / ADMITTED).write_text("[nonsense")
     admit(out, ["west"])
     assert set(json.loads((out / ADMITTED).read_text())) == {"west"}
+
+
+UNITS = {"age": "years"}
+
+
+def make_tables(root: Path, unit: str) -> tuple[MemoryGrid, AppConfig]:
+    """Return hospitals with files; the last in order says in what it measures the age."""
+    table = {**TABLE, "rounds": 6, "data": {**TABLE["data"], "units": UNITS}}
+    more = {}
+    root.mkdir()
+    for name in SIZES:
+        units = unit if name == "West" else "years"
+        (root / f"{name}.toml").write_text(f'[units]\nage = "{units}"\n')
+        more[name] = {"site": str(root / f"{name}.toml")}
+    return make_table_grid(root / "sites", table, more=more), AppConfig.from_dict(table)
+
+
+def test_a_table_joins_with_the_preparation_that_there_is(tmp_path: Path) -> None:
+    out, (grid, config) = tmp_path / "run", make_tables(tmp_path / "a", "years")
+    connect_after(grid, 2, out, max(grid.apps), word="West")
+    history = run_federation(grid, config, settings(out))
+    assert history.names == tuple(sorted(SIZES))
+    parts = [(folder / "preparation.json").read_text() for folder in (out, tmp_path / "run-part2")]
+    assert parts[0] == parts[1]
+    assert "prepare" not in asked_of(grid, max(grid.apps))
+
+
+def test_a_table_in_other_units_does_not_join(tmp_path: Path) -> None:
+    out, (grid, config) = tmp_path / "run", make_tables(tmp_path / "a", "months")
+    connect_after(grid, 2, out, max(grid.apps), word="West")
+    history = run_federation(grid, config, settings(out))
+    assert len(history.names) == 3 and len(history.rounds) == 6
+    told = "West: column 'age' is in 'months', agreed is 'years'"
+    assert any(told in str(event.get("reason")) for event in history.events)
+    with pytest.raises(StartError, match=told):
+        meet(grid, out, "West")
+    with pytest.raises(StartError, match=told):
+        run_federation(grid, config, settings(tmp_path / "next", clients=4, start=str(out)))
+    assert not {"local", "deliver"} & set(asked_of(grid, max(grid.apps)))
 
 
 # -- after the end ---------------------------------------------------------------------------------

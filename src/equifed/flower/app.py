@@ -22,7 +22,14 @@ from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.deliver import deliver
 from equifed.flower.hello import StartError
-from equifed.flower.joining import JOINS, Admission, hide_others, plan_next_part, read_model
+from equifed.flower.joining import (
+    JOINS,
+    Admission,
+    check_as_tables,
+    hide_others,
+    plan_next_part,
+    read_model,
+)
 from equifed.flower.kept import FLOWER, Kept, describe_run
 from equifed.flower.leave_one_out import show_leave_one_out
 from equifed.flower.members import Members, gather
@@ -103,7 +110,7 @@ def _train_part(
     """Train until the last round, or until a site joins that the operator admitted."""
     folder = _open_folder(settings, config, clients.members)
     place = None if folder is None else folder.path
-    admission = Admission(clients, place, settings.rounds)
+    admission = Admission(clients, place, settings.rounds, config.table)
     return train_clients(clients, config, settings, folder, admission), admission
 
 
@@ -128,6 +135,8 @@ def join(
         kept.check(members)
     elif before is not None:
         before.check_data(members)
+        nodes = list(mailbox.nodes.values())
+        check_as_tables(grid, settings.deadlines, nodes, told["plan"], table)
     algorithm = config.build_algorithm(members.sizes.tolist())
     for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")

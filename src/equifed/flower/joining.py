@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,10 +20,21 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.deadlines import Deadlines
 from equifed.flower.greeting import greet
-from equifed.flower.hello import Hello, StartError, describe_difference
+from equifed.flower.hello import (
+    Hello,
+    StartError,
+    check_schemas,
+    check_tables,
+    check_versions,
+    combine_told_targets,
+    describe_difference,
+)
 from equifed.flower.members import HELLO_SECONDS, Members
 from equifed.flower.server import FlowerClients
+from equifed.flower.site_data import TableSettings
+from equifed.flower.site_work import describe_settings
 from equifed.training.files import write_file
 from equifed.training.history import History
 
@@ -60,6 +72,8 @@ class Admission:
         The run folder; without one nobody can be admitted.
     rounds : int
         The last round, after which nobody joins.
+    table : TableSettings, optional
+        What was agreed on the sites' tables, where they give tables.
 
     Attributes
     ----------
@@ -67,8 +81,14 @@ class Admission:
         Node and hello of those who join.
     """
 
-    def __init__(self, clients: FlowerClients, folder: Path | None, rounds: int) -> None:
-        self.clients, self.folder, self.rounds = clients, folder, rounds
+    def __init__(
+        self,
+        clients: FlowerClients,
+        folder: Path | None,
+        rounds: int,
+        table: TableSettings | None = None,
+    ) -> None:
+        self.clients, self.folder, self.rounds, self.table = clients, folder, rounds, table
         self.joined: dict[int, Hello] = {}
         self._word: dict[str, float] = {}
         self._done: set[str] = set()
@@ -102,7 +122,7 @@ class Admission:
         for node, hello in hellos.items():
             if hello.name not in wanted:
                 continue
-            problem = find_misfit(members, hello)
+            problem = find_misfit(members, hello) or self._find_table_misfit(node)
             if names.count(hello.name) > 1:
                 problem = "two nodes call themselves so"
             if problem:
@@ -112,6 +132,41 @@ class Admission:
         for name, reason in wrong.items():
             self._done.add(str(name))
             members.leave_out(str(name), f"it was admitted and does not fit: {reason}")
+
+    def _find_table_misfit(self, node: int) -> str:
+        mailbox, plan = self.clients.mailbox, self.clients.members.told["plan"]
+        try:
+            nodes = [*mailbox.nodes.values(), node]
+            check_as_tables(mailbox.grid, mailbox.deadlines, nodes, plan, self.table)
+        except StartError as error:
+            return str(error)
+        return ""
+
+
+def check_as_tables(
+    grid: Grid,
+    deadlines: Deadlines,
+    nodes: list[int],
+    plan: dict[str, Any],
+    table: TableSettings | None,
+) -> None:
+    """Compare the tables of sites as they are: columns, units, kinds and settings of the app.
+
+    Sites that take the preparation of an earlier run say hello with its features, which do not
+    show the units of what they were made of.
+    """
+    if table is None:
+        return
+    once = replace(deadlines, on_missing="fail", timeout=HELLO_SECONDS)
+    hellos, failures = greet(grid, once, secrets.token_hex(8), nodes, {"plan": plan})
+    if failures:
+        told = "; ".join(f"{f.name or 'a site'}: {f.reason}" for f in failures.values())
+        raise StartError(f"Not every site showed its columns: {told}.")
+    listed = [hellos[node] for node in nodes]
+    check_versions(listed)
+    check_schemas(listed)
+    check_tables(listed, table, describe_settings(table))
+    combine_told_targets(listed, table)
 
 
 def find_misfit(members: Members, hello: Hello) -> str:

@@ -16,6 +16,7 @@ from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.deliver import deliver
 from equifed.flower.greeting import greet
 from equifed.flower.hello import Hello, StartError, check_models, check_versions
+from equifed.flower.joining import check_as_tables
 from equifed.flower.kept import Kept
 from equifed.flower.mailbox import Failure, Mailbox
 from equifed.flower.members import Members
@@ -65,6 +66,7 @@ def _meet(grid: Grid, config: AppConfig, settings: FederationSettings, kept: Kep
     if kept.preparation is not None:
         told["preparation"] = kept.preparation
     node, hello = _find(grid, settings, run, told)
+    check_as_tables(grid, settings.deadlines, [node], told["plan"], config.table)
     check_versions([hello])
     task = config.build_task()
     engine = task.build_engine(hello.schema.make_placeholder())
