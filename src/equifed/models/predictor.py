@@ -182,7 +182,7 @@ class Predictor:
 
     def answer(self, features: Array) -> Array:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
-        return self._run(self.module, features)
+        return self.run_module(self.module, features)
 
     def with_thresholds(self, thresholds: Mapping[str, float]) -> Predictor:
         """Return the same predictor with these thresholds."""

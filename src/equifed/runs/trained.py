@@ -113,6 +113,11 @@ def _read_python_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (path / MODEL).exists():
         raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
     made = read_sealed(path / RUN)
+    if "model" not in made:
+        raise RunFolderError(
+            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can be "
+            "built again without it."
+        )
     if "samples" not in made:
         raise RunFolderError(
             f"{path / RUN} does not say what the samples were like: the engine of this run knew "
