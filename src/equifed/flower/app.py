@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from typing_extensions import override
 
 from equifed.algorithms.wrapper import unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.deliver import deliver
-from equifed.flower.hello import StartError
 from equifed.flower.joining import (
-    JOINS,
     Admission,
     check_as_tables,
     hide_others,
@@ -35,21 +32,17 @@ from equifed.flower.leave_one_out import show_leave_one_out
 from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.preparing import Fit
+from equifed.flower.round_log import RoundLog, explain_end, say
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
 from equifed.flower.welcome import welcome
-from equifed.training.callback import Callback
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
-from equifed.training.history import History, RoundRecord
+from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
 from equifed.training.provenance import PREPARATION
 from equifed.training.versions import package_versions
-
-GOOD_EVENTS = ("given out", "resume", "stop")
-"""Events that are no warning."""
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,
@@ -229,65 +222,6 @@ def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:
                 "may differ in the last digits from a simulation."
             )
     return out
-
-
-def say(text: str) -> None:
-    """Print a line; Flower carries it to whoever follows the run."""
-    print(f"equifed: {text}", flush=True)
-
-
-def explain_end(error: Exception) -> str:
-    """Return the reason of an end on one line: our own words, or what went wrong unexpectedly."""
-    text = " ".join(str(error).split())
-    ours = isinstance(error, StartError | TrainingError | ValueError | RuntimeError)
-    return text if ours and text else f"{type(error).__name__}: {text}"
-
-
-class RoundLog(Callback):
-    """Says in the log how the run goes, and writes down who is left out of it.
-
-    Parameters
-    ----------
-    events : list of dict
-        What was noticed about clients since it was last read.
-    folder : RunFolder, optional
-        Where events are kept.
-    """
-
-    def __init__(
-        self, events: list[dict[str, Any]] | None = None, folder: RunFolder | None = None
-    ) -> None:
-        self.events, self.folder = [] if events is None else events, folder
-        self.history: History | None = None
-
-    @override
-    def start(self, history: History, rounds: int) -> None:
-        self.history = history
-        say(f"{rounds} rounds with {', '.join(history.names)}")
-        self._take_events(history.rounds[-1].round if history.rounds else 0)
-
-    def _take_events(self, r: int) -> None:
-        while self.events and self.history is not None:
-            event = {"round": r, **self.events.pop(0)}
-            self.history.events.append(event)
-            if self.folder is not None:
-                self.folder.event(event)
-            self.event(event)
-
-    @override
-    def round(self, record: RoundRecord, info: Info) -> None:
-        self._take_events(record.round)
-        objective = "" if record.objective is None else f" objective {record.objective:.6g},"
-        cost = f"{record.exchanges} exchanges, {record.seconds:.1f} s"
-        say(f"round {record.round}:{objective} {cost}")
-
-    @override
-    def event(self, event: dict[str, Any]) -> None:
-        kind, good = str(event["event"]), JOINS in str(event.get("reason"))
-        told = "" if good or kind in GOOD_EVENTS else "WARNING: "
-        who = f" of {event['client']}" if event.get("client") else ""
-        why = f": {event['reason']}" if event.get("reason") else ""
-        say(f"{told}round {event.get('round', 0)}: {kind}{who}{why}")
 
 
 def _open_folder(
