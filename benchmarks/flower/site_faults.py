@@ -26,7 +26,7 @@ WRONG = {
     "columns": "south: column 2 is 'thalach', north: 'chol'",
     "units": "south: column 'chol' is in 'mmol/l', agreed is 'mg/dl'",
     "classes": "south has the label 'ja'",
-    "dtype": "south: column 'chol' holds text, north: numbers",
+    "dtype": "south: column 'chol' holds texts, north: numbers",
     "nothing": "",
 }
 """What is wrong at the second site, and what the operator is to read."""

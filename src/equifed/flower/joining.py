@@ -229,4 +229,4 @@ def hide_others(grid: Grid, admission: Admission) -> Iterator[None]:
     try:
         yield
     finally:
-        del grid.get_node_ids  # type: ignore[method-assign]
+        del grid.get_node_ids
