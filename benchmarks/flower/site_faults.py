@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,8 @@ def come_late(root: Path) -> dict[str, Any]:
     with deployment:
         settings = {"clients": 2, "rounds": 60, "out": str(out)}
         follower = Follower(deployment, root / "trial-app", **settings)
+        while not (out / "rounds.csv").exists() and follower.process.poll() is None:
+            time.sleep(0.2)
         deployment.nodes = sites
         deployment.register(2)
         deployment.start_node(2)
