@@ -134,6 +134,25 @@ def test_an_admitted_site_that_does_not_fit_is_left_out_by_name(tmp_path: Path) 
     assert "local" not in asked_of(grid, 3)
 
 
+def test_a_site_that_is_admitted_before_it_is_there_is_waited_for(tmp_path: Path) -> None:
+    out, grid = tmp_path / "run", make_grid(tmp_path)
+    connect_after(grid, 3, out, 3)
+    arrive = grid.tamper
+    assert arrive is not None
+
+    def tamper(partition: int, request: Message, reply: Message) -> list[Message]:
+        if (out / "rounds.csv").exists() and not (out / ADMITTED).exists():
+            admit(out, ["west"])
+        return arrive(partition, request, reply)
+
+    grid.tamper = tamper
+    assert run(grid, out).names == NAMES
+    waits = [e for e in History.load(out).events if "it waits" in str(e.get("reason"))]
+    assert [(e["client"], e["reason"]) for e in waits] == [
+        ("west", "it waits: it is not connected")
+    ]
+
+
 def test_another_version_is_not_admitted(tmp_path: Path) -> None:
     out, grid = tmp_path / "run", make_grid(tmp_path)
     connect_after(grid, 2, out, 3, word="west")

@@ -93,6 +93,7 @@ class Admission:
         self._word: dict[str, float] = {}
         self._done: set[str] = set()
         self._others: set[int] = set()
+        self._waiting: set[str] = set()
 
     def __call__(self, history: History) -> str | None:
         """Return who joins, which is why this part stops; None if nobody does."""
@@ -100,16 +101,26 @@ class Admission:
             return None
         word = _read_word(self.folder)
         if word != self._word:  # the operator said something, perhaps again
-            self._word, self._done, self._others = word, set(), set()
+            self._word, self._done, self._others, self._waiting = word, set(), set(), set()
         members, nodes = self.clients.members, set(self.clients.mailbox.nodes.values())
         wanted = set(word) - set(members.names) - self._done
         connected = set(self.clients.mailbox.grid.get_node_ids()) if wanted else set()
         new = sorted(connected - nodes - self._others)
-        if not new or not nodes <= connected:  # it waits until all are there
+        if not new or not nodes <= connected:
+            self._tell_wait(wanted, nodes - connected)
             return None
         self._ask(new, wanted)
         names = " and ".join(sorted(hello.name for hello in self.joined.values()))
         return f"{names} {JOINS}" if names else None
+
+    def _tell_wait(self, wanted: set[str], gone: set[int]) -> None:
+        """Say once why an admitted site does not join yet."""
+        members, nodes = self.clients.members, self.clients.mailbox.nodes
+        lost = ", ".join(members.names[i] for i, node in nodes.items() if node in gone)
+        why = f"{lost} is not connected" if lost else "it is not connected"
+        for name in sorted(wanted - self._waiting):
+            self._waiting.add(name)
+            members.events.append({"event": "note", "client": name, "reason": f"it waits: {why}"})
 
     def _ask(self, new: list[int], wanted: set[str]) -> None:
         members, mailbox = self.clients.members, self.clients.mailbox
