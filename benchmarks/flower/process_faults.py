@@ -71,7 +71,7 @@ def kill_node(root: Path) -> dict[str, Any]:
         trial.wait_for_round(2)
         deployment.kill(deployment.supernodes[1])
         code, lines = follower.end()
-    missing = [line for line in lines if "Gentoo" in line and "missing" in line]
+    missing = [line for line in lines if "quarantine of Gentoo" in line]
     good = code == 0 and bool(missing) and len(trial.rows()) == 8
     return {"operator": missing[:1] + lines[-1:], "exit": code, "good": good}
 
