@@ -38,25 +38,6 @@ m.version = lambda name: "0.1.7" if name == "equifed" else real(name)
 """
 
 
-def share_name(root: Path) -> dict[str, Any]:
-    """Start two nodes that call themselves the same."""
-    trial = start(root)
-    trial.deployment.nodes = [{"partition-id": i, "name": "north"} for i in range(2)]
-    package = root / "trial-app" / "trial_app" / "task.py"
-    name = "name = str(context.node_config['name'])\n"
-    text = package.read_text().replace(
-        'return CONFIG.load_client(int(context.node_config["partition-id"]))',
-        name
-        + "        found = CONFIG.load_client(int(context.node_config['partition-id']))\n"
-        + "        return {'train': (found.train.inputs, found.train.targets)}",
-    )
-    package.write_text(text)
-    with trial.deployment as deployment:
-        code, lines = Follower(deployment, root / "trial-app", **trial.settings()).end()
-    good = code == 1 and "Two nodes call themselves 'north'" in lines[-1]
-    return {"operator": lines[-1:], "exit": code, "good": good}
-
-
 def write_site(root: Path, name: str, wrong: str = "nothing") -> None:
     """Write the file and the settings of a site, with one thing wrong."""
     draw = np.random.default_rng(len(name))
@@ -101,6 +82,17 @@ def give_wrong_data(root: Path) -> dict[str, Any]:
             told[wrong] = {"operator": lines[-1:], "exit": code, "good": right}
     good = all(case["good"] for case in told.values())
     return {**told, "exit": [case["exit"] for case in told.values()], "good": good}
+
+
+def share_name(root: Path) -> dict[str, Any]:
+    """Start two nodes that call themselves the same."""
+    deployment = start_sites(root, ("north", "south"))
+    deployment.nodes = [deployment.nodes[0]] * 2
+    with deployment:
+        settings = {"clients": 2, "rounds": 1, "out": str(root / "run")}
+        code, lines = Follower(deployment, root / "trial-app", **settings).end()
+    good = code == 1 and "Two nodes call themselves 'north'" in lines[-1]
+    return {"operator": lines[-1:], "exit": code, "good": good}
 
 
 def install_another_version(root: Path) -> dict[str, Any]:
