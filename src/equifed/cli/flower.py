@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from equifed.cli.federations import ask_sites, follow, run_here, stop
+from equifed.cli.keeping import admit, certificates, clean, withdrawal
 from equifed.cli.terminal import FAILED
 
 app = typer.Typer(
@@ -46,6 +47,12 @@ Stock = Annotated[bool, typer.Option("--stock", help="Flower's own SuperNodes, w
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
+
+
+app.command()(certificates)
+app.command()(clean)
+app.command()(admit)
+app.command()(withdrawal)
 
 
 @app.callback()
@@ -143,32 +150,22 @@ def leave_one_out(
 
 
 @app.command()
-def clean(
-    memory: Annotated[
-        Path | None, typer.Argument(help="Memory folder of a site; by default the usual one.")
-    ] = None,
-    days: Annotated[
-        float, typer.Option(min=0, help="Delete memories of runs that rested so many days.")
-    ] = 30.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it they are listed.")] = False,
+def welcome(
+    folder: AppFolder,
+    connection: Annotated[str, typer.Argument(help="Deployment, as for run.")],
+    run: Annotated[Path, typer.Option(help="Folder of a complete run on the server, absolute.")],
+    site: Annotated[str, typer.Option(help="Name of the site that joins.")],
 ) -> None:
-    """Delete what a site remembers of old runs: gradients of its data and secrets of its masks.
+    """Let a site that was not in a finished run measure its model on own rows, and deliver it.
 
-    Models that were delivered, and the audit log, stay.
+    The site's data are compared with those of the run and prepared as they were.
     """
-    from equifed.flower.memory import find_memories, find_root
-
-    root = memory or find_root()
-    if not root.is_dir():
-        stop(f"{root} is no folder.")
-    found = [one for one in find_memories(root) if one.days >= days]
-    for one in found:
-        if yes:
-            one.delete()
-        size = f"{one.bytes / 1e6:.1f} MB, rested {one.days:.0f} days"
-        typer.echo(f"{'deleted' if yes else 'would delete'} {one.folder} ({size})")
-    left = "" if yes or not found else "; add --yes to delete them"
-    typer.echo(f"{len(found)} memories of runs that rested {days:g} days or more{left}")
+    if not run.is_absolute():
+        stop(f"The run folder must be absolute, as the server sees it; got {run}.")
+    if not site.strip() or '"' in site:
+        stop(f"{site!r} is no name of a site.")
+    settings = ['do="welcome"', f'start="{run}"', f'site="{site}"']
+    raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
 
 
 @app.command()

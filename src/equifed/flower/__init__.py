@@ -3,6 +3,9 @@
 ==========================  =======================================================================
 ``app_config``, ``app``     the settings of an app; a ready ``ServerApp`` for them
 ``kept``                    what a run keeps in its folder, so that it goes on as what it was
+``round_log``               what the server app says of a run
+``joining``, ``welcome``    sites that come into a run, or after its end
+``withdrawal``              what a site that leaves gets in writing
 ``server``, ``vectors``     the contract on the server's side; handles for what clients keep
 ``messenger``               asking those who take part, and reading what they answer
 ``members``                 the first hello: names, sizes, versions, schemas; which node is whom

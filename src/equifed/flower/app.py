@@ -13,34 +13,36 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from typing_extensions import override
 
 from equifed.algorithms.wrapper import unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.ask_statistics import show_statistics
 from equifed.flower.deliver import deliver
-from equifed.flower.hello import StartError
+from equifed.flower.joining import (
+    Admission,
+    check_as_tables,
+    hide_others,
+    plan_next_part,
+    read_model,
+)
 from equifed.flower.kept import FLOWER, Kept, describe_run
 from equifed.flower.leave_one_out import show_leave_one_out
 from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
 from equifed.flower.preparing import Fit
+from equifed.flower.round_log import RoundLog, explain_end, say
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
-from equifed.training.callback import Callback
+from equifed.flower.welcome import welcome
 from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
-from equifed.training.history import History, RoundRecord
+from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
 from equifed.training.provenance import PREPARATION
 from equifed.training.versions import package_versions
-
-GOOD_EVENTS = ("given out", "resume", "stop")
-"""Events that are no warning."""
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,
@@ -62,6 +64,8 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
                 show_statistics(grid, settings, say)
             elif settings.do == "leave-one-out":
                 run_leave_one_out(grid, chosen, settings)
+            elif settings.do == "welcome":
+                welcome(grid, settings, say)
             else:
                 run_federation(grid, chosen, settings)
         except Exception as error:
@@ -78,14 +82,29 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
         config, settings = kept.apply(config, settings)
     settings = replace(settings, rounds=settings.rounds or config.rounds)
     clients = join(grid, config, settings, kept)
-    folder = _open_folder(settings, config, clients.members)
-    history = train_clients(clients, config, settings, folder)
+    history, admission = _train_part(clients, config, settings)
+    while admission.joined:
+        config, settings = plan_next_part(config, settings, history, admission)
+        say(f"{settings.rounds} rounds are left; they go on from this model in {settings.out}")
+        with hide_others(grid, admission):
+            clients = join(grid, config, settings)
+        history, admission = _train_part(clients, config, settings)
     if settings.deliver:
         for name, what in deliver(clients, config, history).items():
             wrong = what.startswith("not")
             say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
     say(json.dumps(history.summary()))
     return history
+
+
+def _train_part(
+    clients: FlowerClients, config: AppConfig, settings: FederationSettings
+) -> tuple[History, Admission]:
+    """Train until the last round, or until a site joins that the operator admitted."""
+    folder = _open_folder(settings, config, clients.members)
+    place = None if folder is None else folder.path
+    admission = Admission(clients, place, settings.rounds, config.table)
+    return train_clients(clients, config, settings, folder, admission), admission
 
 
 def join(
@@ -99,13 +118,18 @@ def join(
     task, hidden, table = config.build_task(), HIDDEN[settings.privacy](), config.table
     run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
     told = {"plan": make_plan(config, settings)}
-    if kept is not None and kept.preparation is not None:
-        told["preparation"] = kept.preparation
+    before = kept or (Kept.read(Path(settings.start)) if settings.start else None)
+    if before is not None and before.preparation is not None:
+        told["preparation"] = before.preparation
     fit = None if table is None else Fit(table, task, hidden)
     about = settings.deadlines, run, settings.clients, order, told, fit, without
     mailbox, members = gather(grid, task, *about)
     if kept is not None:
         kept.check(members)
+    elif before is not None:
+        before.check_data(members)
+        nodes = list(mailbox.nodes.values())
+        check_as_tables(grid, settings.deadlines, nodes, told["plan"], table)
     algorithm = config.build_algorithm(members.sizes.tolist())
     for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")
@@ -117,17 +141,20 @@ def train_clients(
     config: AppConfig,
     settings: FederationSettings,
     folder: RunFolder | None = None,
+    admission: Admission | None = None,
 ) -> History:
     """Train what the configuration describes."""
+    start = read_model(Path(settings.start)) if settings.start and not settings.resume else None
     return train(
         config.build_algorithm(clients.members.sizes.tolist()),
         clients,
         rounds=settings.rounds or config.rounds,
         seed=config.seed,
+        x=start,
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
         metrics=config.evaluate.metrics,
-        stop=config.stop.rules(),
+        stop=[*config.stop.rules(), *([] if admission is None else [admission])],
         give_out=config.give_out,
         callbacks=[RoundLog(clients.members.events, folder)],
         progress=False,
@@ -195,64 +222,6 @@ def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:
                 "may differ in the last digits from a simulation."
             )
     return out
-
-
-def say(text: str) -> None:
-    """Print a line; Flower carries it to whoever follows the run."""
-    print(f"equifed: {text}", flush=True)
-
-
-def explain_end(error: Exception) -> str:
-    """Return the reason of an end on one line: our own words, or what went wrong unexpectedly."""
-    text = " ".join(str(error).split())
-    ours = isinstance(error, StartError | TrainingError | ValueError | RuntimeError)
-    return text if ours and text else f"{type(error).__name__}: {text}"
-
-
-class RoundLog(Callback):
-    """Says in the log how the run goes, and writes down who is left out of it.
-
-    Parameters
-    ----------
-    events : list of dict
-        What was noticed about clients since it was last read.
-    folder : RunFolder, optional
-        Where events are kept.
-    """
-
-    def __init__(
-        self, events: list[dict[str, Any]] | None = None, folder: RunFolder | None = None
-    ) -> None:
-        self.events, self.folder = [] if events is None else events, folder
-        self.history: History | None = None
-
-    @override
-    def start(self, history: History, rounds: int) -> None:
-        self.history = history
-        say(f"{rounds} rounds with {', '.join(history.names)}")
-        self._take_events(history.rounds[-1].round if history.rounds else 0)
-
-    def _take_events(self, r: int) -> None:
-        while self.events and self.history is not None:
-            event = {"round": r, **self.events.pop(0)}
-            self.history.events.append(event)
-            if self.folder is not None:
-                self.folder.event(event)
-            self.event(event)
-
-    @override
-    def round(self, record: RoundRecord, info: Info) -> None:
-        self._take_events(record.round)
-        objective = "" if record.objective is None else f" objective {record.objective:.6g},"
-        cost = f"{record.exchanges} exchanges, {record.seconds:.1f} s"
-        say(f"round {record.round}:{objective} {cost}")
-
-    @override
-    def event(self, event: dict[str, Any]) -> None:
-        kind, told = str(event["event"]), "" if event["event"] in GOOD_EVENTS else "WARNING: "
-        who = f" of {event['client']}" if event.get("client") else ""
-        why = f": {event['reason']}" if event.get("reason") else ""
-        say(f"{told}round {event.get('round', 0)}: {kind}{who}{why}")
 
 
 def _open_folder(

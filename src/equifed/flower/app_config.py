@@ -216,10 +216,16 @@ class FederationSettings:
         operator changes, for example ``"timeout wait"``. All others are those of the run.
     changes : tuple of str
         Those names.
-    do : {"train", "statistics", "leave-one-out"}
-        Train; only show what the sites have; or train without each site and let it measure that.
+    do : {"train", "statistics", "leave-one-out", "welcome"}
+        Train; only show what the sites have; train without each site and let it measure that; or
+        let one more site measure and get the model of a run that is complete.
     deliver : bool
         Whether every site gets the model, its preparation, card and own page at the end.
+    start : str
+        Folder of a complete run, on the server, whose model and preparation this one starts from;
+        "" starts anew.
+    site : str
+        Who is welcomed.
     """
 
     clients: int
@@ -229,8 +235,10 @@ class FederationSettings:
     out: str = ""
     resume: bool = False
     changes: tuple[str, ...] = ()
-    do: Literal["train", "statistics", "leave-one-out"] = "train"
+    do: Literal["train", "statistics", "leave-one-out", "welcome"] = "train"
     deliver: bool = False
+    start: str = ""
+    site: str = ""
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -239,11 +247,15 @@ class FederationSettings:
             raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
         if self.privacy != "none" and self.clients < 2:
             raise ValueError("Hidden sums need at least two clients.")
-        if self.do not in ("train", "statistics", "leave-one-out"):
-            told = "'train', 'statistics' or 'leave-one-out'"
+        if self.do not in ("train", "statistics", "leave-one-out", "welcome"):
+            told = "'train', 'statistics', 'leave-one-out' or 'welcome'"
             raise ValueError(f"do must be {told}, got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
+        if self.start and self.start == self.out and not self.resume:
+            raise ValueError("'start' and 'out' are two folders; a run goes on with resume.")
+        if self.do == "welcome" and not (self.start and self.site):
+            raise ValueError("welcome needs 'start', the run folder, and 'site', a name.")
 
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> FederationSettings:

@@ -21,20 +21,23 @@ from equifed.training.history import History
 from equifed.training.versions import package_versions
 
 
-def deliver(clients: FlowerClients, config: AppConfig, history: History) -> dict[str, str]:
+def deliver(
+    clients: FlowerClients, config: AppConfig, history: History, pages: bool = True
+) -> dict[str, str]:
     """Send every site the model and what belongs to it; return what came of it, by site.
 
-    That is the checksum of what lies in the site's folder now, or why there is nothing.
+    That is the checksum of what lies in the site's folder now, or why there is nothing. Sites that
+    are not in the history have no page there.
     """
     assert history.parameters is not None
     x = clients.flatten(history.parameters)
-    card, pages = make_card(clients, config, history), make_pages(history)
+    card, own = make_card(clients, config, history), make_pages(history) if pages else []
     args = {"sha256": digest(x.detach().cpu().numpy())}
     requests = clients.write_requests(
         "deliver", Stream(0, ("deliver",)), args, {"x": pack_tensor(x)}
     )
     for i, request in requests.items():
-        page = {PAGE: pages[i]} if pages else {}
+        page = {PAGE: own[i]} if own else {}
         request.args["files"] = {CARD: card, **page}
 
     def check(i: int, reply: Reply) -> None:
@@ -55,7 +58,7 @@ def make_card(clients: FlowerClients, config: AppConfig, history: History) -> st
     made = members.engine.predictor(clients.flatten(history.parameters))
     predictor = replace(
         made,
-        clients=members.names,
+        clients=tuple(history.names),
         classes=schema.class_names or made.classes,
         preparation=prepared,
     )

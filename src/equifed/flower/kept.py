@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equifed.data.preparation import Preparation
 from equifed.flower.app_config import DEADLINES, AppConfig, FederationSettings
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.hello import StartError
@@ -26,6 +27,7 @@ def describe_run(
         "run": members.run,
         "privacy": settings.privacy,
         "rounds": settings.rounds,
+        "start": settings.start,
         "deadlines": {k: getattr(settings.deadlines, k) for k in ("on_missing", *DEADLINES)},
         "config": config.to_dict(),
         "model": first.model,
@@ -100,18 +102,14 @@ class Kept:
             print(f"equifed: the run goes on as it started: {line}", flush=True)
         return kept, now
 
+    @property
+    def fitted(self) -> Preparation | None:
+        """How the sites' tables became features, where they gave tables."""
+        return None if self.preparation is None else Preparation.from_json(self.preparation)
+
     def check(self, members: Members) -> None:
         """Refuse clients whose data or model are not those that the run started with."""
-        first = members.hellos[0]
-        schema = json.loads(json.dumps(first.schema.to_dict()))
-        for key, value in self.told["schema"].items():
-            if schema.get(key) != value:
-                raise StartError(
-                    f"The run to resume had data whose {key} is {value}; the clients have "
-                    f"{schema.get(key)} now. Bring back the same columns, or start a new run."
-                )
-        if first.model != self.told["model"]:
-            raise StartError("The run to resume had another model than the clients build now.")
+        self.check_data(members)
         for hello, before in zip(members.hellos, self.told["clients"], strict=True):
             if hello.sizes != before["sizes"]:
                 print(
@@ -119,6 +117,19 @@ class Kept:
                     f"started, and has {hello.sizes} now",
                     flush=True,
                 )
+
+    def check_data(self, members: Members) -> None:
+        """Refuse clients, whoever they are, that have other data or another model than the run."""
+        first = members.hellos[0]
+        schema = json.loads(json.dumps(first.schema.to_dict()))
+        for key, value in self.told["schema"].items():
+            if schema.get(key) != value:
+                raise StartError(
+                    f"The earlier run had data whose {key} is {value}; the clients have "
+                    f"{schema.get(key)} now. Bring back the same columns, or start a new run."
+                )
+        if first.model != self.told["model"]:
+            raise StartError("The earlier run had another model than the clients build now.")
 
 
 def _list_settings(settings: FederationSettings) -> dict[str, Any]:

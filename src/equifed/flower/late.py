@@ -17,7 +17,7 @@ PATIENCE = 60.0
 
 TEXT = (
     "a run is under way without this node, which came after its start; it takes part in the next "
-    "run, or at once if it takes the place of a client that is gone"
+    "run, or when the operator admits it, or at once in the place of a client that is gone"
 )
 REASON = "it came after the start; it was told, and takes part in the next run"
 

@@ -350,8 +350,8 @@ class _Training:
         self._event({"event": "given out", **told, "time": now})
         history.provenance = self.made_of
         if self.folder is not None:
-            kept = format_preparation(history.trained, self.folder.path)
-            self.folder.describe(self.made_of, kept)
+            prepared = format_preparation(history.trained, self.folder.path)
+            self.folder.describe(self.made_of, prepared)
             self.folder.finish(history.summary(), history.parameters, history.own)
         for callback in self.callbacks:
             callback.end(self.history)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,17 +24,61 @@ from equifed.flower.memory import write_private
 VALID_DAYS = 30
 """Certificates made here are for trying out and do not last."""
 
+HOSTNAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def issue(
+    folder: Path, addresses: Sequence[str], nodes: Sequence[str], days: float = VALID_DAYS
+) -> datetime.datetime | None:
+    """Write what a trial federation needs; return until when the server's certificate is valid.
+
+    That is what :func:`make_certificates` writes, where there are addresses, and a key pair for
+    every node. Files that are there are not overwritten: nothing is written then.
+    """
+    for address in addresses:
+        if not HOSTNAME.fullmatch(address) and not _is_ip(address):
+            raise ValueError(
+                f"{address!r} is no host name and no IP address; give the address alone, as "
+                "fl.example.org, without port or https://."
+            )
+    for name in nodes:
+        if not NODE_NAME.fullmatch(name) or name in ("ca", "server"):
+            raise ValueError(
+                f"{name!r} cannot be the name of a node's key: letters, digits, '-', '_' and '.' "
+                "are possible, 'ca' and 'server' are taken."
+            )
+    if len(set(nodes)) < len(nodes):
+        raise ValueError("Two nodes have the same name.")
+    wanted = ["ca.pem", "server.pem", "server.key"] if addresses else []
+    wanted += [f"{name}.{end}" for name in nodes for end in ("key", "pub")]
+    there = [name for name in wanted if (folder / name).exists()]
+    if there:
+        raise FileExistsError(
+            f"{folder} holds {', '.join(there)} already, which are not overwritten; choose another "
+            "folder, or move them away."
+        )
+    if addresses:
+        make_certificates(folder, addresses, days)
+    for name in nodes:
+        make_node_key(folder, name)
+    if not addresses:
+        return None
+    made = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    return made.not_valid_after_utc
+
 
 def make_certificates(folder: Path, addresses: Sequence[str], days: float = VALID_DAYS) -> None:
     """Write ``ca.pem``, ``server.pem`` and ``server.key`` for a SuperLink at these addresses.
 
-    The server's certificate is valid for ``days``; with a negative number it has expired.
+    The server's certificate is valid for ``days``; with a negative number it has expired. The
+    authority's key is not kept: nobody can issue another certificate that these nodes trust.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = _name("equifed trial authority")
     ca = (
-        _builder(issuer, issuer, ca_key.public_key())
+        _builder(issuer, issuer, ca_key.public_key(), max(days, VALID_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
@@ -145,11 +190,17 @@ def _read_addresses(certificate: x509.Certificate) -> list[str]:
     return [str(name.value) for name in names]
 
 
-def _general_name(address: str) -> x509.GeneralName:
+def _is_ip(address: str) -> bool:
     try:
-        return x509.IPAddress(ipaddress.ip_address(address))
+        return bool(ipaddress.ip_address(address))
     except ValueError:
-        return x509.DNSName(address)
+        return False
+
+
+def _general_name(address: str) -> x509.GeneralName:
+    if _is_ip(address):
+        return x509.IPAddress(ipaddress.ip_address(address))
+    return x509.DNSName(address)
 
 
 def _name(text: str) -> x509.Name:

@@ -1,0 +1,144 @@
+"""Faults of sites: other columns, units, classes, kinds, versions, names, and who comes late."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.flower.damage import Follower, start, wait_for_line, wait_for_nodes
+
+from equifed.flower.trial.deploy import CONNECTION, Deployment
+from equifed.flower.trial.new import write_app
+
+AGREED = """target = "ill"
+class_names = ["no", "yes"]
+units = { chol = "mg/dl" }
+"""
+SITE = """name = "{name}"
+data = "{name}.csv"
+[units]
+chol = "{unit}"
+"""
+WRONG = {
+    "columns": "south: column 2 is 'thalach', north: 'chol'",
+    "units": "south: column 'chol' is in 'mmol/l', agreed is 'mg/dl'",
+    "classes": "south has the label 'ja'",
+    "dtype": "south: column 'chol' holds texts, north: numbers",
+    "nothing": "",
+}
+"""What is wrong at the second site, and what the operator is to read."""
+
+OLD_VERSION = """import importlib.metadata as m
+real = m.version
+m.version = lambda name: "0.1.7" if name == "equifed" else real(name)
+"""
+
+
+def write_site(root: Path, name: str, wrong: str = "nothing") -> None:
+    """Write the file and the settings of a site, with one thing wrong."""
+    draw = np.random.default_rng(len(name))
+    age, chol, thalach = draw.normal([60, 240, 150], [10, 40, 20], (60, 3)).round(1).T
+    ill = (age + draw.normal(0, 8, 60) > 60).astype(int)
+    words = ["nein", "ja"] if wrong == "classes" else ["no", "yes"]
+    columns: dict[str, Any] = {"age": age, "chol": chol, "thalach": thalach}
+    if wrong == "columns":
+        columns = {"age": age, "thalach": thalach, "chol": chol}
+    if wrong == "dtype":
+        columns["chol"] = np.where(chol > 240, "high", "low")
+    columns["ill"] = np.array(words)[ill]
+    rows = zip(*columns.values(), strict=True)
+    text = "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)])
+    (root / f"{name}.csv").write_text(text + "\n")
+    unit = "mmol/l" if wrong == "units" else "mg/dl"
+    (root / f"{name}.toml").write_text(SITE.format(name=name, unit=unit))
+
+
+def start_sites(root: Path, names: tuple[str, ...]) -> Deployment:
+    """Return a deployment of sites with files; it is not started."""
+    toml = write_app(root / "trial-app", data="penguins") / "equifed.toml"
+    text = toml.read_text().replace('name = "penguins"', f"{AGREED}#")
+    toml.write_text(text.replace("every = 5", "splits = []"))
+    for name in names:
+        write_site(root, name)
+    nodes = [{"site": str(root / f"{name}.toml")} for name in names]
+    return Deployment(
+        root / "up", nodes, app=root / "trial-app", env={"OMP_NUM_THREADS": "1"}, database=False
+    )
+
+
+def give_wrong_data(root: Path) -> dict[str, Any]:
+    """Start runs in which one site has other columns, units, classes or kinds than the other."""
+    told: dict[str, Any] = {}
+    with start_sites(root, ("north", "south")) as deployment:
+        for wrong, expected in WRONG.items():
+            write_site(root, "south", wrong)
+            settings = {"clients": 2, "rounds": 1, "out": str(root / wrong)}
+            code, lines = Follower(deployment, root / "trial-app", **settings).end()
+            right = expected in lines[-1] and code == (1 if expected else 0)
+            told[wrong] = {"operator": lines[-1:], "exit": code, "good": right}
+    good = all(case["good"] for case in told.values())
+    return {**told, "exit": [case["exit"] for case in told.values()], "good": good}
+
+
+def share_name(root: Path) -> dict[str, Any]:
+    """Start two nodes that call themselves the same."""
+    deployment = start_sites(root, ("north", "south"))
+    deployment.nodes = [deployment.nodes[0]] * 2
+    with deployment:
+        settings = {"clients": 2, "rounds": 1, "out": str(root / "run")}
+        code, lines = Follower(deployment, root / "trial-app", **settings).end()
+    good = code == 1 and "Two nodes call themselves 'north'" in lines[-1]
+    return {"operator": lines[-1:], "exit": code, "good": good}
+
+
+def install_another_version(root: Path) -> dict[str, Any]:
+    """Let one node have another version of equifed."""
+    trial, shim = start(root), root / "shim"
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(OLD_VERSION)
+    trial.deployment.nodes = []
+    with trial.deployment as deployment:
+        deployment.nodes = [{"partition-id": i} for i in range(2)]
+        path = deployment.env.get("PYTHONPATH", "")
+        for i in range(2):
+            deployment.register(i)
+            deployment.env["PYTHONPATH"] = f"{shim}:{path}" if i else path
+            deployment.start_node(i)
+        deployment.env["PYTHONPATH"] = path
+        wait_for_nodes(deployment)
+        code, lines = Follower(deployment, root / "trial-app", **trial.settings()).end()
+    good = code == 1 and "has 0.1.7; install the same minor version" in lines[-1]
+    return {"operator": lines[-1:], "exit": code, "good": good}
+
+
+def come_late(root: Path) -> dict[str, Any]:
+    """Connect a third site to a run of two, and admit it by the operator's word."""
+    names, out = ("north", "south", "west"), root / "run"
+    deployment = start_sites(root, names)
+    sites, deployment.nodes = deployment.nodes, deployment.nodes[:2]
+    with deployment:
+        settings = {"clients": 2, "rounds": 60, "out": str(out)}
+        follower = Follower(deployment, root / "trial-app", **settings)
+        while not (out / "rounds.csv").exists() and follower.process.poll() is None:
+            time.sleep(0.2)
+        deployment.nodes = sites
+        deployment.register(2)
+        deployment.start_node(2)
+        notice = wait_for_line(deployment, "node2", "a run is under way without this node")
+        admit = [sys.executable, "-m", "equifed", "flower", "admit", str(out), "west"]
+        word = subprocess.run(admit, env=deployment.env, capture_output=True, text=True)
+        code, lines = follower.end()
+        welcome = [sys.executable, "-m", "equifed", "flower", "welcome", str(root / "trial-app")]
+        welcome += [CONNECTION, "--run", str(out), "--site", "west"]
+        later = subprocess.run(welcome, env=deployment.env, capture_output=True, text=True)
+    said = [line for line in lines if "west" in line]
+    good = code == 0 and word.returncode == 0 and bool(notice) and later.returncode == 0
+    good = good and any("joins by the operator's word" in line for line in said)
+    good = good and (root / "run-part2" / "summary.json").exists()
+    seen = {"node": notice, "admit": word.stdout.strip() + word.stderr.strip(), "operator": said}
+    seen["welcome"] = later.stdout.splitlines() + later.stderr.splitlines()
+    return {**seen, "exit": [code, word.returncode, later.returncode], "good": good}
