@@ -15,7 +15,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
-from equifed.flower.wire import PARTS, Reply, WireError, expect_number
+from equifed.flower.wire import Reply, WireError, expect_number
 
 Remake = Callable[[Messenger], None]
 """Lets clients compute again what they lost."""
@@ -140,8 +140,7 @@ class LocalWork:
     ) -> None:
         self.messenger, self.requests, self.work, self.control = messenger, requests, work, control
         self.steps = work.steps_for(messenger.members.sizes[messenger.index])
-        wanted = (True, work.snapshot is not None, work.average, work.mean_gradient)
-        self.parts = [part for part, asked in zip(PARTS, wanted, strict=True) if asked]
+        self.parts = list(work.results)
         self.thresholds: Losses | None = None
         self.done = False
 
