@@ -39,7 +39,8 @@ class FedDGGA:
 
        G_i = f_i(x) - f_i^\star, \qquad
        p_i \leftarrow \mathrm{clip}_{[0, 1]}\Bigl(p_i + \text{step}\cdot\text{decay}^{t-1}
-       \frac{G_i - \bar G}{\max_j |G_j - \bar G|}\Bigr), \qquad p \leftarrow p / \textstyle\sum_j p_j
+       \frac{G_i - \bar G}{\max_j |G_j - \bar G|}\Bigr), \qquad
+       p \leftarrow p / \textstyle\sum_j p_j
 
     with :math:`f_i(x)` on the client's validation samples (its training samples where the
     federation has none) and :math:`f_i^\star` the loss of the client's own model, ``references``.

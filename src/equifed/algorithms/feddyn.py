@@ -99,10 +99,15 @@ class FedDyn:
 
 @dataclass(frozen=True)
 class RobustState:
-    """The model, the weights and the clients' h_i; losses known, rounds since the last answers."""
+    """The model, the weights, the clients' h_i, and their sum by the weights that they count with.
+
+    Losses known, and rounds since each client's last answer.
+    """
 
     x: Vector
     weights: Weights
+    h: Vector
+    counted: Weights
     multipliers: ClientVectors | None = None
     losses: Losses | None = None
     away: Index | None = None
@@ -119,9 +124,12 @@ class DRDM:
        v_i = f_i(x'), \quad x' = \textstyle\sum_i \lambda_i u_i^{(t')}
 
     with :math:`u_i, h_i` as for FedDyn after tau local steps, and t' uniform in 1, ..., tau. The
-    weights change, so the sum of the :math:`h_i` is taken anew in every round: a running one would
-    stand still where :math:`\sum_i \lambda_i \nabla f_i \ne 0`. With ``clients_per_round`` m the
-    sums are over m draws by lambda and v over a uniform sample of m, as in DRFA.
+    weights change, so the sum of the :math:`h_i` is by the present ones: FedDyn's running sum would
+    stand still where :math:`\sum_i \lambda_i \nabla f_i \ne 0`. Clients that take no part keep
+    their :math:`h_i` and the weight that they had in it, and the model goes as far as the weight of
+    those who are there: all that moves it vanishes at the solution, so nobody is favoured.
+    With ``clients_per_round`` m the displacements are those of m draws by lambda, and v is from a
+    uniform sample of m, as in DRFA.
 
     Parameters
     ----------
@@ -129,13 +137,16 @@ class DRDM:
         tau steps, the same for every client; its ``proximal`` is alpha.
     alpha : float
         Strength of the regularisation, as for FedDyn.
-    dual_step, objective, dual, clients_per_round, patience
+    dual_step : float
+        gamma. The h_i follow the weights late, so it must be smaller than DRFA's: with DRFA's 0.008
+        the weights swing. The default is ours.
+    objective, dual, clients_per_round, patience
         As for DRFA.
     """
 
     local: LocalSGD = DEFAULT_WORK
     alpha: float = 1.0
-    dual_step: float = 0.008
+    dual_step: float = 0.001
     objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
     clients_per_round: int | None = None
     dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
@@ -153,7 +164,8 @@ class DRDM:
 
     def init(self, clients: Clients, x: Vector) -> RobustState:
         """Return the state before the first round; all h start at zero."""
-        return RobustState(x, self.objective.start(len(clients.names)))
+        weights = self.objective.start(len(clients.names))
+        return RobustState(x, weights, torch.zeros_like(x), np.zeros(len(weights)))
 
     def round(
         self, state: RobustState, clients: Clients, stream: Stream
@@ -164,23 +176,43 @@ class DRDM:
         asked = ask_clients(clients, m, stream)
         roll = take_attendance(self, state, asked)
         mix = roll.weights / self.objective.total(roll.weights)  # lambda, or its shares
-        chosen, share = clients, mix[clients.index] / mix[clients.index].sum()
+        chosen, share = clients, mix[clients.index]
+        part = share.sum()  # 1 if everybody is there: so far the model goes
         if m is not None:
             chosen, share = draw_clients(clients, mix, m, stream)
+            share = part * share
         t = int(stream.at("snapshot").generator().integers(1, tau + 1))
         moved, kept = dynamic_steps(
             chosen, state.x, replace(self.local, snapshot=t), self.alpha, state.multipliers, stream
         )
-        assert moved.multiplier is not None and moved.snapshot is not None
-        tilt = moved.multiplier.weighted_sum(share)  # sum of lambda_i h_i
-        x = state.x - moved.displacement.weighted_sum(share) - tilt / self.alpha
-        at = moved.snapshot.weighted_sum(share)  # x'
+        assert moved.snapshot is not None
+        h, counted = self._tilt(state, moved, chosen, mix, roll.members)
+        x = state.x - moved.displacement.weighted_sum(share) - part * h / self.alpha
+        at = moved.snapshot.weighted_sum(share) + (1 - part) * state.x  # x'
         seen = asked.losses(at, stream.at("losses"), self.local.batch_size)
         losses = carry_over(state.losses, asked.index, seen, len(clients.names))
         v = estimate_losses(losses, clients.index, asked.index, seen)
         weights = self.dual.ascend(roll.objective, roll.weights, v, tau * self.dual_step)
         info = Info(roll.weights, index=chosen.index, notes=roll.notes)
-        return RobustState(x, weights, kept, losses, roll.away), info
+        return RobustState(x, weights, h, counted, kept, losses, roll.away), info
+
+    def _tilt(
+        self, state: RobustState, moved: Moved, chosen: Clients, mix: Weights, members: Index | None
+    ) -> tuple[Vector, Weights]:
+        """Return the sum of all h_i, and the weights in it: lambda_i for those who were there now.
+
+        It begins anew when somebody leaves for good, whose h_i nobody could take out.
+        """
+        assert moved.multiplier is not None
+        here = chosen.index
+        new = moved.multiplier.weighted_sum(mix[here])
+        gone = members is not None and bool(np.delete(state.counted, members).any())
+        if gone or len(here) == len(mix):
+            return new, scatter(mix[here], here, len(mix))
+        counted, old = state.counted.copy(), chosen.remembered(state.multipliers, here)
+        total = state.h + new - old.weighted_sum(counted[here])
+        counted[here] = mix[here]
+        return total, counted
 
     def model(self, state: RobustState) -> Vector:
         """Return the last model."""

@@ -42,9 +42,10 @@ class Normalised:
               s_i = \frac{\mathrm{median}_j |x - u_j|}{|x - u_i|} \ (\text{length})
 
     By steps this is FedNova (Wang et al. 2020): :math:`a_i` is the number of a client's steps, with
-    a proximal term :math:`(1 - (1 - \text{lr}\,\mu)^{J_i})/(\text{lr}\,\mu)`, and :math:`\bar a` the
-    mean by samples over those who take part. Clients with more samples take more steps in a pass
-    and would pull the solution towards themselves. By length it is the normalisation of FedMGDA+.
+    a proximal term :math:`(1 - (1 - \text{lr}\,\mu)^{J_i})/(\text{lr}\,\mu)`, and
+    :math:`\bar a` the mean by samples over those who take part. Clients with more samples take more
+    steps in a pass and would pull the solution towards themselves. By length it is the
+    normalisation of FedMGDA+.
 
     It needs local steps without corrections, snapshots or thresholds: SCAFFOLD, SCAFF-PD, FedDyn,
     DRFA and rFedFair are refused, where a part of what clients send would stay as it is.

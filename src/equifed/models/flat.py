@@ -8,6 +8,7 @@ Parameters with ``requires_grad=False`` are fixed: not in the vector, not sent, 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping
