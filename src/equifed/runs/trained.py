@@ -19,7 +19,8 @@ from equifed.data.prepared_columns import CategoryColumn, name_categories
 from equifed.data.split import DataError, DataWarning, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.run import build_module, load_preparation
+from equifed.runs.modules import build_module
+from equifed.runs.run import load_preparation
 from equifed.training.files import RunFolderError, read_sealed
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
@@ -67,6 +68,12 @@ def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predic
         own = _read_own(path, made.get("own"))
     else:
         config, told = _read_run(path)
+        if config.model.get("features") is not None and model is None:
+            raise RunFolderError(
+                f"{path} holds the head on frozen features of {config.model['features']['of']}, "
+                "which takes features and no samples. Make them (equifed.features) and hand over "
+                "the head: equifed.load_predictor(folder, model=head)."
+            )
         shape = tuple(told["input_shape"])
         module = build_module(config, shape, told["outputs"]) if model is None else (
             copy.deepcopy(model)
