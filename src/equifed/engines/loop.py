@@ -107,7 +107,8 @@ class LoopClients(InProcessClients):
         )
         named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
         moved = {kind: rows for kind, rows in named if rows is not None}
-        if work.multiplier and isinstance(control, DenseVectors):  # c_i - c + proximal (x - u)
+        if work.multiplier and control is not None and target is not None:
+            # c_i - c + proximal (x - u)
             rest = work.proximal * moved["displacement"][:, : self.model.size]
             moved["multiplier"] = control.matrix - target + rest
         lengths = DenseVectors(moved["displacement"]).squared_norms()

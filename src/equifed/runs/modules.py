@@ -127,7 +127,8 @@ def _features(
     found = features(module, federation, wanted.layer, device=device, chunk=wanted.chunk)
     if wanted.cache:
         packed = io.BytesIO()
-        np.savez(packed, **{label: split.inputs for label, split in found.splits().items()})
+        inputs: dict[str, Any] = {k: split.inputs for k, split in found.splits().items()}
+        np.savez(packed, **inputs)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, packed.getvalue())
     return found
