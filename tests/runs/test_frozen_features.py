@@ -75,6 +75,23 @@ def test_other_weights_are_other_features(trained: Path, cache: Path) -> None:
     assert len(list(cache.glob("*.npz"))) == 3
 
 
+def test_code_that_changed_and_files_that_broke_are_made_again(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "adapter.py"
+    table = head({"of": "adapter:frozen_body"})
+    shutil.copy(EXAMPLES / "adapter.py", file)
+    first = build(RunConfig.from_dict(table, base=tmp_path)).federation.checksum()
+    (kept,) = cache.glob("*.npz")
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert build(RunConfig.from_dict(table, base=tmp_path)).federation.checksum() == first
+    changed = tmp_path / "other" / "adapter.py"  # a process loads a file once
+    changed.parent.mkdir()
+    changed.write_text(file.read_text().replace("prod(input_shape)), nn.ReLU()", "prod(input_shape)), nn.ReLU6()"))
+    assert "ReLU6" in changed.read_text()
+    other = build(RunConfig.from_dict(table, base=changed.parent)).federation
+    assert other.checksum() is not None
+    assert len(list(cache.glob("*.npz"))) == 2
+
+
 def test_a_folder_of_the_run_is_relative_to_the_file_and_the_run_goes_on(
     trained: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import hashlib
 import inspect
 import io
 import tomllib
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +33,9 @@ from equifed.training.tables import MODEL, check_folder
 
 if TYPE_CHECKING:
     from torch import nn
+
+PROBED = 8
+"""Samples whose features are part of a name in the cache."""
 
 
 def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -117,12 +122,12 @@ def _features(
     """Return the features, from the cache if they were made before."""
     from equifed.models.features import features
 
-    path = cache_folder() / "features" / f"{_digest(module, federation, wanted)}.npz"
-    if wanted.cache and path.exists():
-        with np.load(path) as stored:
-            made = federation.with_inputs({label: stored[label] for label in stored.files})
-        about = f"{type(module).__name__}, {wanted.layer or 'output'}, kept"
+    path = cache_folder() / "features" / f"{_digest(module, federation, wanted, device)}.npz"
+    kept = _read_kept(path) if wanted.cache else None
+    if kept is not None:
+        about = f"{type(module).__name__}, {f'layer {wanted.layer}' if wanted.layer else 'output'}"
         source = {**federation.source, "features": about}
+        made = federation.with_inputs(kept)
         return replace(made, name=f"{federation.name}, features", source=source)
     found = features(module, federation, wanted.layer, device=device, chunk=wanted.chunk)
     if wanted.cache:
@@ -134,9 +139,29 @@ def _features(
     return found
 
 
-def _digest(module: nn.Module, federation: Federation, wanted: FrozenFeatures) -> str:
-    """Return a text that changes with the samples, the module, its weights and the layer."""
+def _read_kept(path: Path) -> dict[str, Any] | None:
+    """Return what a file of the cache holds; None: it is not there, or damaged and made again."""
+    try:
+        with path.open("rb") as file, np.load(file) as stored:
+            return {label: stored[label] for label in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _digest(
+    module: nn.Module, federation: Federation, wanted: FrozenFeatures, device: str
+) -> str:
+    """Return a text that changes with the samples, the module, its weights and the layer.
+
+    What it makes of a few samples is part of it: code may change where names and weights do not.
+    """
+    from equifed.models.features import features
+
+    inputs, targets = (part[:PROBED] for part in federation.train.client(0))
+    probe = replace(Federation.from_clients({"probe": (inputs, targets)}), classes=None)
+    seen = features(module, probe, wanted.layer, device=device, chunk=wanted.chunk)
     told = hashlib.sha256(f"{federation.checksum()}|{wanted.layer}|{module}".encode())
+    told.update(np.ascontiguousarray(seen.train.inputs).tobytes())
     for name, value in module.state_dict().items():
         told.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         told.update(value.detach().cpu().contiguous().numpy().tobytes())
