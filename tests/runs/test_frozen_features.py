@@ -83,13 +83,21 @@ def test_code_that_changed_and_files_that_broke_are_made_again(tmp_path: Path, c
     (kept,) = cache.glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
     assert build(RunConfig.from_dict(table, base=tmp_path)).federation.checksum() == first
-    changed = tmp_path / "other" / "adapter.py"  # a process loads a file once
-    changed.parent.mkdir()
-    changed.write_text(file.read_text().replace("prod(input_shape)), nn.ReLU()", "prod(input_shape)), nn.ReLU6()"))
-    assert "ReLU6" in changed.read_text()
-    other = build(RunConfig.from_dict(table, base=changed.parent)).federation
-    assert other.checksum() is not None
-    assert len(list(cache.glob("*.npz"))) == 2
+    text = file.read_text().replace(
+        "    return nn.Sequential(", "    return nn.Sequential(Doubled(), "
+    )
+    for name, factor in (("other", 1.0), ("third", 2.0)):  # the same names and weights
+        place = tmp_path / name / "adapter.py"
+        place.parent.mkdir(exist_ok=True)
+        doubled = (
+            f"class Doubled(nn.Module):\n    def forward(self, x):\n        return {factor} * x"
+        )
+        place.write_text(f"{text}\n\n{doubled}\n")
+    found = [
+        build(RunConfig.from_dict(table, base=tmp_path / name)).federation.train.inputs
+        for name in ("other", "third")
+    ]
+    np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
 
 
 def test_a_folder_of_the_run_is_relative_to_the_file_and_the_run_goes_on(
