@@ -131,6 +131,24 @@ def test_a_multiplier_is_the_correction_and_the_pull(engine: str) -> None:
         clients.local_steps(x, work, Stream(0))
 
 
+@pytest.mark.parametrize("steps", ["joint", "alternating"])
+@pytest.mark.parametrize("algorithm", [FedDyn(WORK), DRDM(WORK), FedDyn(WORK, participation=0.5)])
+def test_engines_agree_where_clients_have_own_parts(algorithm: Any, steps: str) -> None:
+    problem = PROBLEMS["logistic"]
+    found = []
+    for engine in ("loop", "stacked"):
+        clients = problem.clients_with_own(engine, own_steps=steps)
+        own = torch.zeros(problem.n, 1, dtype=torch.float64)
+        state = algorithm.init(clients, torch.as_tensor(start(problem)))
+        for r in range(ROUNDS):
+            here = clients.with_own(own)
+            state, _ = algorithm.round(state, here, Stream(0).at("round", r))
+            own = here.own_after()
+        found.append((state.x, own))
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0][1].abs().min() > 0
+
+
 # -- AAggFF ----------------------------------------------------------------------------------------
 
 

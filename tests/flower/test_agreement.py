@@ -63,7 +63,7 @@ CASES |= {  # whatever else the catalogue has
     if name not in (*CASES, *catalogue.NEED_GRAM)
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
-BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")
+BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd", "feddyn")
 """Algorithms to run with hidden sums too: stored, averaged, fused, counted and plain vectors."""
 
 
