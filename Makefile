@@ -4,7 +4,7 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 RUN    := $(VENV)/bin/
 
-.PHONY: install demo browser quick test test-slow check names clean
+.PHONY: install hashes demo browser quick test test-slow check names pictures docs clean
 install: $(STAMP)
 
 # Editable install with every version pinned by constraints.txt.
@@ -25,9 +25,24 @@ check: $(VENV)/.installed-dev
 	$(RUN)ruff format --check .
 	$(RUN)mypy
 
+# pip takes hashes from requirements, not from constraints, and not with an editable install: this is a
+# file of its own, for  pip install --require-hashes --no-deps --requirement constraints-hashes.txt
+hashes: $(VENV)/.installed-dev
+	(echo "# The versions of constraints.txt with the hashes of their files; written by 'make hashes'."; \
+	  $(RUN)uv pip compile constraints.txt --generate-hashes --no-deps --no-header --quiet) > constraints-hashes.new
+	mv constraints-hashes.new constraints-hashes.txt
+
 # Public names and the README's tables follow from the catalogue.
 names: $(VENV)/.installed-dev
 	$(RUN)python -m scripts.public_names
+
+# The pictures of the site, drawn by the library.
+pictures: $(VENV)/.installed-dev
+	$(RUN)python -m scripts.pictures
+
+# The site, in build/site; a warning or a broken link inside is an error. make test builds it, too.
+docs: $(VENV)/.installed-dev
+	$(RUN)python -m sphinx -W --keep-going -q -E -a -d build/site-doctrees docs build/site
 
 # The report is tested in a real browser: Debian's, if it is not there and this is root.
 browser:

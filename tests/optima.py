@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.problems import Problem
 
+from equifed.data.federation import Federation
 from equifed.objectives import (
     KL,
     Average,
@@ -37,14 +38,39 @@ def interior_point(
 
     With ``own_l2`` every client has an intercept of its own, with that penalty, among the unknowns.
     """
-    x, bounds, own = (cp.Variable(k) for k in (problem.d, problem.n, problem.n))
+    x, own = cp.Variable(problem.d), cp.Variable(problem.n)
     scale = _scale(problem)  # numbers of order one, for the solver's sake
     given = [own[i] if own_l2 is not None else None for i in range(problem.n)]
     held = [(own_l2 or 0.0) / (2 * scale) * cp.square(own[i]) for i in range(problem.n)]
-    losses = [_loss(problem, i, x, scale, given[i]) for i in range(problem.n)]
-    constraints = [bounds[i] >= losses[i] + held[i] for i in range(problem.n)]
-    value, more = _value(_rescaled(objective, scale), bounds, problem.n)
-    ridge = problem.l2 / (2 * scale) * cp.sum_squares(x)
+    losses = [_loss(problem, i, x, scale, given[i]) + held[i] for i in range(problem.n)]
+    return _solve_epigraph(losses, objective, x, problem.l2, scale)
+
+
+def softmax_optimum(
+    data: Federation, objective: SaddleObjective, l2: float, own_l2: float
+) -> tuple[float, Array]:
+    """Return the same for softmax regression in which every client has offsets of its own."""
+    n, k, (d,) = len(data.names), data.classes or 0, data.input_shape
+    x, own, scale = cp.Variable((d, k)), cp.Variable((n, k)), math.log(k)
+    losses = []
+    for i in range(n):
+        a, y = data.train.client(i)
+        scores = a @ x + np.ones((len(y), 1)) @ cp.reshape(own[i], (1, k), order="C")
+        wanted = cp.sum(cp.multiply(scores, np.eye(k)[y]), axis=1)
+        each = cp.sum(cp.log_sum_exp(scores, axis=1) - wanted) / (len(y) * scale)
+        losses.append(each + own_l2 / (2 * scale) * cp.sum_squares(own[i]))
+    return _solve_epigraph(losses, objective, x, l2, scale)
+
+
+def _solve_epigraph(
+    losses: list[cp.Expression], objective: SaddleObjective, x: cp.Variable, l2: float, scale: float
+) -> tuple[float, Array]:
+    """Return the minimum of Phi of losses (divided by ``scale``) and the best x."""
+    n = len(losses)
+    bounds = cp.Variable(n)
+    value, more = _value(_rescaled(objective, scale), bounds, n)
+    ridge = l2 / (2 * scale) * cp.sum_squares(x)
+    constraints = [bounds[i] >= losses[i] for i in range(n)]
     task = cp.Problem(cp.Minimize(value + ridge), constraints + more)
     for tolerance, fraction in itertools.product((1e-10, 1e-9, 1e-8), (0.99, 0.9)):
         options = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)

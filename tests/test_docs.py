@@ -24,11 +24,12 @@ from equifed.objectives import WorstCase
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.toml"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.toml"))
     if path.name not in ("CHANGELOG.md", "reproductions.md")  # which tell of older versions
+    and path.parent.name != "made"  # from the code itself
 )
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
-documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+documents = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def code_of(path: Path) -> list[str]:
@@ -76,7 +77,7 @@ def test_programs_and_targets_exist(path: Path) -> None:
             assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), line
 
 
-WRITTEN = {"hospitals", "report-clients", "runs", "build"}
+WRITTEN = {"hospitals", "report-clients", "runs", "run", "checkpoint", "build"}
 """Folders that a command of the documents would write."""
 
 
@@ -124,6 +125,19 @@ def test_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCE.sub("", path.read_text(encoding="utf-8")))
     wrong = [t for t in targets if "://" not in t and not (path.parent / t).exists()]
     assert wrong == []
+
+
+@pytest.mark.long
+def test_the_guide_to_own_parts_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "own-part.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for language, body in FENCE.findall(text):
+        if language == "python":
+            exec(compile(body, "own-part.md", "exec"), names)
+    own, plain = (names["runs"][kind].per_client() for kind in ("own intercept", "shared"))
+    assert sum(own.values()) > sum(plain.values())  # what the guide says of these hospitals
+    assert names["newcomer"].only == "new hospital"
+    assert "is certified to be within" in capsys.readouterr().out
 
 
 # -- section 5 of docs/mathematics.md: the rule of automatic step sizes ----------------------------

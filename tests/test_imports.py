@@ -145,3 +145,17 @@ def top_level_imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             found.add(node.module.split(".")[0])
     return found
+
+
+def test_every_pinned_version_has_hashes() -> None:
+    """``make hashes`` was run after the last change of a version."""
+
+    def pinned(name: str) -> set[tuple[str, str]]:
+        text = (ROOT.parents[1] / name).read_text("utf-8")
+        pairs = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
+        return {(re.sub(r"[-_.]+", "-", n).lower(), version) for n, version in pairs}
+
+    assert pinned("constraints.txt") == pinned("constraints-hashes.txt")
+    text = (ROOT.parents[1] / "constraints-hashes.txt").read_text("utf-8")
+    for entry in re.split(r"\n(?=[\w])", text)[1:]:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry[:80]

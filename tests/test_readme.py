@@ -48,11 +48,19 @@ def test_what_is_stale_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "__init__.pyi" in public_names.find_stale()
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere_from_a_package_index_too() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", README)
-    assert targets
-    missing = [t for t in targets if not t.startswith("http") and not (ROOT / t).exists()]
-    assert missing == []
+    own = [re.fullmatch(r"https://github.com/equifed/equifed/(?:blob|tree)/main/(.*)", t)
+           for t in targets]  # fmt: skip
+    assert targets and all(t.startswith("https://") for t in targets)
+    assert [found[1] for found in own if found and not (ROOT / found[1]).exists()] == []
+    assert sum(found is not None for found in own) > 8
+
+
+def test_the_hooks_are_the_versions_that_make_check_has() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    (wanted,) = re.findall(r"ruff-pre-commit\n    rev: v([\d.]+)", hooks)
+    assert f"\nruff=={wanted}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("target", ["demo", "quick", "test", "install"])

@@ -3,15 +3,19 @@
     python -m scripts.trust.configurations --cases 10000
 
 Every name of the catalogue is drawn, with settings drawn by their types: usual values, limits,
-absurd sizes, wrong types. A configuration is checked; those on small data that pass are trained for
-two rounds. What may come of it: a run with a finite model, or an error in words (exit code 1 or 2
-of the command line). An exception that the command line would call unexpected, a run of more than
-``--seconds``, or a model that is not finite without an error is printed, and the exit code is 1.
+absurd sizes, wrong types, odd texts, lists that are long or deep. A configuration is checked; those
+on small data that pass are trained for two rounds. What may come of it: a run with a finite model,
+or an error in words (exit code 1 or 2 of the command line). An exception that the command line
+would call unexpected, a run of more than ``--seconds``, or a model that is not finite without an
+error is printed, and the exit code is 1; so it is where a name was drawn fewer than 20 times in
+10,000, or fewer than a fifth of all were trained.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import multiprocessing
 import signal
 import sys
 import typing
@@ -19,6 +23,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +32,44 @@ import numpy as np
 from equifed.cli.terminal import _explain
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import RECORDS, RunConfig
+from equifed.runs.config import RECORDS, Holdout, ModelSettings, RunConfig
 from equifed.runs.signatures import Setting, alternatives, settings
 from equifed.training.warnings import check_finite
 
 SMALL = ("heart-disease", "penguins", "synthetic-regression")
 """Data that are embedded and small: what names them is trained, too."""
-OPTION = 0.25
-"""How often a setting that has a default is set."""
+OPTION, NAMED = 0.25, 0.6
+"""How often a setting that has a default is set, and one that names something."""
 
-NUMBERS = [0.5, 0.1, 1.0, 0.01, 2.0, 0.9, 3.0]
+SUITED = {"synthetic-regression": ("linear", "mlp")}
+"""Models that suit small data, where they are not the ones for classes."""
+TRAINED, LEAST = 0.2, 20 / 10_000
+"""Shares of all cases that are to be trained, and in which each name is to be drawn."""
+
+NUMBERS = [0.5, 0.1, 1.0, 0.01, 0.9, 0.25, 2.0]
 ODD_NUMBERS = [
     0.0, -0.0, -1.0, 1e-30, 1e-308, 5e-324, 1e30, -1e30, 1e150, 1e308, -1e308,
     float("inf"), float("-inf"), float("nan"), 1.0 + 1e-12, 1 - 1e-12,
 ]  # fmt: skip
 WHOLE = [1, 2, 3, 5, 8]
-ODD_WHOLE = [0, -1, -(10**40), 10**40, 2**31, 2**63, -(2**63)]
-WRONG: list[Any] = ["", "x", "size", "auto", "none", True, [], [1, "a"], {}, {"name": "x"}, 3, 0.5]
+ODD_WHOLE = [0, -1, 100, 10**6, 10**9, -(10**40), 10**40, 10**400, 2**31, 2**63, -(2**63)]
+
+
+def _nested(depth: int) -> Any:
+    out: Any = 1
+    for _ in range(depth):
+        out = [out]
+    return out
+
+
+WRONG: list[Any] = [
+    "", "x", "size", "auto", "none", True, False, [], [1, "a"], {}, {"name": "x"}, 3, 0.5, 2.0,
+    " ", "\x00", "\x1b[31m", "na\u00efve \u540d\u524d \u202e", "../../etc/passwd", "a" * 10_000,
+    ":", "os:system", "no.such.module:name", "[bold]", "{0}", "%s", [0.1] * 10_000, _nested(50),
+    _nested(900), {"name": {"name": {"name": 1}}}, {"": 1}, {"name": ""}, {"name": True}, [None],
+    datetime.date(2020, 1, 1), datetime.time(1, 2), float("nan"), float("inf"), 10**400, -1, None,
+    "nan", [[]],
+]  # fmt: skip
 
 Draw = np.random.Generator
 
@@ -89,8 +115,11 @@ class Generator:
         """Return a table for settings, most of them left out."""
         out = {}
         for name, setting in wanted.items():
-            if setting.required or self.draw.random() < OPTION:
+            named = setting.section is not None or name.startswith("metric")
+            if setting.required or self.draw.random() < (NAMED if named else OPTION):
                 out[name] = self.value(setting, depth)
+        if {"steps", "epochs"} <= set(wanted) and not {"steps", "epochs"} & set(out):
+            out[self.pick(["steps", "epochs"])] = self.pick(WHOLE)
         return out
 
     def value(self, setting: Setting, depth: int) -> Any:
@@ -98,10 +127,16 @@ class Generator:
         if self.draw.random() < self.oddness / 3:
             return self.pick(WRONG)
         if setting.section is not None:
-            return self.chosen(setting.section, depth=depth + 1) if depth < 3 else "average"
+            if depth < 3:
+                return self.chosen(setting.section, depth=depth + 1)
+            return {"algorithms": "fedavg", "objectives": "average"}.get(setting.section, "auto")
         if setting.record is not None:
             return self.table(settings(setting.record), depth + 1)
-        return self.leaf(self.pick(alternatives(setting.annotation)), setting)
+        kinds = alternatives(setting.annotation)
+        lists = [k for k in kinds if typing.get_origin(k) in (tuple, list)]
+        if lists and self.draw.random() < 0.8:
+            return self.leaf(lists[0], setting)
+        return self.leaf(self.pick(kinds), setting)
 
     def leaf(self, kind: Any, setting: Setting) -> Any:
         """Return a plain value."""
@@ -119,31 +154,41 @@ class Generator:
             return self.pick(ODD_NUMBERS if odd else NUMBERS)
         if kind is type(None):
             return "none"
+        if setting is not None and setting.name.startswith("metric") and not odd:
+            name = self.pick(list(SECTIONS["metrics"].entries()))
+            self.names["metrics", name] += 1
+            return name
         return self.pick(["x", "auto", "none", "size"])
 
     def configuration(self) -> dict[str, Any]:
         """Return a whole configuration."""
-        name = self.pick(SMALL) if self.draw.random() < 0.6 else None
+        name = self.pick(SMALL) if self.draw.random() < 0.75 else None
+        suited = SUITED.get(name or "", ("logistic", "mlp"))
+        model = self.pick(suited) if self.draw.random() < 0.8 else None
         out: dict[str, Any] = {
             "rounds": 2 if self.draw.random() > self.oddness / 3 else self.pick(ODD_WHOLE + WRONG),
             "threads": 1,
-            "data": self.chosen("data", name),
-            "model": {**self.chosen("models"), **self._shared_model()},
+            "data": self.chosen("data", name) | self._holdout(),
+            "model": {**self.chosen("models", model), **self._shared_model()},
             "algorithm": self.chosen("algorithms"),
         }
         if self.draw.random() < 0.5:
-            engines = [n for n in SECTIONS["engines"].entries() if n != "distributed"]
+            here = out["data"]["name"] in SMALL  # a group of processes is not started here
+            engines = [n for n in SECTIONS["engines"].entries() if not here or n != "distributed"]
             out["engine"] = self.chosen("engines", self.pick(engines))
             for slow in ("device", "compiled"):  # compiling takes its announced minute
                 out["engine"].pop(slow, None)
-        else:
-            self.names["engines", "distributed"] += out["data"]["name"] not in SMALL
         for key, record in RECORDS.items():
-            if self.draw.random() < 0.3:
+            if self.draw.random() < 0.15:
                 out[key] = self.table(settings(record))
-        if self.draw.random() < self.oddness / 3:
-            out[self.pick(["seed", "sed", "give_out", "threads"])] = self.pick(WRONG + ODD_WHOLE)
+        if self.draw.random() < self.oddness:
+            keys = ["seed", "sed", "give_out", "threads", *out, *RECORDS, "", "\u00e9\n"]
+            out[self.pick(keys)] = self.pick(WRONG + ODD_WHOLE)
         return out
+
+    def _holdout(self) -> dict[str, Any]:
+        some = self.draw.random() < 0.05
+        return {"holdout": self.table(settings(Holdout))} if some else {}
 
     def _shared_model(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -154,6 +199,11 @@ class Generator:
             self.names["losses", out["loss"]] += 1
         if self.draw.random() < 0.5:
             out["dtype"] = "float64"
+        if self.draw.random() < 0.15:
+            out["own"] = self.pick(["bias", "norm", "head", "*", "0.*", ["*.bias"], [], ""])
+        for name in ("penalise", "init", "own_l2", "own_steps", "class_weights"):
+            if self.draw.random() < 0.05:
+                out[name] = self.value(settings(ModelSettings)[name], 0)
         return out
 
 
@@ -178,29 +228,52 @@ def try_one(table: dict[str, Any], seconds: int) -> tuple[str, str]:
         return ("unexpected" if unexpected else "refused"), words
 
 
+def try_many(seconds: int, cases: range) -> tuple[Counter[tuple[str, str]], Counter[str]]:
+    """Try configurations, print what should not be, and return names and outcomes."""
+    names, counts = Counter[tuple[str, str]](), Counter[str]()
+    for case in cases:
+        table = Generator(np.random.default_rng(case), names).configuration()
+        outcome, words = try_one(table, seconds)
+        counts[outcome] += 1
+        if outcome in ("unexpected", "not finite", "too long"):
+            told = f"{words.splitlines()[:1]} {str(table)[:2000]}"
+            print(f"{outcome}, seed {case}: {told}", file=sys.stderr, flush=True)
+    return names, counts
+
+
 def main() -> int:
     """Try as many configurations as asked, and count."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seconds", type=int, default=60, help="longest time for one")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     options = parser.parse_args()
     names, counts = Counter[tuple[str, str]](), Counter[str]()
-    for case in range(options.first, options.first + options.cases):
-        table = Generator(np.random.default_rng(case), names).configuration()
-        outcome, words = try_one(table, options.seconds)
-        counts[outcome] += 1
-        if outcome in ("unexpected", "not finite", "too long"):
-            print(f"{outcome}, seed {case}: {words.splitlines()[:1]} {table}", file=sys.stderr)
-    sections = ("data", "algorithms", "objectives", "schedules", "dual_steps", "models", "losses")
+    last = options.first + options.cases
+    parts = [range(a, min(a + 250, last)) for a in range(options.first, last, 250)]
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for some_names, some_counts in pool.imap(partial(try_many, options.seconds), parts):
+            names += some_names
+            counts += some_counts
+    least = show_coverage(names)
+    print(", ".join(f"{outcome} {counts[outcome]:,}" for outcome in sorted(counts)))
+    wrong = counts["unexpected"] + counts["not finite"] + counts["too long"]
+    few = counts["trained"] < TRAINED * options.cases or least < int(LEAST * options.cases)
+    return 1 if wrong or few else 0
+
+
+def show_coverage(names: Counter[tuple[str, str]]) -> int:
+    """Print how often the names of each section were drawn, and return the least of all."""
     print("| section | names | least often |")
     print("|---|---:|---|")
-    for section in sections:
+    least = []
+    for section in sorted(set(SECTIONS) - {"trackers"}):  # which no configuration names
         found = {name: names[section, name] for name in SECTIONS[section].entries()}
         rare = min(found, key=lambda name: found[name])
+        least.append(found[rare])
         print(f"| {section} | {len(found)} | {rare}: {found[rare]:,} |")
-    print(", ".join(f"{outcome} {counts[outcome]:,}" for outcome in sorted(counts)))
-    return 1 if counts["unexpected"] + counts["not finite"] + counts["too long"] else 0
+    return min(least)
 
 
 if __name__ == "__main__":

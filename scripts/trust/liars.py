@@ -15,10 +15,12 @@ the cap. Exit code 1 where it is not so.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,7 @@ def measure(
     turn: float = TURN,
 ) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return points lost and the liar's largest weight, by algorithm, lie and mode."""
+    torch.set_num_threads(1)
     found = {}
     for name in names:
         for guard in (OFF, ON):
@@ -193,11 +196,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--algorithm", action="append", choices=list(ALGORITHMS))
     parser.add_argument("--lie", action="append", choices=list(LIES))
     parser.add_argument("--turn", type=float, default=TURN, help="how much the clients differ")
+    parser.add_argument("--jobs", type=int, default=1, help="algorithms at a time")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     lies, seeds = (QUICK, SEEDS[:1]) if given.quick else (tuple(LIES), SEEDS)
     names = given.algorithm or list(ALGORITHMS)
-    found = measure(names, given.lie or lies, seeds, turn=given.turn)
+    one = partial(measure, lies=given.lie or lies, seeds=seeds, turn=given.turn)
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        parts = pool.imap(one, [[name] for name in names])
+        found = {key: value for part in parts for key, value in part.items()}
     table = write_table(found)
     print(table)
     if given.write:

@@ -24,6 +24,7 @@ _HOMES = {
     "frontier": "runs.frontier",
     "load": "datasets.registry",
     "load_predictor": "runs.trained",
+    "personalise": "runs.personalise",
     "resume": "runs.run",
     "run": "runs.run",
     "simulate": "engines.simulate",

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from scripts.trust.clean_runs import find_touched
 from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
 from scripts.trust.liars import find_misses, measure
+from scripts.trust.nan_clients import play as play_with_nan
+from tests.conformance.cases import CASES
 from tests.problems import regression
 
 from equifed.algorithms.afl import AFL
@@ -90,11 +92,15 @@ positive = st.one_of(st.just(0.0), st.floats(1e-9, 1e6))
 
 
 @settings(deadline=None, max_examples=60)
-@given(weights=st.lists(positive, min_size=2, max_size=12).map(np.array), slack=st.floats(1, 3))
+@given(
+    weights=st.lists(positive, min_size=2, max_size=12).map(np.array),
+    slack=st.floats(1, 3),
+    more=st.lists(st.floats(0, 0.5), min_size=12, max_size=12),
+)
 def test_limited_shares_keep_the_sum_the_order_and_the_proportions(
-    weights: np.ndarray, slack: float
+    weights: np.ndarray, slack: float, more: list[float]
 ) -> None:
-    most = min(1.0, slack / len(weights))
+    most = np.minimum(1.0, slack / len(weights) + np.array(more[: len(weights)]))
     out = limit_shares(weights, most)
     total = weights.sum()
     np.testing.assert_allclose(out.sum(), total, rtol=1e-12)
@@ -232,6 +238,33 @@ def test_whoever_leads_for_long_is_told_of_in_any_run() -> None:
     assert [(e["client"], e["reason"]) for e in leads] == [("client 7", LEADS)]
 
 
+def leading(weights: dict[int, np.ndarray]) -> set[int]:
+    """Who has more than half of the weight in five rounds one after the other, naively."""
+    half = [set(np.flatnonzero(np.abs(w) > np.abs(w).sum() / 2)) for w in weights.values()]
+    return set().union(*(set.intersection(*half[k : k + 5]) for k in range(len(half) - 4)))
+
+
+LED = ("fedavg", "afl", "drfa", "q-fedavg", "tilted-erm", "agnostic-fedavg", "scaff-pd")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["stacked", "loop", "own bias"])
+def test_who_leads_is_an_event_with_every_algorithm_and_engine(engine: str) -> None:
+    options: dict[str, Any] = {"own": ["*.bias"], "own_steps": "joint"}
+    options = options if engine == "own bias" else {"engine": engine}
+    names = [n for n in CASES if n.endswith(("/plain", "/auto")) or n in LED]
+    if engine != "stacked":
+        names = [n for n in names if n.partition("/")[0] in LED]
+    led = set()
+    for name in names:
+        lying = with_liar(clients(**options), 7, loss=1e5, size=10**9)
+        history = train(CASES[name], lying, rounds=ROUNDS + 1, seed=1)
+        told = {e["client"] for e in history.events if e.get("reason") == LEADS}
+        assert told == {f"client {i}" for i in leading(history.weights)}, name
+        led |= {name.partition("/")[0]} if told else set()
+    assert led >= {"fedavg", "afl"}
+
+
 def test_a_touched_round_has_no_certificate() -> None:
     here = with_liar(clients(), 0, update=1e5, start=3)
     rounds = train(Guarded(ScaffPD(WorstCase())), here, rounds=5, seed=1).rounds
@@ -308,3 +341,13 @@ def test_a_configuration_says_what_is_wrong_with_a_guard() -> None:
     lp = {"name": "afl", "objective": {"name": "lp-distance", "power": 3.0, "strength": 0.5}}
     with pytest.raises(ConfigError, match=r"guard: LpDistance.*cap = 1"):
         RunConfig.from_dict({**TABLE, "algorithm": lp, "guard": "on"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("broken", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [("fedavg", "update NaN"), ("q-fedavg", "loss NaN"), ("scaff-pd", "update infinite")],
+)
+def test_who_sends_no_numbers_is_quarantined_at_once(name: str, lie: str, broken: int) -> None:
+    assert play_with_nan(name, lie, broken, "on") is None

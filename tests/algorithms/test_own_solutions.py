@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from scripts.own_problems import try_one
 from tests.optima import interior_point
 from tests.problems import drawn_objective, skewed_problem
 
@@ -27,3 +30,11 @@ def test_scaff_pd_solves_the_joint_problem_and_its_certificate_is_true(seed: int
     assert abs(values.min() - best) <= 1e-6 * abs(best)
     assert (gaps >= values - best - 1e-8 * abs(best)).all()
     assert gaps.min() <= 1e-5 * abs(best)
+
+
+@pytest.mark.parametrize("metric", ["auto", "none"])
+@pytest.mark.parametrize("seed", [2, 8, 28])
+def test_a_few_of_the_problems_of_the_script(seed: int, metric: Any) -> None:
+    """scripts/own_problems.py has forty of them."""
+    found = try_one(seed, rounds=200, metric=metric)
+    assert found.good, found

@@ -2,8 +2,8 @@
 
 Rows are all algorithms of the catalogue with minibatches, with sampled clients, and with full
 gradients; columns are own parts by profile losses, by joint and by alternating local steps, on the
-loop, the stacked engine (in chunks, and beyond its memory) and a group of processes. Flower refuses
-all.
+loop, the stacked engine (in chunks, and beyond its memory) and a group of processes. Flower's
+cells are in ``tests/flower/test_own.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from equifed.data.federation import Federation
 from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.simulate import simulate
 from equifed.flower.app_config import AppConfig
-from equifed.runs.settings import ConfigError
 from equifed.training.history import History
 from equifed.training.loop import train
 
@@ -144,11 +143,15 @@ def test_own_parts_differ_from_client_to_client() -> None:
             assert len(values) == 5 and not torch.equal(values[0], values[1])
 
 
-def test_a_real_federation_refuses_them_by_name() -> None:
+@pytest.mark.parametrize(("name", "steps"), [("scaff-pd", "profile"), ("fedavg", "joint")])
+def test_an_app_of_a_federation_has_them(name: str, steps: str) -> None:
+    more = {"objective": {"name": "cvar", "tail": 0.5}}
+    if steps == "joint":
+        more = {"local": {"lr": 0.1, "steps": 1, "batch_size": 4}}
     table = {
         "rounds": 1,
         "model": {"name": "logistic", "own": "bias"},
-        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 1}},
+        "algorithm": {"name": name, **more},
     }
-    with pytest.raises(ConfigError, match=r"model\.own: a real federation cannot keep own parts"):
-        AppConfig.from_dict(table)
+    engine = AppConfig.from_dict(table).build_task().build_engine(federation().subset([0]))
+    assert engine.own is not None and engine.own.steps == steps

@@ -37,9 +37,10 @@ def test_salted_keys_are_those_of_the_stream() -> None:
 def test_graphs_take_chunks_whose_clients_keep_step() -> None:
     def chunk(*sizes: int) -> object:
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        everyone = np.arange(len(sizes))
+        everyone, here = np.arange(len(sizes)), torch.device("cpu")
+        widths = np.diff(offsets)
         return next(
-            split_into_chunks(everyone, offsets, lambda size: len(sizes), torch.device("cpu"))
+            split_into_chunks(everyone, offsets, widths, True, lambda size: len(sizes), here)
         )
 
     steps, epochs = (

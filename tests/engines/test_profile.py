@@ -15,6 +15,7 @@ from tests.problems import (
     regression,
 )
 
+from equifed.algorithms import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
@@ -22,6 +23,8 @@ from equifed.engines.in_process import InProcessClients
 from equifed.engines.profile import LogisticOffsets, Offsets, SoftmaxOffsets, error_bounds
 from equifed.engines.simulate import simulate
 from equifed.models.losses import binary_logistic, cross_entropy
+from equifed.objectives import Average
+from equifed.training.loop import train
 
 SIZES = (12, 3, 7, 1, 9)
 DATA = {
@@ -197,8 +200,44 @@ def test_clients_with_one_class_are_named() -> None:
     assert isinstance(found, Inexactness) and found.gradients.max() < 1e-12
 
 
-def test_second_derivatives_are_declined_where_clients_have_own_parameters() -> None:
-    clients = simulate(classification(), "logistic", l2=0.1, own="bias")
-    x, weights = clients.initial(Stream(0)), np.full(len(clients.names), 0.2)
-    for found in (clients.hessian(x, weights), clients.curvature_sum(x, weights)):
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("kind", DATA)
+def test_second_derivatives_are_those_of_profile_losses(kind: str, engine: str) -> None:
+    """The Schur complement, against differences of gradients; a bound where outputs are apart."""
+    here = clients(kind, engine)
+    u, h = model(here), 1e-5
+    weights = np.array([0.5, 0.0, 0.2, 0.1, 0.2])
+    steps = h * torch.eye(len(u), dtype=torch.float64)
+
+    def gradient(at: torch.Tensor) -> torch.Tensor:
+        return here.value_and_gradient(at, STREAM)[1].weighted_sum(weights)
+
+    exact = torch.stack([gradient(u + e) - gradient(u - e) for e in steps]) / (2 * h)
+    found = here.hessian(u, weights)
+    assert not isinstance(found, str)
+    torch.testing.assert_close(found, (exact + exact.T) / 2, rtol=0, atol=1e-7)
+    blocks = here.curvature_sum(u, weights, "blocks")
+    diagonal = here.curvature_sum(u, weights, "diagonal")
+    thin = torch.linalg.qr(torch.randn(3, 2, dtype=torch.float64))[0]
+    product = here.curvature_sum(u, weights, "blocks", thin)
+    assert not isinstance(blocks, str) and not isinstance(diagonal, str)
+    assert not isinstance(product, str)
+    above = blocks.dense(len(u)) - exact
+    assert float(torch.linalg.eigvalsh((above + above.T) / 2)[0]) > -1e-7
+    torch.testing.assert_close(blocks.blocks.diagonal(dim1=1, dim2=2), diagonal.blocks)
+    torch.testing.assert_close(blocks.blocks @ thin, product.blocks)
+
+
+def test_second_derivatives_are_declined_where_own_parts_move_by_local_steps() -> None:
+    here = clients("softmax", own_steps="joint")
+    x, weights = here.initial(Stream(0)), np.full(len(SIZES), 0.2)
+    for found in (here.hessian(x, weights), here.curvature_sum(x, weights)):
         assert isinstance(found, str) and "own parameters" in found
+
+
+def test_scaff_pd_takes_steps_in_the_metric_of_profile_losses() -> None:
+    """As many rounds as Newton's method for the average of squared losses: one, to rounding."""
+    here = clients("squared", "stacked")
+    history = train(ScaffPD(Average()), here, rounds=3)
+    gaps = [record.numbers["gap"] for record in history.rounds]
+    assert gaps[1] < 1e-12 * history.rounds[1].objective

@@ -48,10 +48,10 @@ def test_the_short_form_on_all_of_fashion_mnist(tmp_path: Path, monkeypatch) -> 
     results("drfa-fashion", tmp_path / "out")
 
 
-def test_the_command_lists_every_folder_with_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert set(listed) == {path.parent.name for path in ROOT.glob("*/results")}
+    assert set(listed) == {path.parent.name for path in ROOT.glob("*/definition.toml")}
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown and one["title"] in shown for name, one in listed.items())

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from benchmarks.flower.proxy import record
 from safetensors.torch import load_file
 from tests.flower.grid import loop_clients
+from tests.hospitals import draw_hospitals
 
+from equifed.data.federation import Federation
 from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.certificates import make_node_key
 from equifed.flower.trial.deploy import (
@@ -111,7 +114,7 @@ def test_both_kinds_of_node_equal_the_simulator_and_all_that_leaves_is_on_record
     assert sum(line.get("bytes_out", 0) for line in lines) == recorder.sent
     assert sum(line.get("bytes_in", 0) for line in lines) == recorder.received
     asked = [line["request"] for line in lines if line["event"] == "request"]
-    assert asked == ["hello", "gradient", "local"]
+    assert asked == ["hello", "gradient", "local", "deliver"]
     assert lines[-1]["event"] == "stopped"
     size = sum(value.numel() for value in load_file(out / "model.safetensors").values())
     left = {name: a for line in lines for name, a in line.get("arrays", {}).items()}
@@ -165,3 +168,61 @@ def find_server_app(deployment: Deployment) -> list[int]:
             if b"flwr-serverapp" in words and str(deployment.folder).encode() in home:
                 found.append(int(path.name))
     return found
+
+
+@pytest.mark.timeout(600)
+def test_two_sites_with_files_and_policies(tmp_path: Path) -> None:
+    """Statistics, a refusal, and a run that equals the one on the table of both sites."""
+    app, out = tmp_path / "hospital-app", tmp_path / "run"
+    package = write_app(app, data="penguins")
+    text = (package / "equifed.toml").read_text()
+    data = 'target = "outcome"\nclient = "hospital"\ndtype = "float64"\nholdout = { test = 0.2 }\n'
+    text = text.replace('name = "penguins"', f"{data}#")
+    (package / "equifed.toml").write_text(text.replace("every = 5", 'splits = ["test"]'))
+    whole = draw_hospitals(0, {"north": 120, "south": 80})
+    whole["admitted"] = whole["admitted"].dt.strftime("%Y-%m-%d")
+    whole.to_csv(tmp_path / "all.csv", index=False)
+    nodes = []
+    for name in ("north", "south"):
+        rows = whole[whole["hospital"] == name].drop(columns="hospital")
+        rows.rename(columns={"age": f"age {name}"}).to_csv(tmp_path / f"{name}.csv", index=False)
+        site = f'name = "{name}"\ndata = "{name}.csv"\npolicy = "{name}-policy.toml"\n'
+        (tmp_path / f"{name}.toml").write_text(f'{site}[columns]\nage = "age {name}"\n')
+        (tmp_path / f"{name}-policy.toml").write_text("max_steps = 100\n")
+        nodes.append({"site": str(tmp_path / f"{name}.toml")})
+    policy = tmp_path / "south-policy.toml"
+    env = {"OMP_NUM_THREADS": "1"}
+    with Deployment(tmp_path / "up", nodes, app=app, env=env, database=False) as deployment:
+        policy.write_text("max_steps = 3\n")
+        ending, _ = follow(deployment, app, clients=2, rounds=2, out=str(out))
+        assert not ending.completed
+        assert "south: refused: 20 local steps are asked for, this site takes at most 3" in (
+            ending.reason
+        )
+        policy.write_text("show_by_name = false\n")
+        ending, said = follow(deployment, app, clients=2, do="statistics")
+        assert ending == Ending(True, ""), ending.reason
+        assert any(line.split()[:2] == ["north", "96"] for line in said), said
+        assert "WARNING: south does not show its numbers by name" in said
+        ending, said = follow(deployment, app, clients=2, rounds=2, out=str(out))
+        assert ending == Ending(True, ""), ending.reason + deployment.log("node0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pooled = Federation.from_table(
+            tmp_path / "all.csv", "hospital", "outcome", test=0.2, dtype="float64"
+        ).subset(["north", "south"])
+    assert pooled.preparation is not None
+    assert json.loads((out / "preparation.json").read_text()) == pooled.preparation.to_json()
+    config = AppConfig.read(package / "equifed.toml")
+    engine = loop_clients(pooled, config.build_task())
+    algorithm = config.build_algorithm(pooled.train.sizes.tolist())
+    expected = train(algorithm, engine, rounds=2, seed=config.seed, progress=False)
+    assert expected.parameters is not None
+    found = load_file(out / "model.safetensors")
+    for name, value in expected.parameters.items():
+        assert (found[name] - value).abs().max() == 0.0
+    audit = (deployment.folder / "logs" / "audit1.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in audit]
+    assert any("at most 3" in line.get("refused", "") for line in lines)
+    asked = [line["request"] for line in lines if line["event"] == "request"]
+    assert asked.count("prepare") == 5  # kinds, sums, names, counts, squares

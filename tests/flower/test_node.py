@@ -77,7 +77,7 @@ class FakeFleet:
 
 
 def serve(
-    tmp_path: Path, *inbox: tuple[int, float, Message, str]
+    tmp_path: Path, *inbox: tuple[int, float, Message, str], policy: str = ""
 ) -> tuple[list[Message], list[dict[str, Any]]]:
     """Serve requests, each preceded by trouble of a kind; return the replies and the log."""
     site = tmp_path / "site"
@@ -87,6 +87,9 @@ def serve(
     (site / "pyproject.toml").write_text(told)
     trouble, audit = tmp_path / "trouble", tmp_path / "audit.jsonl"
     settings = {"name": "north", "memory": str(tmp_path / "memory"), "trouble": str(trouble)}
+    if policy:
+        (tmp_path / "policy.toml").write_text(policy)
+        settings["policy"] = str(tmp_path / "policy.toml")
     fleets: list[FakeFleet] = []
 
     class Troubled(FakeFleet):
@@ -146,6 +149,33 @@ def test_a_node_answers_refuses_and_survives(tmp_path: Path) -> None:
         "connected",
         "stopped",
     ]
+
+
+def test_a_site_keeps_to_its_policy_and_writes_down_what_it_refused(tmp_path: Path) -> None:
+    notice = Request("notice", "run", "notice", -1, {"text": "a run is under way"}).to_records()
+    rules = 'max_seconds = 1.0\nmin_samples = 8\nrequests = ["losses", "statistics"]\n'
+    sent, lines = serve(
+        tmp_path,
+        (1, 60.0, ask(), "hang"),
+        (2, 60.0, ask("recall"), ""),
+        (2, 60.0, Message(notice, 7, node.OPERATIONS["notice"]), ""),
+        (2, 60.0, ask(), ""),
+        policy=rules,
+    )
+    late, refused, told, hello = (Reply.from_records(m.content) for m in sent)
+    assert late.error == "refused" and "took longer than this site allows" in late.text
+    assert refused.error == "refused" and "does not answer the request 'recall'" in refused.text
+    assert told.numbers == {"name": "north"} and not told.error
+    assert hello.numbers["notes"] == ["works at most 1 s on a request"]
+    asked = [line for line in lines if line["event"] == "request"]
+    assert ["refused" in line for line in asked] == [True, True, False, False]
+    assert asked[2]["told"] == "a run is under way"
+
+
+def test_a_node_with_a_policy_that_cannot_be_read_does_not_start(tmp_path: Path) -> None:
+    settings = {"memory": str(tmp_path), "policy": str(tmp_path / "none.toml")}
+    with pytest.raises(SiteError, match=r"The policy .*none\.toml cannot be read"):
+        node.Node(Site("a:b", settings), lambda counter: None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_site_whose_app_cannot_be_imported_is_told_so(tmp_path: Path) -> None:

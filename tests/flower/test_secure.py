@@ -13,6 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from flwr.app import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,10 +35,13 @@ from tests.flower.grid import (
 )
 
 from equifed.algorithms.fedavg import FedAvg
-from equifed.contract.clients import MissingClients
+from equifed.contract.clients import MissingClients, weighted_difference
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
+from equifed.flower.secure import sums as sums_module
+from equifed.flower.secure.identity import read_peers
+from equifed.flower.secure.ledger import Ledger, Sum
 from equifed.flower.secure.masks import (
     RangeError,
     expand_mask,
@@ -46,12 +57,14 @@ from equifed.flower.secure.session import (
     Epoch,
     Published,
     SecureError,
+    WrongSecret,
     majority,
     open_sum,
 )
 from equifed.flower.secure.sums import PairSums, PrivacyError, SecureSums
 from equifed.flower.wire import Reply
 from equifed.training.loop import train
+from equifed.training.overflow import CheckedClients
 
 pytestmark = pytest.mark.long
 
@@ -159,8 +172,9 @@ def test_a_client_refuses_what_would_open_its_vector() -> None:
         epochs[0].unmask(0, published, [1, 2], boxes)
     with pytest.raises(SecureError, match="changed on its way"):
         epochs[0].unmask(0, published, [0, 1, 2], {**boxes, 1: boxes[2]})
+    assert set(epochs[0].unmask(0, published, [0, 1, 2], {2: boxes[2]})) == {0, 2}
     with pytest.raises(SecureError, match="own keys"):
-        swapped = {**published, 0: Published(b"x" * 32, (b"y" * 32,))}
+        swapped = {**published, 0: Published(b"x" * 32, (b"y" * 32,), (b"z" * 32,))}
         epochs[0].share(swapped)
 
 
@@ -338,7 +352,295 @@ def test_a_message_that_was_tampered_with_does_not_open(grid: MemoryGrid) -> Non
 
     grid.tamper = swap
     _, gradients = clients.value_and_gradient(clients.initial(Stream(0)), STREAM)
-    # Clients 1 and 2 refuse; the other three are a majority and open the sum.
-    gradients.weighted_sum(WEIGHTS)
-    refusals = [Reply.from_records(m.content).text for m in grid.received]
-    assert sum("changed on its way" in text for text in refusals) == 2
+    # Clients 1 and 2 say so; the other three are a majority and open the sum.
+    total = gradients.weighted_sum(WEIGHTS)
+    dense = loop_clients(convex(5, d=60), task()).value_and_gradient(
+        torch.zeros(183).double(), STREAM
+    )[1]
+    torch.testing.assert_close(total, dense.weighted_sum(WEIGHTS), rtol=0, atol=worst_error(5))
+    told = sorted(clients.take_notes())
+    assert [note.split(",")[0] for note in told] == [
+        f"client-0 sent client-{i} a share that does not open" for i in (1, 2)
+    ]
+
+
+# -- what is opened, and what is not ----------------------------------------------------------
+
+
+def row_sum(*row: float, kind: str = "gradient", model: str = "m", round: int = 1) -> Sum:
+    return Sum(kind, model, round, np.array(row))
+
+
+def shown(rows: np.ndarray[Any, Any]) -> float:
+    """Return the largest share of one client in a combination of rows, by brute force."""
+    best = 0.0
+    for i in range(rows.shape[1]):  # maximise (c W)_i^2 / |c W|^2: a generalised eigenvalue
+        gram = rows @ rows.T
+        best = max(best, float(rows[:, i] @ np.linalg.pinv(gram, rcond=1e-12) @ rows[:, i]))
+    return best
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(3, 7))
+def test_the_ledger_refuses_what_combinations_would_show(seed: int, sums: int, n: int) -> None:
+    rng, ledger = np.random.default_rng(seed), Ledger()
+    rows = rng.choice([1.0, 2.0, 3.0], size=(sums, n))
+    if seed % 2:
+        rows[-1] = rows[0] + 2.0 * (np.arange(n) == seed % n)  # the difference is one client's
+    opened: list[np.ndarray[Any, Any]] = []
+    for row in rows:
+        if ledger.refuse(row_sum(*row)) is None:
+            ledger.add(row_sum(*row), torch.zeros(2))
+            opened.append(row)
+    assert shown(np.stack(opened)) <= 0.99 + 1e-9
+    if seed % 2 and sums > 1:
+        assert len(opened) < sums
+    for size in (1, 2):  # nothing that the server can form has one or two members
+        for group in itertools.combinations(range(n), size):
+            rest = np.delete(np.stack(opened), group, axis=1)
+            if len(opened) > 1:
+                assert np.linalg.matrix_rank(rest) == np.linalg.matrix_rank(np.stack(opened))
+
+
+def test_members_of_one_model_or_round_are_the_same_or_three_apart() -> None:
+    ledger = Ledger()
+    ledger.add(row_sum(1, 1, 1, 1, 1, 1), torch.ones(2))
+    fewer = (1, 1, 1, 1, 1, 0)
+    for other in ({}, {"kind": "displacement"}, {"model": "n"}, {"round": 2}):
+        reason = ledger.refuse(row_sum(*fewer, **other))  # type: ignore[arg-type]
+        assert reason is not None and "1 member more or fewer" in reason
+    assert ledger.refuse(row_sum(*fewer, model="n", round=2)) is None
+    assert ledger.refuse(row_sum(1, 1, 1, 0, 0, 0, kind="displacement")) is None
+    assert ledger.refuse(row_sum(2, 2, 2, 2, 2, 2)) is None  # nothing new
+
+
+def test_what_stands_in_is_the_nearest_combination_of_opened_sums() -> None:
+    rng, ledger = np.random.default_rng(0), Ledger()
+    vectors, rows = rng.normal(size=(6, 4)), rng.uniform(1, 2, size=(2, 6))
+    for row in rows:
+        ledger.add(row_sum(*row), torch.as_tensor(row @ vectors))
+    inside = 2 * rows[0] - 0.5 * rows[1]
+    found = ledger.stand_in(row_sum(*inside))
+    assert found is not None
+    np.testing.assert_allclose(found.numpy(), inside @ vectors, atol=1e-10)
+    wanted = rng.uniform(1, 2, size=6)
+    nearest = rows.T @ np.linalg.solve(rows @ rows.T, rows @ wanted)
+    found = ledger.stand_in(row_sum(*wanted))
+    assert found is not None
+    np.testing.assert_allclose(found.numpy(), nearest @ vectors, atol=1e-10)
+    assert ledger.stand_in(row_sum(*wanted, model="other")) is None
+
+
+@pytest.mark.parametrize("scheme", [PairSums, SecureSums])
+def test_a_sum_without_one_member_is_not_opened_again_at_the_same_model(
+    scheme: Any, grid: MemoryGrid
+) -> None:
+    clients = flower_clients(grid, task(), hidden=scheme())
+    x = clients.initial(Stream(0))
+    _, gradients = clients.value_and_gradient(x, STREAM)
+    total = gradients.weighted_sum(WEIGHTS)
+    before = len(grid.sent)
+    fewer = clients.subset([0, 1, 2, 3])
+    _, again = fewer.value_and_gradient(x, STREAM)
+    asked = len(grid.sent)
+    found = again.weighted_sum(WEIGHTS[:4])
+    assert len(grid.sent) == asked > before  # nobody was asked for a sum
+    row = np.append(WEIGHTS[:4], 0.0)
+    torch.testing.assert_close(found, total * float(row @ WEIGHTS) / float(WEIGHTS @ WEIGHTS))
+    assert "finished from the sums" in clients.take_notes()[0]
+    _, later = fewer.value_and_gradient(x + 1, Stream(0).at("round", 2, "gradient"))
+    later.weighted_sum(WEIGHTS[:4])
+
+
+def test_clients_refuse_a_second_epoch_with_other_members_at_one_model(grid: MemoryGrid) -> None:
+    """A server that forgot, or pretends to have forgotten, what it opened."""
+    clients = flower_clients(grid, task(), hidden=SecureSums())
+    x = clients.initial(Stream(0))
+    clients.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS)
+    for round in (1, 7):  # the same round, and the same model in another one
+        forgetful = flower_clients(grid, task(), hidden=SecureSums()).subset([0, 1, 2, 3])
+        _, gradients = forgetful.value_and_gradient(x, Stream(0).at("round", round, "gradient"))
+        with pytest.raises(MissingClients, match="helped to open a sum at this model with other"):
+            gradients.weighted_sum(WEIGHTS[:4])
+    same = flower_clients(grid, task(), hidden=SecureSums())
+    same.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS)
+
+
+def test_a_client_knows_whose_weights_are_in_a_sum(grid: MemoryGrid) -> None:
+    """A server that tells a client of others in the sum while giving them no weight."""
+    clients = flower_clients(grid, task(), hidden=SecureSums())
+    x = clients.initial(Stream(0))
+    _, gradients = clients.value_and_gradient(x, STREAM)
+    plain = sums_module._list_members
+    sums_module._list_members = lambda requests, weights: list(requests)
+    try:
+        with pytest.raises(MissingClients, match="weight is not what the others are told"):
+            gradients.weighted_sum(np.array([0.9, 0.5, 0.0, 0.0, 0.0]))
+    finally:
+        sums_module._list_members = plain
+
+
+def test_what_clients_remember_is_not_summed_alone(grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task(), hidden=SecureSums())
+    x = clients.initial(Stream(0))
+    _, gradients = clients.value_and_gradient(x, STREAM)
+    memory = clients.remember(None, clients.index, gradients)
+    held = clients.remembered(memory, np.arange(4))
+    with pytest.raises(PrivacyError, match="not summed where sums are hidden"):
+        held.weighted_sum(WEIGHTS[:4])
+    fewer = clients.subset([0, 1, 2, 3])
+    _, new = fewer.value_and_gradient(x + 1, Stream(0).at("round", 2, "gradient"))
+    loop = loop_clients(convex(5, d=60), task()).subset(np.arange(4))
+    old = loop.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS[:4])
+    expected = loop.value_and_gradient(x + 1, STREAM)[1].weighted_sum(WEIGHTS[:4]) - old
+    found = weighted_difference(new, held, WEIGHTS[:4])
+    torch.testing.assert_close(found, expected, rtol=0, atol=worst_error(4))
+
+
+@pytest.mark.parametrize("privacy", [PairSums, SecureSums])
+def test_absent_clients_are_not_remembered_where_sums_are_hidden(
+    privacy: Any, grid: MemoryGrid
+) -> None:
+    """The sum of what those present sent before would show those who are not."""
+    clients = CheckedClients(flower_clients(grid, task(), hidden=privacy()))
+    algorithm = FedAvg(LocalSGD(lr=0.1, steps=2)).wrapped()
+    state = algorithm.init(clients, clients.initial(Stream(0)))
+    state, _ = algorithm.round(state, clients.subset(np.arange(4)), Stream(0).at("round", 1))
+    assert state.memory is None
+
+
+# -- who is to blame, and whose keys they are -------------------------------------------------
+
+
+def tampering(partition: int, kind: str, change: Any) -> Any:
+    """Let one client change the numbers of its replies of one kind."""
+
+    def tamper(at: int, request: Message, reply: Message) -> list[Message]:
+        if at != partition or request.metadata.message_type != kind:
+            return [reply]
+        told = Reply.from_records(reply.content)
+        return [Message(replace(told, numbers=change(told.numbers)).to_records(), reply_to=request)]
+
+    return tamper
+
+
+def flip(text: str) -> str:
+    return ("1" if text[0] == "0" else "0") + text[1:]
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "boxes that nobody can open": (
+        "query.shares",
+        lambda n: {**n, "boxes": {j: [flip(b) for b in v] for j, v in n["boxes"].items()}},
+        "sent shares of its keys that 4 of 4 cannot open",
+    ),
+    "digests of other shares": (
+        "query.shares",
+        lambda n: {
+            **n,
+            "digests": {j: [[flip(a), b] for a, b in v] for j, v in n["digests"].items()},
+        },
+        "sent shares of its keys that 4 of 4 cannot open",
+    ),
+    "complaints about everybody": (
+        "query.boxes",
+        lambda n: {"bad": [j for j in range(5) if j != 3]},
+        "says that the shares of 4 of 4 others do not open",
+    ),
+    "a digest of another mask": (
+        "query.keys",
+        lambda n: {**n, "own": [flip(d) for d in n["own"]]},
+        "its shares do not belong to the keys that it published",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_who_sent_something_wrong_is_named_and_nobody_else(case: str, grid: MemoryGrid) -> None:
+    kind, change, reason = WRONG[case]
+    grid.tamper = tampering(3, kind, change)
+    clients = flower_clients(grid, task(), hidden=SecureSums(slots=2))
+    _, gradients = clients.value_and_gradient(clients.initial(Stream(0)), STREAM)
+    with pytest.raises(MissingClients) as caught:
+        gradients.weighted_sum(WEIGHTS)
+    if case == "a digest of another mask":  # it does not even recognise its own keys
+        assert list(caught.value.reasons) == [3]
+    else:
+        assert caught.value.reasons == {3: reason}
+
+
+def test_a_wrong_share_costs_its_sender_alone(grid: MemoryGrid) -> None:
+    grid.tamper = tampering(
+        3, "query.unmask", lambda n: {"shares": {j: flip(s) for j, s in n["shares"].items()}}
+    )
+    clients = flower_clients(grid, task(), hidden=SecureSums(slots=2))
+    x = clients.initial(Stream(0))
+    _, gradients = clients.value_and_gradient(x, STREAM)
+    total = gradients.weighted_sum(WEIGHTS)  # four others are enough
+    dense = loop_clients(convex(5, d=60), task()).value_and_gradient(x, STREAM)[1]
+    torch.testing.assert_close(total, dense.weighted_sum(WEIGHTS), rtol=0, atol=worst_error(5))
+
+
+def test_shares_of_another_secret_are_the_fault_of_whose_they_are() -> None:
+    """All shares are as committed to, but they do not belong to the published keys."""
+    epochs = {i: Epoch("e", i, bytes([i + 1]) * 32, slots=1) for i in range(4)}
+    liar = Epoch("e", 2, b"other" * 6 + b"xx", slots=1)
+    published = {i: epoch.publish() for i, epoch in epochs.items()}
+    masked = {i: epochs[i].mask(to_fixed(np.ones(3), 4), 0, published) for i in epochs}
+    answers = {}
+    for i in epochs:
+        boxes = {j: epochs[j].share(published)[i][0] for j in epochs if j != i}
+        answers[i] = epochs[i].unmask(0, published, range(4), boxes)
+        own, _ = liar._both_shares(0, range(4))
+        answers[i][2] = own[i]
+    with pytest.raises(WrongSecret) as caught:
+        open_sum(masked, answers, "e", 0, published)
+    assert caught.value.client == 2
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> MemoryGrid:
+    """Return a grid whose nodes have keys, and know each other's."""
+    lines, grid = [], memory_grid(convex(4), task(), tmp_path / "memory")
+    for node, context in grid.contexts.items():
+        key = ec.generate_private_key(ec.SECP384R1())
+        path = tmp_path / f"{node}.key"
+        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        lines.append(f"{public} client-{context.node_config['partition-id']}\n")
+        context.node_config |= {"node-key": str(path), "peers": str(tmp_path / "peers")}
+    (tmp_path / "peers").write_text("# all sites\n" + "".join(lines))
+    return grid
+
+
+@pytest.mark.parametrize("scheme", [PairSums, SecureSums])
+def test_sites_that_know_each_other_refuse_keys_that_the_server_made(
+    scheme: Any, keyed: MemoryGrid
+) -> None:
+    weights = np.full(4, 0.25)
+    clients = flower_clients(keyed, task(), hidden=scheme(), run="honest")
+    x = clients.initial(Stream(0))
+    clients.value_and_gradient(x, STREAM)[1].weighted_sum(weights)
+
+    mine = Epoch("server", 2, b"s" * 32, 16).publish().to_dict()
+    keyed.tamper = tampering(  # in place of client 2's, or of one that does not exist
+        2,
+        "query.hello" if scheme is PairSums else "query.keys",
+        lambda n: (
+            {**n, "key": make_public_key(b"s" * 32).hex()} if scheme is PairSums else {**n, **mine}
+        ),
+    )
+    clients = flower_clients(keyed, task(), hidden=scheme(), run="between")
+    with pytest.raises(MissingClients) as caught:
+        clients.value_and_gradient(x, STREAM)[1].weighted_sum(weights)
+    others = [reason for i, reason in caught.value.reasons.items() if i != 2]
+    assert len(others) == 3
+    assert all("'client-2' are not signed by the key that this site" in text for text in others)
+
+
+def test_a_file_of_keys_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "peers"
+    for text in ("ssh-ed25519 AAAA", "ecdsa-sha2-nistp256 AAAA north", "x"):
+        path.write_text(text)
+        with pytest.raises((ValueError, UnsupportedAlgorithm)):
+            read_peers(path)

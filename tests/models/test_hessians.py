@@ -98,6 +98,66 @@ def test_thin_products_and_diagonals_are_those_of_the_blocks(case: str) -> None:
     torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
 
 
+OWN = {
+    "squared": lambda **o: simulate(regression(outputs=2), nn.Linear(3, 2), "squared", **o),
+    "logistic": lambda **o: simulate(classification(classes=2), nn.Linear(3, 1), "logistic", **o),
+    "softmax": CASES["softmax"],
+}
+
+
+def profile_hessian(clients: InProcessClients, x: torch.Tensor) -> torch.Tensor:
+    """Differences of the profile gradients that the engine tells, each with its own best bias."""
+    step, rows = 1e-5, []
+    for direction in torch.eye(len(x), dtype=DOUBLE):
+        ends = [
+            clients.value_and_gradient(x + sign * step * direction, Stream(0))[1]
+            for sign in (1, -1)
+        ]
+        there, back = (end.weighted_sum(WEIGHTS) for end in ends)
+        rows.append((there - back) / (2 * step))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", ["loop", "stacked"])
+@pytest.mark.parametrize("case", OWN)
+def test_profile_losses_have_the_schur_complement(
+    case: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equifed.engines.in_process.PIECE", 100)
+    clients = OWN[case](l2=0.01, dtype=DOUBLE, own="bias", engine=kind)
+    x = point(clients)
+    found = clients.curvature_sum(x, WEIGHTS, "full")
+    assert isinstance(found, CurvatureSum) and found.exact
+    truth = profile_hessian(clients, x)
+    torch.testing.assert_close(dense(found, len(x)), truth, rtol=1e-6, atol=1e-7)
+    above = dense(clients.curvature_sum(x, WEIGHTS), len(x)) - truth
+    assert float(torch.linalg.eigvalsh(above)[0]) > -1e-7
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_thin_products_and_diagonals_of_profile_losses(case: str) -> None:
+    clients = OWN[case](l2=0.01, dtype=DOUBLE, own="bias")
+    x = point(clients)
+    blocks = clients.curvature_sum(x, WEIGHTS).blocks
+    thin = torch.randn(blocks.shape[1], 2, dtype=DOUBLE)
+    torch.testing.assert_close(clients.curvature_sum(x, WEIGHTS, thin=thin).blocks, blocks @ thin)
+    diagonal = clients.curvature_sum(x, WEIGHTS, "diagonal").blocks
+    torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
+
+
+def test_a_group_of_processes_has_the_same_schur_complement() -> None:
+    options = {"l2": 0.01, "dtype": DOUBLE, "own": "bias"}
+    alone = OWN["softmax"](**options)
+    x, group = point(alone), DistributedClients(classification(), "logistic", **options)
+    sums = [clients.curvature_sum(x, WEIGHTS, "full").blocks for clients in (alone, group)]
+    torch.testing.assert_close(*sums)
+
+
+def test_own_parts_that_move_by_local_steps_have_no_hessian() -> None:
+    clients = OWN["softmax"](dtype=DOUBLE, own="bias", own_steps="joint")
+    assert "own parameters" in clients.curvature_sum(point(clients), WEIGHTS)
+
+
 @pytest.mark.parametrize("form", ["full", "blocks", "diagonal"])
 @pytest.mark.parametrize("case", CASES)
 def test_engines_agree_and_book_the_same(
@@ -186,12 +246,37 @@ def test_a_client_whose_curvature_is_not_finite_is_named(kind: str) -> None:
         ([[1.0, float("nan")], [0.0, 2.0]], "not finite"),
         ([[1.0, 0.5], [0.0, 2.0]], "not symmetric"),
         ([[1.0, 0.0], [0.0, -2.0]], "negative eigenvalue -2"),
-        ([[1.0, 0.0], [0.0, 1e9]], "trace 1e+09, above 100"),
+        ([[-1.0, 0.0], [0.0, -1.0]], "negative eigenvalue -1"),
+        ([[0.0, 0.0], [0.0, 0.0]], None),
+        ([[1.0, 3.0], [3.0, 1.0]], "negative eigenvalue -2"),  # no entry is negative
+        ([[1.0, 0.0], [0.0, 1e9]], "eigenvalue 1e+09, above 100"),
     ],
 )
 def test_a_hostile_hessian_is_recognised(block: list[list[float]], reason: str | None) -> None:
     said = check_curvature(torch.tensor([block], dtype=DOUBLE), limit=100.0)
     assert said is None if reason is None else reason in str(said)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("case", CASES)
+def test_an_honest_hessian_passes_in_every_form(case: str, dtype: torch.dtype) -> None:
+    """Also of a client with fewer samples than parameters, whose eigenvalues are partly zero."""
+    clients = CASES[case](l2=0.0, dtype=dtype)
+    x, alone = point(clients).to(dtype), np.eye(5)[2]
+    limit = float(clients.curvature().smoothness[2])
+    for form in ("full", "blocks", "diagonal"):
+        # Blocks bound softmax's Hessian from above, by up to twice their own largest eigenvalue.
+        blocks = clients.curvature_sum(x, alone, form).blocks.to(dtype)
+        assert check_curvature(blocks, 2 * limit) is None
+    q = clients.curvature_sum(x, alone).blocks.shape[1]
+    thin = torch.randn(q, 2, dtype=dtype)
+    product = clients.curvature_sum(x, alone, thin=thin).blocks.to(dtype)
+    assert check_curvature(product, 2 * limit, thin) is None
+    assert "eigenvalue" in str(check_curvature(-product, thin=thin))
+    assert "above" in str(check_curvature(1e4 * product, 2 * limit, thin))
+    if q > 1:
+        swapped = product[..., [1, 0]]
+        assert "not symmetric" in str(check_curvature(swapped, thin=thin))
 
 
 def test_inner_products_are_those_of_the_gradients() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts.trust.projections import LARGEST, measure_error
 from tests.oracles import capped_simplex_by_bisection, is_majorised
 
 from equifed.objectives.projections import (
@@ -98,3 +99,7 @@ def test_the_corner_of_the_capped_simplex_is_a_vertex(n, tail):
     assert corner.sum() == pytest.approx(1, abs=1e-14)
     assert (np.diff(corner) <= 0).all() and corner.min() >= 0 and corner.max() <= cap
     assert ((corner > 0) & (corner < cap)).sum() <= 1
+
+
+def test_projections_at_every_scale_are_those_of_exact_arithmetic() -> None:
+    assert max(measure_error(seed) for seed in range(100)) <= LARGEST

@@ -1,5 +1,7 @@
 """The pages in a real browser: they work, offline, on a phone, and run no script but their own."""
 
+import threading
+
 import numpy as np
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -258,4 +260,39 @@ def test_the_page_of_a_sweep_opens(six, tmp_path, browser):
     ActionChains(browser.driver).move_to_element(dot).perform()
     assert "average" in browser.driver.find_element(By.ID, "tip").text
     assert browser.js("return document.documentElement.scrollWidth") <= 390
+    assert browser.console() == []
+
+
+def test_a_watched_report_loads_itself_again_until_the_run_has_ended(tmp_path, browser):
+    import tomli_w
+    from selenium.webdriver.support.ui import WebDriverWait
+    from tests.cli.test_cli import equifed
+    from tests.cli.test_watching import begin
+
+    config, folder, page = tmp_path / "a.toml", tmp_path / "run", tmp_path / "page.html"
+    table = {
+        "rounds": 4,
+        "data": {"name": "fashion-three", "train": 6, "test": 4},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}},
+    }
+    config.write_text(tomli_w.dumps(table))
+    gate, run = begin(config, folder, 2)
+    command = ("report", folder, "--page", page, "--watch", "--every", "0.5")
+    watching = threading.Thread(target=equifed, args=command)
+    watching.start()
+    try:
+        wait = WebDriverWait(browser.driver, 60)
+        wait.until(lambda _: page.exists())
+        browser.open(page)
+        assert "goes on" in browser.driver.find_element(By.ID, "live").text
+        browser.js("window.seen = true")
+        wait.until(lambda _: browser.js("return window.seen !== true"))  # a new page by itself
+        assert browser.driver.find_elements(By.ID, "live")
+    finally:
+        gate.go.set()
+        run.join()
+        watching.join()
+    wait.until(lambda _: not browser.driver.find_elements(By.ID, "live"))
+    assert not browser.driver.find_elements(By.CSS_SELECTOR, "meta[http-equiv=refresh]")
     assert browser.console() == []

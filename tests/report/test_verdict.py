@@ -94,7 +94,7 @@ def test_who_would_be_better_off_alone_is_named_if_chance_does_not_explain_it():
     chance = made([80, 82, 30], [100, 100, 100], alone=[81, 83, 30])
     clause, notes, names = compare_alone(chance, ACCURACY)
     assert clause == "no client would clearly be better off alone" and names == ()
-    assert "2 of 3 clients" in notes[0] and "beyond chance" in notes[0]
+    assert "2 of 3 clients" in notes[0] and "Beyond chance" in notes[0]
     worse = made([80, 82, 79], [100, 100, 100], alone=[70, 73, 60])
     assert compare_alone(worse, ACCURACY)[0] == "no client would be better off alone"
 

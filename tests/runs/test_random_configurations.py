@@ -35,8 +35,11 @@ def test_no_configuration_ends_in_an_unexpected_way() -> None:
         ({"model": {"name": "linear", "l2": 1e308, "dtype": "float64"}}, "no step size can be"),
         ({"data": {"name": "synthetic-regression", "clients": 2**63}}, "ask for fewer"),
         ({"data": {"name": "synthetic-regression", "scale": float("inf")}}, "must be finite"),
+        ({"evaluate": {"metrics": 3}}, "evaluate.metrics: must be an array"),
+        ({"model": {"name": "mlp", "hidden": [10**40]}}, "at most 1,048,576"),
+        ({"model": {"name": "mlp", "hidden": [1] * 5000}}, "got 5000 numbers"),
     ],
-    ids=["steps", "wrapper", "penalty", "clients", "scale"],
+    ids=["steps", "wrapper", "penalty", "clients", "scale", "metrics", "units", "layers"],
 )
 def test_absurd_numbers_are_refused_by_name(settings: dict[str, object], words: str) -> None:
     usual = {

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -220,3 +221,52 @@ def test_what_cannot_be_honoured_is_refused(estimator, given, message) -> None:
     X, y = np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([0, 1, 0, 1])
     with pytest.raises(ValueError, match=message):
         estimator.fit(X, y, **given)
+
+
+# -- own parts -------------------------------------------------------------------------------------
+
+
+def skewed_rows(seed: int = 0) -> tuple[Any, Any, Any]:
+    draw = np.random.default_rng(seed)
+    owners = np.repeat(["a", "b", "c"], 40)
+    X = draw.normal(size=(120, 3))
+    level = np.repeat([-2.0, 0.0, 2.0], 40)
+    y = np.where(X[:, 0] + level + draw.logistic(size=120) > 0, "ill", "well")
+    return X, y, owners
+
+
+def test_own_intercepts_are_those_of_the_joint_optimum() -> None:
+    """One-hot columns of clients, with the same penalties, are the same model (scikit-learn's)."""
+    X, y, owners = skewed_rows()
+    fair = FairClassifier(own="bias", own_l2=0.05, l2=0.05, tol=1e-12).fit(X, y, clients=owners)
+    hot = (owners[:, None] == np.array(["a", "b", "c"])).astype(float)
+    # mean over clients of own_l2/2 v_i^2: each is a third of the penalty on a column
+    wide = np.hstack([X, hot / np.sqrt(1 / 3)])
+    plain = LogisticRegression(C=1 / (0.05 * 120), fit_intercept=False, tol=1e-10, max_iter=2000)
+    plain.fit(wide, y)
+    ours = fair.decision_function(X, clients=owners)
+    np.testing.assert_allclose(ours, plain.decision_function(wide), atol=2e-4)
+    assert fair.own_["1.bias"].shape == (3, 1)
+
+
+def test_own_parts_of_a_regression_are_used_by_client() -> None:
+    draw = np.random.default_rng(1)
+    X, owners = draw.normal(size=(60, 2)), np.repeat([1, 2, 3], 20)
+    y = X @ [1.0, -1.0] + 5.0 * owners + 0.01 * draw.normal(size=60)
+    fair = FairRegressor(own="bias", l2=1e-6).fit(X, y, clients=owners)
+    np.testing.assert_allclose(fair.predict(X, clients=owners), y, atol=0.1)
+    with pytest.warns(UserWarning, match="the mean of the clients' is used"):
+        np.testing.assert_allclose(fair.predict(X), y - 5.0 * (owners - 2), atol=0.1)
+    with pytest.warns(UserWarning, match="took no part in training"):
+        fair.predict(X[:2], clients=["1", "9"])  # the text 1 is not the number
+
+
+def test_own_without_clients_is_refused() -> None:
+    X, y, owners = skewed_rows()
+    with pytest.raises(ValueError, match=r"own='bias'.*fit\(X, y, clients=\.\.\.\)"):
+        FairClassifier(own="bias").fit(X, y)
+    weights = np.linspace(1, 2, len(X))
+    with pytest.raises(ValueError, match="sample_weight do not go together"):
+        FairClassifier(own="bias").fit(X, y, clients=owners, sample_weight=weights)
+    plain = FairClassifier().fit(X, y, clients=owners)
+    np.testing.assert_array_equal(plain.predict(X), plain.predict(X, clients=owners))

@@ -59,8 +59,8 @@ def test_a_flipped_bit_breaks_the_seal_or_changes_nothing(at, bit, tmp_path_fact
 
 @pytest.mark.parametrize(
     "content",
-    [b"[" * 100_000, b"", b"\xff\xfe", b'{"a": ' + b"9" * 5_000 + b"}", b"{", b"NaN,"],
-    ids=["deep", "empty", "no text", "huge number", "half", "no JSON"],
+    [b"[" * 100_000, b"", b"\xff\xfe", b'{"a": ' + b"9" * 5_000 + b"}", b"{", b"NaN,", b"[1]"],
+    ids=["deep", "empty", "no text", "huge number", "half", "no JSON", "a list"],
 )
 def test_hostile_json_is_one_error_that_names_the_file(content, tmp_path):
     (tmp_path / "a.json").write_bytes(content)

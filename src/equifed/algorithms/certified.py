@@ -11,9 +11,9 @@ import numpy as np
 from equifed.algorithms.wrapper import changes_objective, objective_at
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
+from equifed.contract.clients import Clients, may_sum
 from equifed.contract.curvature import Curvature
-from equifed.contract.own import KeepsOwn
+from equifed.contract.own import TellsOwn
 from equifed.contract.streams import Stream
 from equifed.steps.certificate import Certificate, certificate, with_best_bound
 
@@ -133,8 +133,10 @@ class Certified:
             if state.round % self.every:
                 return None
             losses, vectors = clients.value_and_gradient(state.x, stream.at("certificate"))
+            if not may_sum(vectors, info.weights):
+                return "the sum of the gradients, beside that of the round, would show too much"
             gradient = vectors.weighted_sum(info.weights)
-        inexact = clients.inexactness(state.x) if isinstance(clients, KeepsOwn) else None
+        inexact = clients.inexactness(state.x) if isinstance(clients, TellsOwn) else None
         if isinstance(inexact, str):
             return inexact
         objective = objective_at(self.algorithm, inner, info)

@@ -139,9 +139,7 @@ class GuardedVectors(VectorsView):
     @override
     def weighted_sum(self, weights: Weights) -> Vector:
         watch: Watch = self.clients.watch
-        if watch.acts and watch.bounds_sums and (weights >= 0).all():
-            n = len(self.clients.names)
-            weights = limit_shares(weights, bound_share(watch.guard.cap, n, len(weights)))
+        weights = self._bound(weights)
         factors = self.factors() if self.partner is None else self.partner.factors()
         if not watch.acts or (factors == 1).all():
             return self.behind.weighted_sum(weights)
@@ -151,6 +149,18 @@ class GuardedVectors(VectorsView):
         assert self.x is not None
         total = self.behind.weighted_sum(np.where(honest, weights, 0.0))
         return total + float(weights[~honest].sum()) * self.x
+
+    @override
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
+        return super().weighted_difference(old, self._bound(weights) if self.claimed else weights)
+
+    def _bound(self, weights: Weights) -> Weights:
+        """Return the weights cut at the cap, where sums are to be bounded."""
+        watch: Watch = self.clients.watch
+        if not (watch.acts and watch.bounds_sums and (weights >= 0).all()):
+            return weights
+        bounded: Weights = self.clients.bounded(weights)
+        return bounded
 
     @override
     def squared_norms(self) -> Losses:
@@ -236,6 +246,21 @@ class GuardedClients(ClientsView):
             scale = float((allowed[counted > 0] / counted[counted > 0]).max())
             counted = np.minimum(counted, most * float(counted.sum()) / scale)
         return np.maximum(np.floor(counted), np.minimum(counted, 1.0)).astype(np.int64)
+
+    def bounded(self, weights: Weights) -> Weights:
+        """Return weights of which none is above its limit."""
+        return limit_shares(weights, self.weight_limits(weights))
+
+    def weight_limits(self, weights: Weights) -> Weights:
+        """Return how much of a sum each client may have: the cap by its samples, half of it else.
+
+        Nobody gets there honestly by losses alone where no objective says so, and a liar would.
+        """
+        cap, n, here = self.watch.guard.cap, len(self.names), int(np.count_nonzero(weights))
+        sizes = self.sizes
+        most, half = bound_share(cap, n, len(weights)), bound_share(cap / 2, n, max(1, here))
+        limits: Weights = np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
+        return limits
 
     @override
     def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:

@@ -13,7 +13,7 @@ from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
-from equifed.contract.participation import bound_share, limit_shares
+from equifed.contract.participation import bound_share
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.capped import with_cap
@@ -79,7 +79,8 @@ class Guarded:
             inner, info = self.algorithm.round(state.inner, clients, stream)
             return replace(state, inner=inner), info
         watch = self._watch(state)
-        inner, info = self.algorithm.round(state.inner, GuardedClients(clients, watch), stream)
+        guarded = GuardedClients(clients, watch)
+        inner, info = self.algorithm.round(state.inner, guarded, stream)
         after = State(
             inner,
             watch.claims,
@@ -87,7 +88,7 @@ class Guarded:
             np.array([watch.lengths.get(kind, 0.0) for kind in KINDS]),
             np.array([watch.first_lengths.get(kind, 0.0) for kind in KINDS]),
         )
-        return after, self._told(info, watch, clients)
+        return after, self._told(info, watch, guarded)
 
     def model(self, state: State) -> Vector:
         """Return the algorithm's model."""
@@ -116,7 +117,7 @@ class Guarded:
     def _bounds_sums(self) -> bool:
         return self.guard.cap < 1 and not has_objective(self.algorithm)
 
-    def _told(self, info: Info, watch: Watch, clients: Clients) -> Info:
+    def _told(self, info: Info, watch: Watch, clients: GuardedClients) -> Info:
         """Return what there is to tell, with what was touched and who is at the cap."""
         verb = "guard" if watch.acts else "watch"
         touches = tuple((i, verb, reason) for (i, _), reason in sorted(watch.touches.items()))
@@ -125,25 +126,24 @@ class Guarded:
             return info
         if touches:
             info = replace(info, gradient=None)
-        weights, notes = self._bounded(info, clients), list(watch.notes)
-        if self.guard.cap < 1:
-            present = len(clients.names) if info.index is None else len(info.index)
-            few = present if self._bounds_sums else None
-            most = bound_share(self.guard.cap, len(weights), few)
-            for i in np.flatnonzero(np.abs(weights) >= most * (1 - 1e-9)) if most < 1 else ():
-                name = clients.names[int(i)]
-                notes.append(f"client {name} is at the cap of {most:.3g} of the weight")
+        weights, most = self._bounded(info, clients)
+        notes = list(watch.notes)
+        for i in np.flatnonzero((np.abs(weights) >= most * (1 - 1e-9)) & (most < 1)):
+            name = clients.names[int(i)]
+            notes.append(f"client {name} is at the cap of {most[i]:.3g} of the weight")
         return replace(info, weights=weights, notes=info.notes + tuple(notes))
 
-    def _bounded(self, info: Info, clients: Clients) -> Weights:
-        """Return the weights as they were in the sums."""
-        if not self._bounds_sums or (info.weights < 0).any():
-            return info.weights
-        index = np.arange(len(clients.names)) if info.index is None else info.index
+    def _bounded(self, info: Info, clients: GuardedClients) -> tuple[Weights, Weights]:
+        """Return the weights as they were in the sums, and what the largest may be."""
         weights = info.weights.copy()
-        most = bound_share(self.guard.cap, len(weights), len(index))
-        weights[index] = limit_shares(weights[index], most)
-        return weights
+        most = np.full(len(weights), bound_share(self.guard.cap, len(weights)))
+        if not self._bounds_sums or (weights < 0).any():
+            return info.weights, most if self.guard.cap < 1 else np.ones(len(weights))
+        index = np.arange(len(clients.names)) if info.index is None else info.index
+        here = clients.subset(index)
+        most[index] = here.weight_limits(weights[index])
+        weights[index] = here.bounded(weights[index])
+        return weights, most
 
 
 def has_objective(algorithm: AnyAlgorithm) -> bool:

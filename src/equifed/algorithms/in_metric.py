@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -11,77 +10,25 @@ import numpy as np
 from equifed.algorithms.attendance import Attendance, take_attendance
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.clients import Clients, ClientVectors, hides_sums
 from equifed.contract.curvature import Form
+from equifed.contract.own import KeepsOwn
 from equifed.contract.streams import Stream
 from equifed.objectives.base import FreeSum
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import (
-    Metric,
     MetricKind,
     choose_form,
     form_metric,
     least_weighted_loss,
     step_exactly,
 )
-from equifed.steps.schedule import StepSizes
+from equifed.steps.metric_sizes import MetricSizes, rounding
 
 __all__ = ["MetricKind", "MetricSizes", "check_metric", "play_in_metric"]
 
 MOST_CLIENTS = 4000
 """Clients up to which the dual step is exact: it takes all inner products of their gradients."""
-
-
-@dataclass(frozen=True, eq=False)
-class MetricSizes(StepSizes):
-    """Step size tau in a metric, and what the rounds in it remember.
-
-    Parameters
-    ----------
-    metric : Metric, optional
-        P; None before it is known.
-    form : str or int
-        Its form, or its rank.
-    weights : Weights, optional
-        Those by which the clients' Hessians were summed.
-    exact, constant : bool
-        Whether P is a sum of Hessians, and whether they are the same at every model.
-    sums, age : int
-        How often Hessians were summed, and rounds since then.
-    origin, pull : Vector, optional
-        Where the last step began, and the weighted gradient there; None: nothing to compare with.
-    value, gain, faster : float
-        The objective there, by how much the step should lower it, and that relative to the gain of
-        the step before.
-    share : float
-        How much of that step was taken in the end.
-    shortened : int
-        How often a step was shortened.
-    """
-
-    metric: Metric | None = None
-    form: Form | int = "blocks"
-    weights: Weights | None = None
-    exact: bool = True
-    constant: bool = False
-    sums: int = 0
-    age: int = 0
-    origin: Vector | None = None
-    pull: Vector | None = None
-    value: float = 0.0
-    gain: float = 0.0
-    faster: float = 1.0
-    share: float = 1.0
-    shortened: int = 0
-
-    def numbers(self) -> dict[str, float]:
-        """Return the step size, and how often Hessians were summed and steps shortened."""
-        found = {"curvature_sums": float(self.sums), "halvings": float(self.shortened)}
-        return {"primal_step": self.primal, **found}
-
-    def halved(self) -> StepSizes | None:
-        """Return None: rounds in a metric judge their steps themselves."""
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +91,10 @@ def play_in_metric(
 
     From the first round in which somebody is missing on, rounds are SCAFF-PD's own, with step sizes
     of their own; they are so from the beginning where the clients' curvature or their inner
-    products cannot be had. Signed weights enter P by their absolute values.
+    products cannot be had. Signed weights enter P by their absolute values; ``"auto"`` takes such
+    steps only where all weighted losses are known to be convex (else they end at a stationary point
+    that need not be the best). With the average this is what SCAFFOLD's fresh variates and with no
+    penalty what AFL would do in a metric: neither local steps nor a dual step size are left in it.
     """
     size = state.sizes or _first_sizes(algorithm, state, clients)
     plain = replace(algorithm, metric="none")
@@ -156,7 +106,7 @@ def play_in_metric(
         why = "somebody was missing; from here on rounds are SCAFF-PD's own"
         return _without_metric(plain, state, clients, stream, why)
     here = _listen(algorithm, state, clients, stream)
-    size, kept = _judge(size, here)
+    size, kept = size.judged(here.x, here.value)
     lower = None
     if kept:
         size, lower = _refresh(size, here, stream)
@@ -168,7 +118,7 @@ def play_in_metric(
         assert size.origin is not None
         new_x, weights = size.origin + 0.25 * (here.x - size.origin), here.roll.weights
     gradient = here.gradients.weighted_sum(weights)
-    notes = (*(() if size.sums > 1 or not kept else _say(size, here)), *here.roll.notes)
+    notes = (*(size.said() if kept else ()), *here.roll.notes)
     told = (here.value, clients.index, size.numbers(), notes, gradient, lower)
     after = {"x": new_x, "weights": weights, "losses": here.losses, "sizes": size}
     return replace(state, **after, away=here.roll.away), Info(weights, here.losses, *told)
@@ -181,32 +131,15 @@ def _listen(algorithm: Any, state: Any, clients: Clients, stream: Stream) -> Her
     return Here(clients, roll, state.x, losses, c, roll.objective.value(losses))
 
 
-def _judge(size: MetricSizes, here: Here) -> tuple[MetricSizes, bool]:
-    """Return the sizes after the last step showed what it was worth, and whether it is kept."""
-    if size.origin is None:
-        return size, True
-    rounding = _rounding(here.x, here.value)
-    kept_promise = (size.value - here.value + rounding) / max(size.gain * size.share, rounding)
-    if kept_promise < 0.1 and size.share > 1e-6:
-        less: dict[str, Any] = {"share": size.share / 4, "primal": size.primal / 2}
-        return replace(size, shortened=size.shortened + 1, **less), False
-    if kept_promise > 0.7:
-        size = replace(size, primal=min(1.0, 2 * size.primal))
-    return size, True
-
-
 def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes, float | None]:
     """Return the sizes with a new metric, or with the old one corrected by the last step.
 
     With them comes a bound below the objective's minimum, where the new metric proves one.
     """
-    weights, stale = here.roll.weights, _is_stale(size, here)
-    if size.metric is not None and not (stale and size.exact):
-        if size.origin is not None and size.pull is not None:
-            change = here.gradients.weighted_sum(weights) - size.pull
-            step, eps = here.x - size.origin, _epsilon(here.x)
-            if float(step.norm()) > math.sqrt(eps) / 100 * float(here.x.norm()):  # not rounding
-                size = replace(size, metric=size.metric.with_secant(step, change))
+    weights = here.roll.weights
+    stale = size.is_stale(weights)
+    if not (stale and size.exact):
+        size = size.corrected(here.x, here.gradients.weighted_sum(weights))
         if not stale:
             return replace(size, age=size.age + 1), None
     found = form_metric(here.clients, here.x, np.abs(weights), size.form, stream.at("metric"))
@@ -214,26 +147,19 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
         raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
     metric, summed = found
     lower = None
-    if summed.constant and summed.exact and weights.min() >= 0:
+    if summed.constant and summed.exact and weights.min() >= 0 and _tells_exactly(here):
         least = least_weighted_loss(summed, metric, here.gradients.weighted_sum(weights))
         lower = float(weights @ here.losses) - here.roll.objective.penalty(weights) - least
-        lower -= _rounding(here.x, float(weights @ np.abs(here.losses)))
+        lower -= rounding(here.x, float(weights @ np.abs(here.losses)))
     if size.metric is not None and not summed.exact:
         metric = replace(metric, steps=size.metric.steps, changes=size.metric.changes)
     known: dict[str, Any] = {"exact": summed.exact, "constant": summed.constant, "age": 0}
     return replace(size, metric=metric, weights=weights, sums=size.sums + 1, **known), lower
 
 
-def _is_stale(size: MetricSizes, here: Here) -> bool:
-    """Tell whether Hessians are to be summed: ever more seldom where they are bounds."""
-    if size.metric is None or size.weights is None:
-        return True
-    if not size.exact:
-        return size.age + 1 >= size.sums
-    turned = float(np.abs(here.roll.weights - size.weights).sum())
-    if size.constant and turned <= 0.01 * float(np.abs(size.weights).sum()):
-        return False
-    return size.faster > 0.02
+def _tells_exactly(here: Here) -> bool:
+    """Tell whether losses and gradients are exact: those with own parts are nearly so."""
+    return not isinstance(here.clients, KeepsOwn) or here.clients.inexactness(here.x) is None
 
 
 def _step(size: MetricSizes, here: Here) -> tuple[Vector, Weights, MetricSizes] | str:
@@ -258,14 +184,28 @@ def _first_sizes(algorithm: Any, state: Any, clients: Clients) -> MetricSizes | 
     objective = objective_of(algorithm, state)
     if isinstance(objective, FreeSum):
         return None if algorithm.metric == "auto" else "its weights have no fixed sum"
-    if algorithm.metric == "auto" and objective.l1_norm(len(clients.names)) > 1 + 1e-9:
-        return None  # with signed weights such steps do not always end at the solution
+    if algorithm.metric == "auto" and not _has_one_solution(objective, clients):
+        return None
     form: Form | int | str = f"there are more than {MOST_CLIENTS} clients"
-    if len(clients.names) <= MOST_CLIENTS:
+    if hides_sums(clients):
+        form = "the inner products of the clients' gradients are hidden from the server"
+    elif len(clients.names) <= MOST_CLIENTS:
         form = choose_form(clients, state.x, algorithm.metric)
     if not isinstance(form, int) and form not in get_args(Form):
         return None if algorithm.metric == "auto" else form
     return MetricSizes(1.0, 0.0, 1.0, form=form)  # type: ignore[arg-type]
+
+
+def _has_one_solution(objective: Any, clients: Clients) -> bool:
+    """Tell whether every weighted loss is known to be convex, signed weights or not.
+
+    Where it is not, steps in a metric end at the next stationary point, which need not be the best.
+    """
+    norm = objective.l1_norm(len(clients.names))
+    if norm <= 1 + 1e-9:
+        return True
+    known = clients.curvature()
+    return not isinstance(known, str) and known.least_modulus(norm) > 0
 
 
 def objective_of(algorithm: Any, state: Any) -> Any:
@@ -280,33 +220,3 @@ def _without_metric(
     """Return the state after a round of the algorithm's own, and say why it is one."""
     moved, info = plain.round(replace(state, sizes=None), clients, stream)
     return moved, replace(info, notes=(f"no steps in a metric: {reason}", *info.notes))
-
-
-def _say(size: MetricSizes, here: Here) -> tuple[str, ...]:
-    """Say what the metric is and what it costs."""
-    metric = size.metric
-    assert metric is not None
-    (b, q), kind = metric.basis.shape[:2], "low rank"
-    numbers = metric.basis.numel()
-    if metric.values is None:
-        kind = "diagonal" if metric.basis.dim() == 2 else "whole"
-        numbers = b * q if kind == "diagonal" else b * q * (q + 1) // 2
-    cost = numbers * here.x.element_size()
-    what = f"{b} block{'s' if b > 1 else ''} of {q} x {q}, {kind}"
-    return (
-        f"steps in the metric of the clients' curvature ({what}): {_bytes(cost)} more per client "
-        "whenever it is summed, in place of local steps",
-    )
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:.3g} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"
-
-
-def _rounding(x: Vector, value: float) -> float:
-    """Return by how much a computed objective may be off."""
-    return 8 * _epsilon(x) * abs(value) + 1e-300
-
-
-def _epsilon(x: Vector) -> float:
-    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)

@@ -12,7 +12,7 @@ from equifed.algorithms.attendance import PATIENCE, rounds_of_patience
 from equifed.algorithms.wrapper import inner_state, unwrap, with_inner_state
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, Moved
+from equifed.contract.clients import Clients, ClientVectors, Moved, hides_sums
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import count_absence
 from equifed.contract.streams import Stream
@@ -115,8 +115,8 @@ class Remembering:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round, in which those who are missing count as before."""
         n, here = len(clients.names), len(clients.index)
-        hidden = getattr(clients, "hidden", None) is not None
-        if (state.away is None and here == n) or hidden or n * len(state.x) > self.largest:
+        hidden, large = hides_sums(clients), n * len(state.x) > self.largest
+        if (state.away is None and here == n) or hidden or large:
             inner, info = self.algorithm.round(state.inner, clients, stream)
             return State(inner), info
         away, limit = count_absence(state.away, clients.index, n), self._limit(n)

@@ -64,8 +64,9 @@ class ScaffPDIA:
     local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
     metric
-        As there, but only where it is asked for: with signed weights steps in a metric do not
-        always end at the solution.
+        As there, but only where it is asked for. Signed weights may make the weighted loss
+        non-convex; steps in a metric then end at a stationary point that need not be the best.
+        ``"auto"`` takes them only where phi is so small that this is known not to happen.
     cap
         As for :class:`equifed.objectives.RelativeFairness`.
     """

@@ -20,6 +20,7 @@ from equifed.cli.terminal import (
     open_console,
     print_json,
 )
+from equifed.cli.watching import Every, follow_report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,14 +44,21 @@ def report(
         bool, typer.Option("--per-client", help="Also write a page for each participant.")
     ] = False,
     baseline: Baseline = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write it again while the runs go on; it reloads.")
+    ] = False,
+    every: Every = 2.0,
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
     with explain_errors():
         from equifed.report import build, read_methods, write_report
 
-        made = build(read_methods(folders), baseline=baseline)
-        path = write_report(made, page, per_client=per_client)
+        def write(refresh: float | None = None) -> Path:
+            made = build(read_methods(folders), baseline=baseline)
+            return write_report(made, page, per_client=per_client, refresh=refresh)
+
+        path = follow_report(folders, write, every, quiet) if watch else write()
         if not quiet:
             typer.echo(f"report: {path}")
 

@@ -9,15 +9,13 @@ import importlib.util
 import json
 import os
 import re
-import signal
-import sys
-import tempfile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from equifed.cli.terminal import BAD_INPUT, FAILED, INTERRUPTED
+from equifed.cli.federations import ask_sites, follow, run_here, stop
+from equifed.cli.terminal import FAILED
 
 app = typer.Typer(
     help="Run the same algorithms on a real federation, with Flower.",
@@ -39,6 +37,10 @@ RunConfig = Annotated[
     typer.Option(
         "--run-config", "-c", metavar="KEY=VALUE", help="Setting of the app; may be repeated."
     ),
+]
+Deployed = Annotated[
+    str | None,
+    typer.Argument(help="Deployment to ask; by default one is started here, as by up."),
 ]
 Stock = Annotated[bool, typer.Option("--stock", help="Flower's own SuperNodes, which are slow.")]
 Insecure = Annotated[
@@ -102,6 +104,71 @@ def run(
 ) -> None:
     """Submit an app to a deployment and follow it: one line per round, and how it ended."""
     raise typer.Exit(follow(folder, connection, run_config or [], dict(os.environ)))
+
+
+@app.command()
+def statistics(
+    folder: AppFolder,
+    connection: Deployed = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder on the server for statistics.json, absolute.")
+    ] = None,
+    nodes: Nodes = None,
+    run_config: RunConfig = None,
+    insecure: Insecure = False,
+) -> None:
+    """Show rows, gaps, label shares and means of every site, and which site is unlike the others.
+
+    Nothing is trained. A site whose policy says show_by_name = false shows its rows alone.
+    """
+    ask_sites("statistics", folder, connection, out, nodes, run_config, insecure)
+
+
+@app.command(name="leave-one-out")
+def leave_one_out(
+    folder: AppFolder,
+    connection: Deployed = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder on the server for leave-one-out.json, absolute.")
+    ] = None,
+    nodes: Nodes = None,
+    run_config: RunConfig = None,
+    insecure: Insecure = False,
+) -> None:
+    """Train without each site in turn, and let it measure the model of the others on its rows.
+
+    Preparation and model are fitted as if the site were not there; the model of all is beside it.
+    """
+    ask_sites("leave-one-out", folder, connection, out, nodes, run_config, insecure)
+
+
+@app.command()
+def clean(
+    memory: Annotated[
+        Path | None, typer.Argument(help="Memory folder of a site; by default the usual one.")
+    ] = None,
+    days: Annotated[
+        float, typer.Option(min=0, help="Delete memories of runs that rested so many days.")
+    ] = 30.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it they are listed.")] = False,
+) -> None:
+    """Delete what a site remembers of old runs: gradients of its data and secrets of its masks.
+
+    Models that were delivered, and the audit log, stay.
+    """
+    from equifed.flower.memory import find_memories, find_root
+
+    root = memory or find_root()
+    if not root.is_dir():
+        stop(f"{root} is no folder.")
+    found = [one for one in find_memories(root) if one.days >= days]
+    for one in found:
+        if yes:
+            one.delete()
+        size = f"{one.bytes / 1e6:.1f} MB, rested {one.days:.0f} days"
+        typer.echo(f"{'deleted' if yes else 'would delete'} {one.folder} ({size})")
+    left = "" if yes or not found else "; add --yes to delete them"
+    typer.echo(f"{len(found)} memories of runs that rested {days:g} days or more{left}")
 
 
 @app.command()
@@ -223,59 +290,3 @@ def doctor(
         for finding in found:
             typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.text}")
     raise typer.Exit(0 if good else FAILED)
-
-
-def run_here(
-    folder: Path, count: int, settings: list[str], keep: Path | None, insecure: bool, stock: bool
-) -> int:
-    """Start a SuperLink and nodes, run an app on them, and stop everything."""
-    from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
-
-    if insecure:
-        warn_insecure()
-    # A polite kill must clean up as well; the default would leave the processes behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="equifed-up-") as temporary:
-        place = keep or Path(temporary)
-        configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
-        try:
-            own = None if stock else folder
-            with Deployment(place, configs, app=own, insecure=insecure) as deployment:
-                typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
-                return follow(folder, CONNECTION, settings, deployment.env)
-        except DeployError as error:
-            stop(str(error), FAILED)
-
-
-def follow(folder: Path, connection: str, settings: list[str], env: dict[str, str]) -> int:
-    """Submit an app, show how it goes, and return the exit code: 0 for a run that completed."""
-    from equifed.flower.trial.deploy import DeployError
-    from equifed.flower.trial.submit import SubmitError, run_app
-
-    try:
-        ending = run_app(folder, connection, settings, env, typer.echo)
-    except (SubmitError, DeployError) as error:
-        stop(str(error))
-    except KeyboardInterrupt:
-        typer.echo("The run goes on; end it with: flwr stop", err=True)
-        return INTERRUPTED
-    if not ending.completed:
-        typer.secho(f"The run ended: {ending.reason}", err=True, fg=typer.colors.RED)
-        return FAILED
-    return 0
-
-
-def warn_insecure() -> None:
-    """Say what insecure means."""
-    typer.secho(
-        "WARNING: --insecure: anybody who can reach the port can read the models, pretend to be a "
-        "client and run code on the nodes. Use it on this machine only.",
-        err=True,
-        fg=typer.colors.RED,
-    )
-
-
-def stop(message: str, code: int = BAD_INPUT) -> NoReturn:
-    """Print what is wrong and leave."""
-    typer.secho(message, err=True, fg=typer.colors.RED)
-    raise typer.Exit(code)

@@ -187,7 +187,7 @@ def _show_entry(section: str, name: str, json: bool) -> None:
     out = open_console(stdout=True)
     out.print(Text(f"{name}: {entry.summary}{source}", style="italic"))
     for row in rows:
-        value = "" if row["default"] is None else f" = {_write_toml(row['default'])}"
+        value = "" if row["default"] is None else f" = {write_toml(row['default'])}"
         need = "required; " if row["required"] else ""
         line = Text(row["setting"] + value, style="bold").append(f"  ({need}{row['type']})", "none")
         out.print(Padding(line, (0, 0, 0, 2), expand=False))
@@ -206,14 +206,14 @@ def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     wanted = settings(constructor, SECTIONS[section].given)
     shared = dict(CHOSEN.values()).get(section)
     filled = open_step({"name": name}, wanted) if section == "algorithms" else {}
-    rows = list(_walk(wanted, constructor, filled))
+    rows = list(walk_settings(wanted, constructor, filled))
     if shared is None:
         return rows
     rest = {key: setting for key, setting in settings(shared).items() if key not in wanted}
-    return [*rows, *_walk(rest, shared, {})]
+    return [*rows, *walk_settings(rest, shared, {})]
 
 
-def _walk(
+def walk_settings(
     wanted: dict[str, Setting], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Go through settings and those inside them; ``filled`` has defaults that come from outside."""
@@ -224,7 +224,7 @@ def _walk(
         default, record = filled.get(key, setting.default), setting.record
         if record is not None and (setting.required or default is not None):
             inner = {**(setting.default or {}), **(default or {})}
-            yield from _walk(settings(record), record, inner, f"{path}{key}.")
+            yield from walk_settings(settings(record), record, inner, f"{path}{key}.")
             continue
         yield {
             "setting": path + key,
@@ -249,15 +249,15 @@ def _write_type(setting: Setting) -> str:
     return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
 
 
-def _write_toml(value: Any) -> str:
+def write_toml(value: Any) -> str:
     """Return a value as a configuration has it; a table of a name alone is its name."""
     import tomli_w
 
     if value is None:
         return ""
     if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {_write_toml(entry)}" for key, entry in value.items())
-        return f"{{ {inner} }}" if set(value) != {"name"} else _write_toml(value["name"])
+        inner = ", ".join(f"{key} = {write_toml(entry)}" for key, entry in value.items())
+        return f"{{ {inner} }}" if set(value) != {"name"} else write_toml(value["name"])
     return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 

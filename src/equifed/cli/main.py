@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equifed.cli import comparing, looking, predicting
+from equifed.cli import comparing, looking, predicting, watching
 from equifed.cli.flower import app as flower_app
 from equifed.cli.starting import init, show_estimate
 from equifed.cli.terminal import (
@@ -234,8 +234,13 @@ for function in (
     looking.doctor,
 ):
     app.command()(function)
-for about_models in (predicting.predict, predicting.evaluate, predicting.export):
+for about_models in (
+    predicting.predict, predicting.evaluate, predicting.personalise, predicting.export
+):  # fmt: skip
     app.command()(about_models)
+for about_runs in (watching.watch, watching.evidence):
+    app.command()(about_runs)
 app.command(name="list")(looking.list_names)
 app.add_typer(looking.data_app, name="data")
+app.add_typer(watching.examples_app, name="examples")
 app.add_typer(flower_app, name="flower")

@@ -22,6 +22,10 @@ Client = Annotated[
     str | None,
     typer.Option(help="Whose rows these are, where the table has no client column."),
 ]
+Personalised = Annotated[
+    bool,
+    typer.Option("--personalised", help="With the own parts that equifed personalise has fitted."),
+]
 
 
 def predict(
@@ -34,6 +38,7 @@ def predict(
     keep: Annotated[
         bool, typer.Option("--keep", help="Put the columns of the table before the predictions.")
     ] = False,
+    personalised: Personalised = False,
 ) -> None:
     """Predict for new rows: one line each, in order, the prediction and its probabilities.
 
@@ -43,7 +48,8 @@ def predict(
         from equifed.data.columns import read_columns
         from equifed.runs.trained import find_strangers, load_predictor
 
-        predictor, table = load_predictor(run), read_columns(rows)
+        predictor = load_predictor(run, personalised=personalised)
+        table = read_columns(rows)
         for sentence in find_strangers(predictor, table, client):
             typer.echo(f"equifed: warning: {sentence}", err=True)
         columns = _predict_columns(predictor, table, client)
@@ -76,6 +82,58 @@ def _predict_columns(
         for k, name in enumerate(predictor.classes):
             columns[f"probability_{name}"] = chances[:, k].tolist()
     return columns
+
+
+def personalise(
+    run: RunOnly,
+    own: Annotated[
+        str, typer.Option(help="What becomes each client's own: bias or head of the last layer.")
+    ] = "bias",
+    temperature: Annotated[
+        float | None, typer.Option(help="Divide outputs by this in the fit; chosen by default.")
+    ] = None,
+    penalty: Annotated[
+        float | None, typer.Option(help="Strength that holds own parts back; chosen by default.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fit an own part to every client after training, and show before and after on test samples.
+
+    The run's model stays as it is; equifed predict --personalised uses what is found.
+    """
+    with explain_errors():
+        from equifed.runs.personalise import describe
+        from equifed.runs.personalise import personalise as fit
+
+        found = fit(run, own=own, temperature=temperature, penalty=penalty)
+        path = found.save(run)
+        if json:
+            print_json({"run": str(run), **found.to_dict()})
+            return
+        from rich.table import Table
+
+        console = open_console(stdout=True)
+        title = f"{found.metric or 'no test split, nothing measured'}: before and after"
+        table = Table(title=title, title_justify="left", box=None)
+        table.add_column("client")
+        table.add_column("fitted on")
+        for title in ("test", "before", "after", "change", "95 % limits"):
+            table.add_column(title, justify="right")
+        for row in found.rows():
+            limits = "" if row["lower"] is None else f"{row['lower']:+.3g} to {row['upper']:+.3g}"
+            shown = (_show_or_blank(row[k], s) for k, s in (("before", ""), ("after", ""),
+                                                            ("change", "+")))  # fmt: skip
+            table.add_row(row["client"], row["fitted_on"], str(row["test"]), *shown, limits)
+        console.print(table)
+        average = found.average
+        if average is not None:
+            told = f"{average.lower:+.3g} to {average.upper:+.3g}"
+            typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
+        typer.echo(f"{describe(found)}: {path}", err=True)
+
+
+def _show_or_blank(value: float | None, sign: str) -> str:
+    return "" if value is None else _show(value, sign)
 
 
 def evaluate(run: RunOnly, rows: Rows, client: Client = None, json: Json = False) -> None:
@@ -124,6 +182,7 @@ def export(
         str | None,
         typer.Option(help="Whose model, where every client has a part of its own."),
     ] = None,
+    personalised: Personalised = False,
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     with explain_errors():
@@ -131,7 +190,7 @@ def export(
         from equifed.runs.trained import load_predictor, write_model_card
 
         folder = run / "export" if out is None else out
-        predictor = load_predictor(run)
+        predictor = load_predictor(run, personalised=personalised)
         predictor = predictor if client is None else predictor.for_client(client)
         files = write(predictor, folder, program=torch, onnx=onnx)
         if card:

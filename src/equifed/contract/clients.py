@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -38,6 +38,25 @@ class ClientVectors(Protocol):
     def squared_norms(self) -> Losses:
         """Return |v_i|^2 for every client."""
         ...
+
+
+def weighted_difference(new: ClientVectors, old: ClientVectors, weights: Weights) -> Vector:
+    """Return sum_i weights_i (new_i - old_i); as one sum where sums are hidden."""
+    ask = getattr(new, "weighted_difference", None)
+    if ask is not None:
+        return ask(old, weights)  # type: ignore[no-any-return]
+    return new.weighted_sum(weights) - old.weighted_sum(weights)
+
+
+def may_sum(vectors: ClientVectors, weights: Weights) -> bool:
+    """Tell whether a sum that is not needed may be asked for: it may show too much where hidden."""
+    ask = getattr(vectors, "allows", None)
+    return ask is None or bool(ask(weights))
+
+
+def hides_sums(clients: Clients) -> bool:
+    """Tell whether the server sees sums of the clients' vectors alone."""
+    return getattr(clients, "hidden", None) is not None
 
 
 @dataclass(frozen=True)
@@ -185,6 +204,15 @@ class Clients(Protocol):
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
     ) -> ClientVectors:
         """Return the memory of all clients after those in ``index`` replaced their vector."""
+        ...
+
+
+@runtime_checkable
+class KnowsNotes(Protocol):
+    """Clients that have something to say about how a round was answered."""
+
+    def take_notes(self) -> list[str]:
+        """Return what was noted since the last call."""
         ...
 
 

@@ -82,12 +82,30 @@ class CurvatureSum:
     exact: bool
     constant: bool
 
+    def dense(self, size: int) -> Vector:
+        """Return P as one matrix; blocks must be whole."""
+        out = self.blocks.new_zeros(size, size)
+        each = self.blocks.expand(len(self.places), -1, -1)
+        for places, block in zip(self.places, each, strict=True):
+            out[places[:, None], places] = block
+        return out
 
-def check_curvature(blocks: Vector, limit: float = math.inf) -> str | None:
-    """Return what is wrong with one client's Hessian blocks (b, q, q), or None.
 
-    A Hessian of a convex loss is finite, symmetric and has no negative eigenvalue; ``limit`` bounds
-    its trace where that is known.
+def check_curvature(
+    blocks: Vector, limit: float = math.inf, thin: Vector | None = None
+) -> str | None:
+    """Return what is wrong with one client's Hessian, or None; the engine names the client.
+
+    A Hessian of a convex loss is finite, symmetric and has no negative eigenvalue.
+
+    Parameters
+    ----------
+    blocks : Tensor, shape (b, q, q), (b, q) for the diagonals, (b, q, r) times a thin matrix
+        What the client sent.
+    limit : float
+        No eigenvalue is larger, where that is known: the client's smoothness.
+    thin : Tensor, shape (q, r), optional
+        What the blocks were multiplied with: ``thin' H thin`` is a Hessian, too.
 
     >>> import torch
     >>> check_curvature(torch.tensor([[[1.0, 2.0], [2.0, 1.0]]]))
@@ -97,13 +115,20 @@ def check_curvature(blocks: Vector, limit: float = math.inf) -> str | None:
 
     if not torch.isfinite(blocks).all():
         return "its curvature is not finite"
-    size = float(blocks.abs().max())
-    if float((blocks - blocks.mT).abs().max()) > 1e-5 * size:
-        return "its curvature is not symmetric"
-    trace = float(blocks.diagonal(dim1=-2, dim2=-1).sum())
-    if trace > limit:
-        return f"its curvature has the trace {trace:.3g}, above {limit:.3g}"
-    least = float(torch.linalg.eigvalsh(blocks.double())[..., 0].min())
-    if least < -1e-5 * size:
+    if blocks.numel() == 0:
+        return None
+    blocks, rounding = blocks.double(), 1e-5 if blocks.dtype == torch.float32 else 1e-9
+    if blocks.dim() == 2:
+        values = blocks
+    else:
+        square = blocks if thin is None else thin.double().T @ blocks
+        if float((square - square.mT).abs().max()) > rounding * float(square.abs().max()):
+            return "its curvature is not symmetric"
+        values = torch.linalg.eigvalsh(square)
+        limit *= 1.0 if thin is None else float(torch.linalg.matrix_norm(thin.double(), 2)) ** 2
+    least, most = float(values.min()), float(values.max())
+    if least < -rounding * max(most, 0.0) or (least < 0 and most <= 0):
         return f"its curvature has the negative eigenvalue {least:.3g}"
+    if most > limit * (1 + rounding):
+        return f"its curvature has the eigenvalue {most:.3g}, above {limit:.3g}"
     return None

@@ -69,8 +69,8 @@ class MeasuresShared(Protocol):
 
 
 @runtime_checkable
-class KeepsOwn(Protocol):
-    """Clients that may keep an own part each."""
+class TellsOwn(Protocol):
+    """Clients that may keep an own part each, wherever it is."""
 
     def describe_own(self) -> str | None:
         """Say what the own parts are and how they are found; None: there are none."""
@@ -79,6 +79,15 @@ class KeepsOwn(Protocol):
     def warn_of_own(self) -> str | None:
         """Say for which clients own parts rest on their penalty alone; None: for nobody."""
         ...
+
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
+        ...
+
+
+@runtime_checkable
+class KeepsOwn(TellsOwn, Protocol):
+    """Clients whose own parts this program holds."""
 
     def remembers_own(self) -> bool:
         """Tell whether own parts depend on more than the shared model, so a state must hold them.
@@ -104,8 +113,4 @@ class KeepsOwn(Protocol):
 
     def own_parameters(self, own: Vector) -> dict[str, Vector]:
         """Return own parts by the parameters' names, in their shapes, clients first."""
-        ...
-
-    def inexactness(self, x: Vector) -> Inexactness | str | None:
-        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
         ...

@@ -134,35 +134,37 @@ def bound_share(cap: float, n: int, here: int | None = None) -> float:
     return min(1.0, max(cap, 2.0 / n, 1.5 / (here or n)))
 
 
-def limit_shares(weights: Weights, most: float) -> Weights:
+def limit_shares(weights: Weights, most: float | Weights) -> Weights:
     """Return weights >= 0 of the same sum of which none is above ``most`` of it.
 
-    Those below keep their proportions: w_i = min(most, s p_i), the nearest weights in relative
+    Those below keep their proportions: w_i = min(most_i, s p_i), the nearest weights in relative
     entropy.
 
     >>> limit_shares(np.array([8.0, 1.0, 1.0]), 0.5)
     array([5. , 2.5, 2.5])
     """
     total = float(weights.sum())
-    if not total > 0 or not (weights > most * total).any():
+    limits = np.broadcast_to(np.asarray(most) * total, weights.shape)
+    if not total > 0 or not (weights > limits).any():
         return weights
-    order = np.argsort(-weights, kind="stable")
-    ordered = weights[order]
+    order = np.argsort(-weights / limits, kind="stable")
+    ordered, allowed = weights[order], limits[order]
     below = np.cumsum(ordered[::-1])[::-1]  # of each and all after it: the small ones first
     scale = 1.0
-    for k in range(1, len(weights)):  # the k largest are at the limit
-        if below[k] <= 0 or 1.0 - k * most <= 0:
-            return _equal_beyond(weights, order, k, most * total)
-        scale = (1.0 - k * most) * total / float(below[k])
-        if ordered[k] * scale <= most * total:
+    for k in range(1, len(weights)):  # the first k are at their limits
+        left = total - float(allowed[:k].sum())
+        if below[k] <= 0 or left <= 0:
+            return _equal_beyond(limits, order, k, left)
+        scale = left / float(below[k])
+        if ordered[k] * scale <= allowed[k]:
             break
-    return np.asarray(np.minimum(weights * scale, most * total), dtype=np.float64)
+    return np.asarray(np.minimum(weights * scale, limits), dtype=np.float64)
 
 
-def _equal_beyond(weights: Weights, order: Index, k: int, most: float) -> Weights:
-    """Return the k largest at the limit, and what is left for the others in equal parts."""
-    out = np.full(len(weights), max(0.0, weights.sum() - k * most) / (len(weights) - k))
-    out[order[:k]] = most
+def _equal_beyond(limits: Weights, order: Index, k: int, left: float) -> Weights:
+    """Return the first k at their limits, and what is left for the others in equal parts."""
+    out = np.full(len(limits), max(0.0, left) / (len(limits) - k))
+    out[order[:k]] = limits[order[:k]]
     return out
 
 

@@ -15,13 +15,20 @@ from typing import Any, Literal, Self
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, Moved, Traffic
+from equifed.contract.clients import (
+    Clients,
+    ClientVectors,
+    Moved,
+    Traffic,
+    may_sum,
+    weighted_difference,
+)
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
 from equifed.contract.hessian import KnowsHessians
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, KeepsOwn
+from equifed.contract.own import Inexactness, KeepsOwn, TellsOwn
 from equifed.contract.streams import Stream
 
 Kind = Literal[
@@ -67,6 +74,16 @@ class VectorsView(ClientVectors):
     def squared_norms(self) -> Losses:
         return self.behind.squared_norms()
 
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
+        """Return sum_i weights_i (v_i - old_i): as one sum where sums are hidden."""
+        if not self.claimed:
+            return self.weighted_sum(weights) - old.weighted_sum(weights)
+        return weighted_difference(self.behind, _behind(old) or old, weights)
+
+    def allows(self, weights: Weights) -> bool:
+        """Tell whether a sum may be asked for."""
+        return may_sum(self.behind, weights)
+
     @property
     def at_hand(self) -> bool:
         """Whether norms cost neither an exchange nor work done again."""
@@ -109,6 +126,11 @@ class ClientsView(Clients):
     def traffic(self) -> Traffic:  # type: ignore[override]
         """The ledger of the clients behind."""
         return self.behind.traffic
+
+    @property
+    def hidden(self) -> object | None:
+        """How sums are hidden from the server; None: they are not."""
+        return getattr(self.behind, "hidden", None)
 
     @property
     @override
@@ -212,13 +234,11 @@ class ClientsView(Clients):
 
     def describe_own(self) -> str | None:
         """Say what the own parts are; None: there are none."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.describe_own()
+        return self.behind.describe_own() if isinstance(self.behind, TellsOwn) else None
 
     def warn_of_own(self) -> str | None:
         """Say for which clients own parts rest on their penalty alone."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.warn_of_own()
+        return self.behind.warn_of_own() if isinstance(self.behind, TellsOwn) else None
 
     def remembers_own(self) -> bool:
         """Tell whether a state must hold the own parts."""
@@ -252,8 +272,7 @@ class ClientsView(Clients):
 
     def inexactness(self, x: Vector) -> Inexactness | str | None:
         """Return how far answers at x may be off."""
-        keeper = self._keeper()
-        return None if keeper is None else keeper.inexactness(x)
+        return self.behind.inexactness(x) if isinstance(self.behind, TellsOwn) else None
 
     @override
     def subset(self, index: Index) -> Self:

@@ -111,7 +111,8 @@ def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
         if asked["quartiles"]:
             lows, highs = ([a[name][k] for a in answers.values() if k in a[name]] for k in
                            ("low", "high"))  # fmt: skip
-            built[name]["cells"] = [[min(lows), max(highs)]] * 6
+            if lows:
+                built[name]["cells"] = [[min(lows), max(highs)]] * 6
     rule = asked["prepare"]
     left_out = [*asked["left_out"], *map(list, rare.items())]
     following = {**asked, "order": columns, "built": built, "columns": numbers,
@@ -142,6 +143,9 @@ def _after_squares(asked: Question, answers: Answers) -> Question | Preparation:
         spread = _total(answers, name, "squares") - apart**2 / count
         deviation = math.sqrt(max(spread, 0.0) / count)
         told["deviation"] = deviation if deviation > 4 * eps * abs(told["mean"]) else 0.0
+        if asked["quartiles"] and "cells" not in told:  # where nobody told the extremes
+            reach = deviation * math.sqrt(count) * (1 + 1e-9)  # no number is farther from the mean
+            told["cells"] = [[told["mean"] - reach, told["mean"] + reach]] * 6
         own = {c: a[name]["own"] for c, a in answers.items() if "own" in a[name]}
         told["own"] = {c: own.get(c) for c in answers} if asked["prepare"]["per_client"] else {}
     following = {**asked, "built": built}

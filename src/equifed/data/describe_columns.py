@@ -25,7 +25,8 @@ def describe_columns(columns: Columns, client: str, features: Sequence[str]) -> 
     owners = group_rows([columns[client][k] for k in named], f"Column {client!r}")
     return {
         name: {
-            who: _describe([columns[name][named[r]] for r in rows]) for who, rows in owners.items()
+            who: describe_values([columns[name][named[r]] for r in rows])
+            for who, rows in owners.items()
         }
         for name in features
     }
@@ -63,7 +64,8 @@ def tabulate_shares(
     return Table(f"{title}: share of each class in %", ("client", *labels), rows), shares
 
 
-def _describe(values: Sequence[Any]) -> dict[str, float]:
+def describe_values(values: Sequence[Any]) -> dict[str, float]:
+    """Return ``rows``, ``missing`` and, of numbers, ``mean`` and ``deviation`` of cleaned cells."""
     present = [v for v in values if v is not None]
     told: dict[str, float] = {"rows": len(values), "missing": len(values) - len(present)}
     numbers = None if any(isinstance(v, bool) for v in present) else to_numbers(present)

@@ -17,7 +17,9 @@ Questions and answers are plain values that JSON can hold. What a client tells o
    cost no digits;
 4. ``grid``, four times: how many numbers lie in each cell of a common grid around every quartile.
 
-Everything but the smallest and the largest number is added up, so that hidden sums would do.
+Everything but the smallest and the largest number is added up, so that hidden sums would do: a
+federation of sites adds what :mod:`equifed.data.sum_answers` makes of the answers, and does without
+those two.
 """
 
 from __future__ import annotations
@@ -41,7 +43,15 @@ from equifed.data.prepared_columns import name_categories, name_client, read_num
 from equifed.data.split import DataError
 from equifed.data.targets import DECIMAL_COMMA, explain_comma
 
-__all__ = ["Prepare", "ask_kinds", "combine", "describe_rows", "fit_preparation", "is_date"]
+__all__ = [
+    "Prepare",
+    "ask_kinds",
+    "combine",
+    "describe_rows",
+    "fit_preparation",
+    "is_date",
+    "tell_kinds",
+]
 
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
 
@@ -114,6 +124,18 @@ def describe_rows(
     except KeyError as error:
         absent = f"There is no column {error}; add it, with gaps if need be."
         raise DataError(name_client(client, absent)) from None
+
+
+def tell_kinds(columns: Mapping[str, Sequence[Any]], asked: Question) -> dict[str, str]:
+    """Return what each column of one client holds: numbers, texts, dates, or nothing (empty).
+
+    >>> asked = ask_kinds(["age", "arm"], Target("ill"), Prepare())
+    >>> tell_kinds({"age": [40, None], "arm": ["a", "b"]}, asked)
+    {'age': 'numbers', 'arm': 'texts'}
+    """
+    told = {n: _tell_kind(n, clean_all(list(columns[n])), asked) for n in asked["columns"]}
+    words = ("numbers", "texts", "dates")
+    return {n: next((w for w in words if counts[w]), "empty") for n, counts in told.items()}
 
 
 def fit_preparation(

@@ -93,7 +93,7 @@ class FederationWriter:
         """Add a client: ``train=(X, y)`` and, like all others, ``validation=`` and ``test=``."""
         if client in self._names:
             raise DataError(f"Client {client!r} was added before; names are unique.")
-        held = {label: Split.from_clients([pair]) for label, pair in splits.items()}
+        held: dict[str, Any] = {k: Split.from_clients([pair]) for k, pair in splits.items()}
         one = Federation(
             self._about["name"], (client,), classes=self._about["classes"],
             class_names=tuple(self._about["class_names"]), **held,
@@ -161,7 +161,7 @@ def open_federation(path: str | Path) -> MappedFederation:
         told = json.loads((folder / INDEX).read_text())
         if told["format"] != FORMAT:
             raise DataError(f"{folder / INDEX} has format {told['format']}, known is {FORMAT}.")
-        splits = {label: _open_split(folder, label, told) for label in told["sizes"]}
+        splits: dict[str, Any] = {k: _open_split(folder, k, told) for k in told["sizes"]}
         names, shown = tuple(map(str, told["clients"])), tuple(map(str, told["class_names"]))
         return MappedFederation(
             str(told["name"]), names, classes=told["classes"], class_names=shown,

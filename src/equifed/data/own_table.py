@@ -82,10 +82,10 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
     """Return what a table gives to ``Federation.from_clients``, and its preparation."""
     columns = read_columns(table)
     wanted = choose_features(columns, request)
-    columns, numbers, told = _keep_rows(columns, wanted, request)
+    columns, numbers, told = keep_rows(columns, wanted, request)
     client, target = request.special[:2]
     owners = group_rows(columns[client], f"Column {client!r}")
-    part = _divide(columns, owners, request)
+    part = divide_rows(columns, owners, request)
     aim = _fit_target(columns[target], owners, request)
     rest = [c for c in columns if c not in {*wanted, client, target}]
     asked = ask_kinds(
@@ -106,11 +106,11 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
     told += [same] if same else []
     if request.features is None:
         told += find_numbered_rows(columns, [x.name for x in fitted.columns])
-    told += _find_untested(owners, part, request.holdout)
+    told += find_untested(owners, part, request.holdout)
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)
-    clients = _prepare_clients(columns, owners, part, fitted, request.groups)
+    clients = prepare_clients(columns, owners, part, fitted, request.groups)
     return {**clients, "preparation": fitted, "told": told}
 
 
@@ -141,7 +141,7 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
     return wanted
 
 
-def _keep_rows(
+def keep_rows(
     columns: Columns, wanted: list[str], request: TableRequest
 ) -> tuple[Columns, NDArray[np.int64], list[str]]:
     """Return the rows that can be used, their numbers in the table, and what was left out."""
@@ -190,7 +190,7 @@ def _refuse_gaps(columns: Columns, needed: list[str], lacking: Mapping[str, Any]
             )
 
 
-def _divide(columns: Columns, owners: Mapping[str, Rows], request: TableRequest) -> Labels:
+def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequest) -> Labels:
     """Return the split that each row belongs to."""
     rows, holdout = len(columns[request.special[0]]), request.holdout
     if request.split is not None:
@@ -211,7 +211,7 @@ def _divide(columns: Columns, owners: Mapping[str, Rows], request: TableRequest)
     return divide_at_random(owners, holdout) if holdout.wanted else np.full(rows, "train")
 
 
-def _find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
+def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
     """Name the clients with rows enough, but none held out: groups or times that are too large."""
     told = []
     for k, label in enumerate(("validation", "test")):
@@ -263,13 +263,14 @@ def _fit(
     return fit_preparation(rows, asked)
 
 
-def _prepare_clients(
+def prepare_clients(
     columns: Columns,
     owners: Mapping[str, Rows],
     part: Labels,
     fitted: Preparation,
     groups: str | None,
 ) -> dict[str, Any]:
+    """Return the samples of all clients, for ``Federation.from_clients``."""
     names = [column.name for column in fitted.columns]
 
     def prepare(label: str) -> dict[str, tuple[Any, ...]]:

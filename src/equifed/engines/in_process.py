@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -27,6 +29,14 @@ from equifed.data.tables import Table
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
+from equifed.engines.sums import (
+    Node,
+    group_clients,
+    leaf_nodes,
+    node_values,
+    sum_leaves,
+    sum_rows,
+)
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import (
     check_device,
@@ -56,6 +66,13 @@ class InProcessVectors(ClientVectors, Protocol):
         """Return all of them as the rows of one matrix."""
         ...
 
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of the weighted sum with others'; see :mod:`equifed.engines.sums`.
+
+        ``weights`` are those of all clients, of whom the ones here begin at ``first``.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class DenseVectors(ClientVectors):
@@ -66,7 +83,7 @@ class DenseVectors(ClientVectors):
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        return to_tensor(weights, self.matrix) @ self.matrix
+        return sum_rows(weights, self.matrix)
 
     @override
     def squared_norms(self) -> Losses:
@@ -75,6 +92,17 @@ class DenseVectors(ClientVectors):
     def dense(self) -> Tensor:
         """Return the matrix."""
         return self.matrix
+
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return the values of nodes of the tree of all clients."""
+        held = len(self.matrix)
+        rows = partial(take_rows, self.matrix, first)
+        return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
+
+
+def take_rows(matrix: Tensor, first: int, begin: int, end: int) -> list[Tensor]:
+    """Return rows of a matrix that begins at place ``first``."""
+    return [matrix[begin - first : end - first]]
 
 
 class TorchClients(OwnParts, Clients):
@@ -178,6 +206,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
         for what, values in (("inputs", self._inputs), ("targets", self._targets)):
             self._refuse_overflow(what, values)
+        self._groups = group_clients(self._sizes)
         dimensions = self._inputs.dim() - 1
         self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
@@ -245,7 +274,10 @@ class InProcessClients(FoundOwnParts, TorchClients):
         loaded = load_weights(module, self.parameters(x))
         told = describe_predictor(self._federation, loaded, self.model.loss)
         own = self._own_parts(x)
-        return told if own is None else dataclasses.replace(told, own=self.own_parameters(own))
+        if own is None or self.own is None:
+            return told
+        kept = self.own_parameters(own)
+        return dataclasses.replace(told, own=kept, own_l2=self.own.l2)
 
     def origin(self) -> dict[str, Any]:
         """Return what the engine was made of; KnowsOrigin asks."""
@@ -270,11 +302,14 @@ class InProcessClients(FoundOwnParts, TorchClients):
         if (why := refuse_bounds(self.model)) is not None:  # hooks may come later
             return why
         if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
-            self._curvature.append(known_curvature(self.model, len(self.names), self._inputs_of))
+            self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
         return self._curvature[0]
 
     def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
         """Return the weighted sum of the clients' second derivatives; KnowsHessians asks."""
+        if self.offsets is not None:
+            summed = self.curvature_sum(x, weights, "full")
+            return summed if isinstance(summed, str) else summed.dense(self.model.size).to(x.dtype)
         rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in self.index])
         shares = torch.as_tensor(np.repeat(weights / self.sizes, self.sizes), dtype=x.dtype)
         held = self._inputs[rows].to(x.device), self._targets[rows], shares.to(x.device)
@@ -289,45 +324,72 @@ class InProcessClients(FoundOwnParts, TorchClients):
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
+        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
-        total = self.sum_hessians(hessian, x, weights, thin)
+        groups = int(self._groups[-1]) + 1
+        (total,) = self.sum_hessians(hessian, x, weights, thin, leaf_nodes(0, groups, groups))
         self._book_hessians(hessian, thin)
         return hessian.answer(total, weights, thin)
 
     def sum_hessians(
-        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
-    ) -> Tensor:
-        """Return the weighted sum of the clients' Hessians without the penalty, sample by sample.
+        self,
+        hessian: LinearHessian,
+        x: Tensor,
+        weights: Weights,
+        thin: Tensor | None,
+        nodes: Sequence[Node],
+    ) -> list[Tensor]:
+        """Return parts of the weighted sum of the clients' Hessians without the penalty.
 
-        Each sample counts its client's weight; a few samples at a time bound the memory.
+        Each sample counts its client's weight; a few samples at a time bound the memory. The parts
+        are nodes of a tree over groups of clients, so that the order of the sum is always the same.
         """
-        counts, total = np.zeros(len(self._inputs)), hessian.zeros(thin)
-        for i, weight in zip(self.index, weights, strict=True):
-            first, last = self._offsets[i], self._offsets[i + 1]
-            counts[first:last] = weight / (last - first)
+        share = np.zeros(len(self.names))
+        share[self.index] = weights
         step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
-        for start in range(0, len(counts), step):
-            used = np.flatnonzero(counts[start : start + step])
-            if len(used):
-                rows = torch.as_tensor(used + start, device=self._inputs.device)
-                share = torch.as_tensor(counts[used + start], dtype=x.dtype, device=x.device)
-                hessian.add(total, x, self._inputs[rows], share, thin)
-        if not torch.isfinite(total).all():
+        own = self._own_parts(x)
+
+        def sum_group(group: int) -> Tensor:
+            total = hessian.zeros(thin)
+            here = np.flatnonzero((self._groups == group) & (share > 0))
+            if own is None and len(here):
+                sizes = self._sizes[here]
+                rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in here])
+                counts = np.repeat(share[here] / sizes, sizes)
+                for start in range(0, len(rows), step):
+                    some = torch.as_tensor(rows[start : start + step], device=self._inputs.device)
+                    count = torch.as_tensor(counts[start : start + step]).to(x)
+                    hessian.add(total, x, self._inputs[some], count, thin)
+            for i in here if own is not None else ():
+                first, last = int(self._offsets[i]), int(self._offsets[i + 1])
+                ends = [*range(first, last, step), last]
+                pieces = [self._inputs[a:b] for a, b in itertools.pairwise(ends)]
+                assert own is not None
+                with_own = torch.cat([x, own[i]])
+                hessian.add_profile(total, with_own, pieces, share[i], last - first, thin)
+            return total
+
+        groups = int(self._groups[-1]) + 1
+        totals = [sum_leaves(node, sum_group, groups) for node in nodes]
+        if not all(bool(torch.isfinite(total).all()) for total in totals):
             self._refuse_curvature(hessian, x)
-        return total
+        return totals
+
+    def divide_as(self, sizes: Index, groups: Index) -> None:
+        """Divide the work as a federation of these sizes does, of which this is a part."""
+        self._groups = groups
 
     def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:
         """Name those whose Hessian is not finite."""
         sizes = np.zeros(len(self.index))
-        plain = dataclasses.replace(hessian, form="diagonal")
+        plain, own = dataclasses.replace(hessian, form="diagonal"), self._own_parts(x)
         for k, i in enumerate(self.index):
-            own = plain.zeros()
-            inputs = self._inputs_of(int(i))
-            plain.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
-            sizes[k] = float(own.sum())
+            found, inputs = plain.zeros(), self.inputs_of(int(i))
+            with_own = x if own is None else torch.cat([x, own[i]])
+            plain.add(found, with_own, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
+            sizes[k] = float(found.sum())
         self.refuse_non_finite(sizes, "trace of its curvature")
 
     @override
@@ -367,7 +429,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
             reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
             raise MissingClients(reasons, self.names)
 
-    def _inputs_of(self, client: int) -> Tensor:
+    def inputs_of(self, client: int) -> Tensor:
         """Return the training inputs of a client of the federation."""
         return self._inputs[self._offsets[client] : self._offsets[client + 1]]
 
@@ -442,7 +504,8 @@ def check_local_arguments(
 
 def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
     """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
-    products = rows.double() @ solve(rows.double()).T
+    rows = rows.double().contiguous()  # products of other strides may have other bits
+    products = rows @ solve(rows).T
     return to_numpy((products + products.T) / 2)
 
 

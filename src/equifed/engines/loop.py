@@ -8,7 +8,7 @@ with a module of its own, since a module can carry the parameters of one client 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self, TypeAlias, TypeVar
 
 import torch
@@ -30,6 +30,7 @@ from equifed.engines.own_parts import plain_work
 from equifed.engines.profile import MOST_NEWTON
 from equifed.engines.stacked.chunks import map_in_threads
 from equifed.engines.stacked.gradient_rules import products_in
+from equifed.engines.sums import Node
 from equifed.models.hessians import LinearHessian
 
 Result = TypeVar("Result")
@@ -43,7 +44,7 @@ class LoopClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
 
         def measure(self: Self, k: int) -> Tensor:
             with torch.no_grad():  # every thread has a switch of its own
@@ -60,7 +61,7 @@ class LoopClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
 
         def differentiate(self: Self, k: int) -> tuple[Tensor, Tensor]:
             batch = self._batches(k, stream, batch_size).at(0)
@@ -86,7 +87,7 @@ class LoopClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        self._refuse_minibatches(work.batch_size)
+        self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)
@@ -122,16 +123,26 @@ class LoopClients(InProcessClients):
 
     @override
     def sum_hessians(
-        self, hessian: LinearHessian, x: Tensor, weights: Weights, thin: Tensor | None
-    ) -> Tensor:
-        total = hessian.zeros(thin)
+        self,
+        hessian: LinearHessian,
+        x: Tensor,
+        weights: Weights,
+        thin: Tensor | None,
+        nodes: Sequence[Node],
+    ) -> list[Tensor]:
+        total, parts = hessian.zeros(thin), self._own_parts(x)
         for k in self._each():
-            inputs, own = self._inputs_of(int(self.index[k])), hessian.zeros(thin)
-            hessian.add(own, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
-            if not torch.isfinite(own).all():
+            i, found = int(self.index[k]), hessian.zeros(thin)
+            inputs = self.inputs_of(i)
+            if parts is None:
+                hessian.add(found, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
+            else:
+                with_own = torch.cat([x, parts[i]])
+                hessian.add_profile(found, with_own, [inputs], 1.0, len(inputs), thin)
+            if not torch.isfinite(found).all():
                 self._refuse_curvature(hessian, x)
-            total += float(weights[k]) * own  # sum of w_i H_i
-        return total
+            total += float(weights[k]) * found  # sum of w_i H_i
+        return [total, *(hessian.zeros(thin) for _ in nodes[1:])]  # in no order: all is in one
 
     def _walk(
         self,
@@ -217,7 +228,7 @@ class LoopClients(InProcessClients):
         i, v = int(self.index[k]), x.new_zeros(self.model.own_size)
         targets = self._targets[self._offsets[i] : self._offsets[i + 1]]
         with torch.no_grad():  # the bias is added to the outputs of the shared part
-            plain = self.model.outputs(torch.cat([x, v]), self._inputs_of(i), training=True)
+            plain = self.model.outputs(torch.cat([x, v]), self.inputs_of(i), training=True)
         for _ in range(MOST_NEWTON):
             with torch.enable_grad():
                 v = v.detach().requires_grad_()
@@ -235,7 +246,7 @@ class LoopClients(InProcessClients):
     @override
     def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
         for k in self._each():
-            inputs = self._inputs_of(int(self.index[k])).flatten(1)
+            inputs = self.inputs_of(int(self.index[k])).flatten(1)
             yield slice(k, k + 1), *self._newton(x, k), inputs.square().sum(dim=1).mean()
 
     def _each(self) -> range:

@@ -74,9 +74,8 @@ class Minibatches:
         Precision of the weights.
     dropout : bool
         Whether to draw keys for dropout masks.
-    multiple : int
-        Pad minibatches to a multiple of so many samples: GPUs multiply faster where rows of numbers
-        begin at addresses that they can read from at once.
+    width : int, optional
+        Columns of every batch, padded to it; by default as many as the largest batch has samples.
     starts : int64 (c,), optional
         Where the clients' samples begin; without it positions count from each client's first.
 
@@ -96,7 +95,7 @@ class Minibatches:
         batch_size: int | None,
         dtype: torch.dtype,
         dropout: bool = False,
-        multiple: int = 1,
+        width: int | None = None,
         starts: Tensor | None = None,
     ) -> None:
         # Passes are counted on the host: a device would have to be waited for in every step.
@@ -108,11 +107,10 @@ class Minibatches:
         self.shuffled = batch_size is not None
         self._per_pass: Index = -(-counts // self._batch) if self.shuffled else np.ones_like(counts)
         self._passes: Index = np.full_like(counts, -1)
-        self._multiple = multiple if self.shuffled else 1
-        width = self._padded(self._batch)
+        self._width = max(self._batch, width or 0)
         self._starts = None if starts is None else starts.unsqueeze(1)
         self._order: Tensor | None = None
-        self._slots = torch.arange(width, device=clients.device)
+        self._slots = torch.arange(self._width, device=clients.device)
         self._equal = bool((counts == self._longest).all())
         self._equal_weights = self._weights(self._batch)
         self._turns = torch.as_tensor(self._per_pass, device=clients.device)
@@ -133,17 +131,13 @@ class Minibatches:
         """Return the same as :meth:`at` for clients of one size, with less arithmetic."""
         start = (step % int(self._per_pass[0])) * self._batch
         count = min(self._batch, self._longest - start)
-        positions = order.narrow(1, start, self._padded(count))
+        positions = order.narrow(1, start, self._width)
         weights = self._equal_weights if count == self._batch else self._weights(count)
-        return Batch(positions, weights, self._keys(step, self._slots[: self._padded(count)]))
-
-    def _padded(self, count: int) -> int:
-        """Return the columns of a batch of so many samples."""
-        return -(-count // self._multiple) * self._multiple
+        return Batch(positions, weights, self._keys(step, self._slots))
 
     def _weights(self, count: int) -> Tensor:
         """Return the weights of so many samples for every client."""
-        used = self._slots[: self._padded(count)] < count
+        used = self._slots < count
         return (used.to(self._dtype) / count).expand(len(self._sizes), -1).contiguous()
 
     def _keys(self, step: int, slots: Tensor) -> Tensor | None:
@@ -155,7 +149,7 @@ class Minibatches:
         """Return the order of each client's samples in the pass that a step belongs to."""
         if not self.shuffled:
             if self._order is None:
-                every = torch.arange(self._longest, device=self._clients.device)
+                every = torch.arange(self._width, device=self._clients.device) % self._longest
                 every = every.expand(len(self._sizes), -1)
                 self._order = every if self._starts is None else every + self._starts
             return self._order
@@ -182,6 +176,7 @@ class Minibatches:
             number = torch.as_tensor(passes, device=clients.device).unsqueeze(1)
         keys = self._stream.at("shuffle").keys(clients.unsqueeze(1), number, slots)
         order = torch.where(slots < sizes.unsqueeze(1), keys, _LAST).argsort(dim=1, stable=True)
-        if self._multiple > 1 and self._equal:  # so that the last batch can be padded too
-            order = order.repeat(1, self._multiple)[:, : self._longest + self._multiple - 1]
+        needed = int(self._per_pass[0] - 1) * self._batch + self._width
+        if self._equal and needed > self._longest:  # so that the last batch can be padded, too
+            order = order.repeat(1, -(-needed // self._longest))[:, :needed]
         return order if starts is None else order + starts

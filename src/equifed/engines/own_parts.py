@@ -162,7 +162,7 @@ class FoundOwnParts(OwnParts):
         row = torch.cat([like, *(part.reshape(-1) for part in parts)])
         return row.repeat(len(self.names), 1)
 
-    def _refuse_minibatches(self, batch_size: int | None) -> None:
+    def refuse_minibatches(self, batch_size: int | None) -> None:
         """Refuse minibatches where the best own part for all samples is meant."""
         if batch_size is not None and self.own is not None and self.own.steps == "profile":
             raise ValueError(

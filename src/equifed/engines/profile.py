@@ -68,6 +68,12 @@ class Offsets(Protocol):
         """Return the weighted derivatives (c, k, b) by the outputs."""
         ...
 
+    def losses_and_slopes(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return sample losses (c, b) and :meth:`slopes` in one pass; None: take them apart."""
+        return None
+
     def project(self, v: Tensor) -> Tensor:
         """Return offsets without what has no effect."""
         return v
@@ -207,6 +213,16 @@ class SoftmaxOffsets(Offsets):
         weights = weights.unsqueeze(1)
         slope = torch.softmax(outputs, dim=1).mul_(weights)
         return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+
+    @override
+    def losses_and_slopes(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logs = torch.log_softmax(outputs, dim=1)
+        losses = logs.gather(1, targets.unsqueeze(1)).squeeze(1).neg_()
+        weights = weights.unsqueeze(1)
+        slope = logs.exp_().mul_(weights)
+        return losses, slope.scatter_add_(1, targets.unsqueeze(1), -weights)
 
     @override
     def project(self, v: Tensor) -> Tensor:

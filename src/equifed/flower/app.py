@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable
@@ -16,10 +17,16 @@ from typing_extensions import override
 
 from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings
+from equifed.flower.ask_statistics import show_statistics
+from equifed.flower.deliver import deliver
+from equifed.flower.hello import StartError
 from equifed.flower.kept import FLOWER, Kept, describe_run
-from equifed.flower.members import Members, StartError, gather
+from equifed.flower.leave_one_out import show_leave_one_out
+from equifed.flower.members import Members, gather
 from equifed.flower.messenger import HiddenSums
+from equifed.flower.preparing import Fit
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.server import FlowerClients
 from equifed.flower.task import PACKAGES
@@ -29,6 +36,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
+from equifed.training.provenance import PREPARATION
 from equifed.training.versions import package_versions
 
 GOOD_EVENTS = ("given out", "resume", "stop")
@@ -50,7 +58,12 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
         settings = FederationSettings.from_run_config(context.run_config)
         chosen = config if isinstance(config, AppConfig) else config(context)
         try:
-            run_federation(grid, chosen, settings)
+            if settings.do == "statistics":
+                show_statistics(grid, settings, say)
+            elif settings.do == "leave-one-out":
+                run_leave_one_out(grid, chosen, settings)
+            else:
+                run_federation(grid, chosen, settings)
         except Exception as error:
             say(f"ENDED: {explain_end(error)}")
             raise
@@ -64,33 +77,97 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
     if kept is not None:
         config, settings = kept.apply(config, settings)
     settings = replace(settings, rounds=settings.rounds or config.rounds)
-    task, deadlines = config.build_task(), settings.deadlines
+    clients = join(grid, config, settings, kept)
+    folder = _open_folder(settings, config, clients.members)
+    history = train_clients(clients, config, settings, folder)
+    if settings.deliver:
+        for name, what in deliver(clients, config, history).items():
+            wrong = what.startswith("not")
+            say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
+    say(json.dumps(history.summary()))
+    return history
+
+
+def join(
+    grid: Grid,
+    config: AppConfig,
+    settings: FederationSettings,
+    kept: Kept | None = None,
+    without: str | None = None,
+) -> FlowerClients:
+    """Gather the clients of a new run, or of one that goes on; perhaps without one of them."""
+    task, hidden, table = config.build_task(), HIDDEN[settings.privacy](), config.table
     run, order = (secrets.token_hex(8), None) if kept is None else (kept.run, kept.names)
-    mailbox, members = gather(grid, task, deadlines, run, settings.clients, order)
+    told = {"plan": make_plan(config, settings)}
+    if kept is not None and kept.preparation is not None:
+        told["preparation"] = kept.preparation
+    fit = None if table is None else Fit(table, task, hidden)
+    about = settings.deadlines, run, settings.clients, order, told, fit, without
+    mailbox, members = gather(grid, task, *about)
     if kept is not None:
         kept.check(members)
-    clients = FlowerClients(mailbox, members, HIDDEN[settings.privacy]())
     algorithm = config.build_algorithm(members.sizes.tolist())
-    for warning in find_risks(algorithm, members):
+    for warning in (*(fit.warnings if fit else ()), *find_risks(algorithm, members)):
         say(f"WARNING: {warning}")
-    history = train(
-        algorithm,
+    return FlowerClients(mailbox, members, hidden)
+
+
+def train_clients(
+    clients: FlowerClients,
+    config: AppConfig,
+    settings: FederationSettings,
+    folder: RunFolder | None = None,
+) -> History:
+    """Train what the configuration describes."""
+    return train(
+        config.build_algorithm(clients.members.sizes.tolist()),
         clients,
-        rounds=settings.rounds,
+        rounds=settings.rounds or config.rounds,
         seed=config.seed,
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
         metrics=config.evaluate.metrics,
         stop=config.stop.rules(),
         give_out=config.give_out,
-        callbacks=[RoundLog()],
+        callbacks=[RoundLog(clients.members.events, folder)],
         progress=False,
-        missing=deadlines.to_policy(),
-        folder=_open_folder(settings, config, members),
+        missing=settings.deadlines.to_policy(),
+        folder=folder,
         resume=settings.resume,
     )
-    say(json.dumps(history.summary()))
-    return history
+
+
+def run_leave_one_out(
+    grid: Grid, config: AppConfig, settings: FederationSettings
+) -> dict[str, Any]:
+    """Train with all sites and without each, and return what the sites measured."""
+    plain = replace(settings, out="", resume=False, deliver=False)
+
+    def train_without(name: str | None) -> tuple[FlowerClients, History]:
+        clients = join(grid, config, plain, without=name)
+        return clients, train_clients(clients, config, plain)
+
+    return show_leave_one_out(grid, config, settings, train_without, say)
+
+
+def make_plan(config: AppConfig, settings: FederationSettings) -> dict[str, Any]:
+    """Return what clients are told before they tell anything: a site may refuse it.
+
+    That is the privacy, the local work, and the requests that are known beforehand.
+    """
+    requests = ["metrics"] if config.evaluate.splits else []
+    requests += [] if config.table is None else ["prepare"]
+    requests += {
+        "none": [],
+        "sums": ["sum"],
+        "secure": ["sum", "keys", "shares", "boxes", "unmask"],
+    }[settings.privacy]
+    work = None
+    with contextlib.suppress(ValueError):  # it needs the clients' sizes
+        local = getattr(unwrap(config.build_algorithm([1] * settings.clients)), "local", None)
+        work = local.to_dict() if isinstance(local, LocalSGD) else None
+    requests += [] if work is None else ["local"]
+    return {"privacy": settings.privacy, "requests": requests, "work": work}
 
 
 def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:
@@ -98,7 +175,7 @@ def find_risks(algorithm: AnyAlgorithm, members: Members) -> list[str]:
 
     An objective without a cap hands the model to whoever claims a large enough loss.
     """
-    out = []
+    out = [f"{hello.name}: {note}" for hello in members.hellos for note in hello.notes]
     objective, n = getattr(unwrap(algorithm), "objective", None), len(members.names)
     if n > 1 and objective is not None:
         claimed = np.ones(n)
@@ -133,14 +210,39 @@ def explain_end(error: Exception) -> str:
 
 
 class RoundLog(Callback):
-    """Says in the log how the run goes."""
+    """Says in the log how the run goes, and writes down who is left out of it.
+
+    Parameters
+    ----------
+    events : list of dict
+        What was noticed about clients since it was last read.
+    folder : RunFolder, optional
+        Where events are kept.
+    """
+
+    def __init__(
+        self, events: list[dict[str, Any]] | None = None, folder: RunFolder | None = None
+    ) -> None:
+        self.events, self.folder = [] if events is None else events, folder
+        self.history: History | None = None
 
     @override
     def start(self, history: History, rounds: int) -> None:
+        self.history = history
         say(f"{rounds} rounds with {', '.join(history.names)}")
+        self._take_events(history.rounds[-1].round if history.rounds else 0)
+
+    def _take_events(self, r: int) -> None:
+        while self.events and self.history is not None:
+            event = {"round": r, **self.events.pop(0)}
+            self.history.events.append(event)
+            if self.folder is not None:
+                self.folder.event(event)
+            self.event(event)
 
     @override
     def round(self, record: RoundRecord, info: Info) -> None:
+        self._take_events(record.round)
         objective = "" if record.objective is None else f" objective {record.objective:.6g},"
         cost = f"{record.exchanges} exchanges, {record.seconds:.1f} s"
         say(f"round {record.round}:{objective} {cost}")
@@ -163,4 +265,7 @@ def _open_folder(
         folder.create()
     content = json.dumps(describe_run(settings, config, members), indent=2).encode() + b"\n"
     write_file(folder.path / FLOWER, content)
+    if members.preparation is not None:
+        told = json.dumps(members.preparation.to_json(), indent=1).encode() + b"\n"
+        write_file(folder.path / PREPARATION, told)
     return folder

@@ -18,8 +18,11 @@ from torch import nn
 from equifed.algorithms.guard_view import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.own import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.flower.deadlines import Deadlines
+from equifed.flower.site import read_site
+from equifed.flower.site_data import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.config import (
@@ -97,9 +100,6 @@ class AppConfig:
                 "clients of a federation make features themselves: call equifed.features in their "
                 "load_data, and name the head alone here",
             )
-        if out["model"].get("own"):
-            why = "a real federation cannot keep own parts yet; leave it out, or simulate"
-            checker.problem("model.own", why)
         given = table.get("algorithm", {})
         out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
         table = {**table, "guard": complete_guard(table.get("guard", {}), "on")}
@@ -109,11 +109,16 @@ class AppConfig:
         data = dict(table.get("data", {}))
         if "name" in data:
             data = checker.choice(SECTIONS["data"], data, "data", settings(DataSettings))
+        elif "target" in data:
+            data = checker.table(settings(TableSettings), data, "data")
         elif set(data) - {"classes"}:
-            checker.problem("data", "has a name of a data set, or 'classes' alone")
+            why = "has a name of a data set, the 'target' of the sites' tables, or 'classes' alone"
+            checker.problem("data", why)
         checker.raise_problems()
         construct(Plain, out, "")
         out["data"] = data
+        if "target" in data and "name" not in data:
+            construct(TableSettings, data, "data")
         for key, record in RECORDS.items():
             out[key] = construct(record, out[key], key)
         check_guard(choose(SECTIONS["algorithms"], out["algorithm"], "algorithm"), out["guard"])
@@ -123,6 +128,14 @@ class AppConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the table that :meth:`from_dict` reads."""
         return _drop_none(asdict(self))
+
+    @property
+    def table(self) -> TableSettings | None:
+        """What was agreed on the sites' tables, where they give tables."""
+        if "name" in self.data or "target" not in self.data:
+            return None
+        agreed: TableSettings = construct(TableSettings, self.data, "data")
+        return agreed
 
     @property
     def classes(self) -> int | None:
@@ -135,8 +148,12 @@ class AppConfig:
         shared: ModelSettings = construct(ModelSettings, self.model, "model")
         init = shared.resolve_init(self.model["name"])
         given = shared.loss, shared.l2, shared.dtype, init, shared.penalise, shared.class_weights
+        steps = shared.own_steps
+        if shared.own is not None and steps == "auto":  # profile losses need all samples
+            algorithm = choose(SECTIONS["algorithms"], self.algorithm, "algorithm")
+            steps = "joint" if uses_minibatches(algorithm) else "auto"
         try:
-            return Task(self._module, *given)
+            return Task(self._module, *given, shared.own, shared.own_l2, steps)
         except ValueError as error:
             raise ConfigError([str(error)]) from error
 
@@ -145,6 +162,22 @@ class AppConfig:
             SECTIONS["models"], self.model, "model", input_shape=input_shape, outputs=outputs
         )
         return module
+
+    def load_site(self, node: Mapping[str, Any]) -> Any:
+        """Return the data that a node's settings name, for ``load_data``.
+
+        With a ``target`` in ``[data]``, the CSV or Parquet file of the node's setting ``data``, its
+        columns renamed as the site's file says (:func:`equifed.flower.site.read_site`); else the
+        arrays of an ``.npz`` file; without either, one client of the named data set.
+        """
+        if self.table is not None:
+            return SiteData.read(self.table, node)
+        told = read_site(node)
+        if "data" in told:
+            return read_arrays(str(told["data"]))
+        if "partition-id" not in told:
+            raise ConfigError(["the node names neither data nor a partition-id of the data set"])
+        return self.load_client(int(told["partition-id"]))
 
     def load_client(self, partition: int) -> Federation:
         """Return one client of the named data set, for trying out."""
@@ -189,6 +222,10 @@ class FederationSettings:
         operator changes, for example ``"timeout wait"``. All others are those of the run.
     changes : tuple of str
         Those names.
+    do : {"train", "statistics", "leave-one-out"}
+        Train; only show what the sites have; or train without each site and let it measure that.
+    deliver : bool
+        Whether every site gets the model, its preparation, card and own page at the end.
     """
 
     clients: int
@@ -198,6 +235,8 @@ class FederationSettings:
     out: str = ""
     resume: bool = False
     changes: tuple[str, ...] = ()
+    do: Literal["train", "statistics", "leave-one-out"] = "train"
+    deliver: bool = False
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -206,6 +245,9 @@ class FederationSettings:
             raise ValueError(f"privacy must be 'none', 'sums' or 'secure', got {self.privacy!r}.")
         if self.privacy != "none" and self.clients < 2:
             raise ValueError("Hidden sums need at least two clients.")
+        if self.do not in ("train", "statistics", "leave-one-out"):
+            told = "'train', 'statistics' or 'leave-one-out'"
+            raise ValueError(f"do must be {told}, got {self.do!r}.")
         if self.resume and not self.out:
             raise ValueError("resume needs 'out', the run folder.")
 

@@ -20,13 +20,17 @@ from equifed.contract.clients import MissingClients
 from equifed.contract.evaluation import SPLITS
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
-from equifed.flower.memory import find_root
+from equifed.flower.memory import LostPart
+from equifed.flower.policy import Policy, Refused
+from equifed.flower.secure.identity import Identity
 from equifed.flower.secure.masks import RangeError
 from equifed.flower.secure.session import SecureError
-from equifed.flower.site import name_site, read_partition
+from equifed.flower.site import find_memory, name_site, read_partition, read_site
+from equifed.flower.site_data import SiteData
+from equifed.flower.site_work import TableClient
 from equifed.flower.task import Task
-from equifed.flower.wire import OPERATIONS, Reply, Request, WireError
-from equifed.flower.worker import LEVELS, Client, Stale, Worker
+from equifed.flower.wire import OPERATIONS, Reply, Request, WireError, count_bytes
+from equifed.flower.worker import Client, Stale, Worker
 
 LoadData = Callable[[Context], Any]
 """The user's function; see :func:`to_federation` for its result."""
@@ -56,24 +60,38 @@ def make_client_app(
         Folder for what this client keeps; by default that of the node's ``memory`` setting, of
         ``$EQUIFED_MEMORY``, or the user's cache.
     """
-    app, loaded = ClientApp(), OrderedDict[tuple[int, int], Client]()
+    app, loaded = ClientApp(), OrderedDict[tuple[int, int], Client | TableClient]()
 
-    def load(context: Context) -> Client:
+    def load(context: Context) -> Client | TableClient:
         """Return the client of a node; a process that lives on loads its data once."""
         key = (context.run_id, context.node_id)
         if key not in loaded:
-            federation = to_federation(load_data(context), name_client(context), classes)
-            root = memory or Path(str(context.node_config.get("memory", find_root())))
+            data = load_data(context)
+            root = memory or find_memory(context.node_config)
             own = task if isinstance(task, Task) else task(context)
-            partition = read_partition(context.node_config)
-            loaded[key] = Client(federation, own, root, partition, _floor(context))
+            about = own, root, read_partition(context.node_config), _read_policy(context)
+            told = read_site(context.node_config)
+            identity = Identity.from_settings(context.node_config)
+            results = Path(str(told["results"])) if "results" in told else None
+            if isinstance(data, SiteData):
+                loaded[key] = TableClient(data, *about, results, identity)
+            else:
+                federation = to_federation(data, name_client(context), classes)
+                loaded[key] = Client(federation, *about, identity, results=results)
             while len(loaded) > 64:  # a simulation runs many nodes in one process
                 loaded.popitem(last=False)
         return loaded[key]
 
     def answer(message: Message, context: Context) -> Message:
-        reply = answer_message(message, lambda: load(context), name_client(context))
-        return Message(reply.to_records(), reply_to=message)
+        name, policy = name_client(context), _read_policy(context)
+        reply = answer_message(message, lambda: load(context), name, policy)
+        content = reply.to_records()
+        try:
+            policy.check_bytes("the reply has", 0 if reply.error else count_bytes(content))
+        except Refused as error:
+            told = reply.op, reply.run, reply.tag, {"name": name}
+            content = Reply(*told, error="refused", text=str(error)).to_records()
+        return Message(content, reply_to=message)
 
     for message_type in OPERATIONS.values():
         category, _, action = message_type.partition(".")
@@ -86,12 +104,17 @@ def name_client(context: Context) -> str:
     return name_site(context.node_config, context.node_id)
 
 
-def _floor(context: Context) -> int:
-    """Return the least privacy that this node takes part in: its setting ``privacy``."""
-    return LEVELS.index(str(context.node_config.get("privacy", LEVELS[0])))
+def _read_policy(context: Context) -> Policy:
+    """Return the site's own rules: its settings ``policy`` and ``privacy``."""
+    return Policy.of(read_site(context.node_config))
 
 
-def answer_message(message: Message, load: Callable[[], Client], name: str) -> Reply:
+def answer_message(
+    message: Message,
+    load: Callable[[], Client | TableClient],
+    name: str,
+    policy: Policy | None = None,
+) -> Reply:
     """Return the reply to a message; never raise, never quote an exception.
 
     ``name`` is the client's, which an error says, too: it may be the first that is heard of it.
@@ -106,19 +129,35 @@ def answer_message(message: Message, load: Callable[[], Client], name: str) -> R
         return Reply(request.op, request.run, request.tag, who, error=kind, text=text)
 
     try:
+        (policy or Policy()).check_request(request.op, count_bytes(message.content))
+    except Refused as error:
+        return refuse("refused", str(error))
+    if request.op == "notice":
+        log.warning("equifed: the server says: %s", str(request.args.get("text", ""))[:500])
+        return Reply(request.op, request.run, request.tag, who)
+    try:
         client = load()
     except Exception as error:
         log.exception("equifed: the data could not be loaded")
         kind = type(error).__name__
         return refuse("data", f"{kind} while loading the data; see the client's log")
     try:
+        if isinstance(client, TableClient):
+            early = client.answer(request)
+            if early is not None:
+                return early
+            client = client.open(request)
         return Worker(client, request).answer()
-    except Stale as error:
+    except (Stale, LostPart) as error:
         return refuse("stale", str(error))
     except MissingClients as error:
         return refuse("non-finite", next(iter(error.reasons.values())))
-    except (WireError, RangeError, SecureError) as error:  # our own words
-        return refuse("refused" if isinstance(error, SecureError) else "request", str(error))
+    except (WireError, RangeError, SecureError, Refused) as error:  # our own words
+        ours = isinstance(error, SecureError | Refused)
+        return refuse("refused" if ours else "request", str(error))
+    except DataError:  # its text may quote a row
+        log.exception("equifed: the data cannot be used")
+        return refuse("data", f"the table cannot be used in {request.op}; see the client's log")
     except Exception as error:
         log.exception("equifed: the request failed")
         return refuse("failed", f"{type(error).__name__} in {request.op}; see the client's log")

@@ -9,7 +9,9 @@ from typing import Any
 
 from equifed.flower.app_config import DEADLINES, AppConfig, FederationSettings
 from equifed.flower.deadlines import Deadlines
-from equifed.flower.members import Members, StartError
+from equifed.flower.hello import StartError
+from equifed.flower.members import Members
+from equifed.training.provenance import PREPARATION
 
 FLOWER = "flower.json"
 """What a run folder of a federation holds besides: identity, settings, and who took part."""
@@ -39,13 +41,15 @@ class Kept:
     """The folder's own account of a run, see :func:`describe_run`."""
 
     told: dict[str, Any]
+    preparation: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Kept:
         """Read a run folder, or raise :class:`StartError`."""
         try:
             told = json.loads((folder / FLOWER).read_text(encoding="utf-8"))
-            kept = cls(told)
+            path = folder / PREPARATION
+            kept = cls(told, json.loads(path.read_text("utf-8")) if path.exists() else None)
             _ = kept.run, kept.names, kept.deadlines, told["privacy"], int(told["rounds"])
             _ = told["config"]["algorithm"], told["model"], told["schema"]["input_shape"]
         except (OSError, ValueError, KeyError, TypeError):

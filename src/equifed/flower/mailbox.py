@@ -107,6 +107,8 @@ class Mailbox:
     find : callable
         Called with the connected nodes when a client's node is not among them; may update
         ``nodes``.
+    look : callable
+        Called with the connected nodes whenever they are listed; some may belong to nobody.
     dropped : int
         Replies that answered nothing that was asked, or the same thing twice.
     largest : int
@@ -117,6 +119,7 @@ class Mailbox:
         self.grid, self.deadlines = grid, deadlines
         self.nodes: dict[int, int] = {}
         self.find: Callable[[set[int]], None] = lambda connected: None
+        self.look: Callable[[set[int]], None] = lambda connected: None
         self.traffic = Traffic(clients)
         self.dropped = 0
         self.largest = LARGEST_REPLY
@@ -157,6 +160,7 @@ class Mailbox:
         absent = {i for i in clients if self.nodes.get(i) not in connected}
         if absent:
             self.find(connected)
+        self.look(connected)
         return {i for i in absent if self.nodes.get(i) not in connected}
 
 

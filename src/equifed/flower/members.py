@@ -2,74 +2,36 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from equifed.contract.arrays import Index
+from equifed.data.preparation import Preparation
 from equifed.flower.deadlines import Deadlines
-from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
-from equifed.flower.task import OneClient, Schema, Task
-from equifed.flower.wire import PARTS, Reply, Request, WireError
-from equifed.training.versions import package_versions
+from equifed.flower.greeting import greet, greet_all, introduce, sort_nodes
+from equifed.flower.hello import (
+    Hello,
+    StartError,
+    check_models,
+    check_schemas,
+    check_versions,
+    describe_difference,
+)
+from equifed.flower.late import Late
+from equifed.flower.mailbox import HEADER_SHARE, Mailbox
+from equifed.flower.task import OneClient, Task
+from equifed.flower.wire import PARTS
 
 HELLO_SECONDS = 60.0
 """How long a node that came later may take to say hello."""
 
 
-LARGEST_SIZE = 1 << 48
-"""Samples of a split that a client can say it has."""
-
 ROOM = 1 << 21
 """Bytes of a reply besides its vectors."""
-
-
-class StartError(RuntimeError):
-    """The federation cannot start, or a client does not fit into it; says who, why, what to do."""
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a client says of itself."""
-
-    name: str
-    partition: int | None
-    versions: dict[str, str]
-    sizes: dict[str, int]
-    schema: Schema
-    model: str
-    key: bytes
-
-    @classmethod
-    def from_reply(cls, reply: Reply) -> Hello:
-        """Read a reply, or raise :class:`WireError`."""
-        n = reply.numbers
-        try:
-            sizes = {str(k): int(v) for k, v in n["sizes"].items()}
-            hello = cls(
-                str(n["name"]),
-                None if n["partition"] is None else int(n["partition"]),
-                {str(k): str(v) for k, v in n["versions"].items()},
-                sizes,
-                Schema.from_dict(n["schema"]),
-                str(n["model"]),
-                bytes.fromhex(n["key"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise WireError("the hello is incomplete") from None
-        if sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
-            raise WireError("the hello names no samples, or no client")
-        if not all(0 <= size <= LARGEST_SIZE for size in sizes.values()):
-            raise WireError("the hello names a number of samples that nobody has")
-        return hello
-
-    def is_current(self) -> bool:
-        """Tell whether the client has the minor version of equifed that runs here."""
-        own = package_versions(["equifed"])["equifed"]
-        return self.versions.get("equifed", "?").split(".")[:2] == own.split(".")[:2]
 
 
 @dataclass
@@ -86,12 +48,24 @@ class Members:
         What each of them said.
     engine : OneClient
         The model, built on the server from the clients' common schema.
+    told : dict
+        What clients are told with the hello: the plan of the run, and the preparation.
+    events : list of dict
+        What is to be written down about clients that are not in the run.
+    preparation : Preparation, optional
+        How the sites' tables became features, where they gave tables.
+    outside : int, optional
+        Node of a client that was left out on purpose.
     """
 
     run: str
     task: Task
     hellos: list[Hello]
     engine: OneClient
+    told: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    preparation: Preparation | None = None
+    outside: int | None = None
     strangers: set[int] = field(default_factory=set)
 
     @property
@@ -115,21 +89,46 @@ class Members:
         if not new:
             return
         deadlines = replace(mailbox.deadlines, on_missing="fail", timeout=HELLO_SECONDS)
-        hellos, _ = greet(mailbox.grid, deadlines, self.run, new)
+        hellos, failures = greet(mailbox.grid, deadlines, self.run, new, self.told)
         self.strangers |= set(new) - set(hellos)
+        for node, failure in failures.items():
+            self.leave_out(failure.name or f"node {node}", failure.reason)
         for node, hello in hellos.items():
-            if hello.name not in self.names or not self._fits(hello):
+            wrong = self._find_difference(hello)
+            if wrong:
                 self.strangers.add(node)
+                self.leave_out(hello.name, wrong)
                 continue
             i = self.names.index(hello.name)
             if mailbox.nodes.get(i) not in connected:
                 mailbox.nodes[i], self.hellos[i] = node, hello
 
-    def _fits(self, hello: Hello) -> bool:
-        """Tell whether a client that came back has the data and software that it left with."""
+    def leave_out(self, client: str, reason: str) -> None:
+        """Write down that a node takes no part, and why."""
+        self.events.append({"event": "left out", "client": client, "reason": reason})
+
+    def _find_difference(self, hello: Hello) -> str:
+        """Say why a node cannot take the place of a client that is gone; nothing if it can."""
+        if hello.name not in self.names:
+            return "it is none of the clients of this run; it can take part in the next one"
         old = self.hellos[self.names.index(hello.name)]
-        same = ("schema", "model", "sizes")
-        return all(getattr(hello, key) == getattr(old, key) for key in same) and hello.is_current()
+        if not hello.is_current():
+            return f"it came back with equifed {hello.versions.get('equifed', '?')[:20]}"
+        if hello.schema != old.schema:
+            return f"it came back with other data. {describe_difference(old, hello)}"
+        if hello.sizes != old.sizes:
+            return f"it came back with {hello.sizes} samples, and left with {old.sizes}"
+        return "" if hello.model == old.model else "it came back with another model"
+
+
+class FitsTables(Protocol):
+    """Fits one preparation for all sites that said hello with tables."""
+
+    totals: dict[str, list[float]]
+
+    def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
+        """Return the preparation."""
+        ...
 
 
 def gather(
@@ -139,6 +138,9 @@ def gather(
     run: str,
     clients: int,
     order: Sequence[str] | None = None,
+    told: Mapping[str, Any] | None = None,
+    fit: FitsTables | None = None,
+    without: str | None = None,
 ) -> tuple[Mailbox, Members]:
     """Wait for the clients, greet them, and check that they fit together.
 
@@ -156,130 +158,40 @@ def gather(
         How many clients the federation has.
     order : sequence of str, optional
         Names in the order of an earlier part of the same run.
+    told : mapping, optional
+        What clients are told with the hello: ``plan`` (privacy, requests, local work), which they
+        may refuse, and ``preparation``, if the run has one already.
+    fit : FitsTables, optional
+        How sites that give tables get one preparation.
+    without : str, optional
+        A client that is left out, to be asked about the model later (``members.outside``).
     """
-    hellos = _greet_all(grid, deadlines, run, clients)
-    nodes = _sort_nodes(hellos, order)
+    told = dict(told or {})
+    hellos, failures = greet_all(grid, deadlines, run, clients, told)
+    outside = next((node for node, h in hellos.items() if h.name == without), None)
+    nodes = [node for node in sort_nodes(hellos, order) if node != outside]
     listed = [hellos[node] for node in nodes]
-    _check_versions(listed)
-    _check_schemas(listed)
-    engine = task.build_engine(listed[0].schema.make_placeholder())
-    _check_models(listed, task.fingerprint(engine))
-    mailbox, members = Mailbox(grid, deadlines, len(listed)), Members(run, task, listed, engine)
+    check_versions(listed)
+    check_schemas(listed)
+    mailbox = Mailbox(grid, deadlines, len(listed))
     mailbox.nodes = dict(enumerate(nodes))
+    given = told.get("preparation")
+    fitted = None if given is None else Preparation.from_json(given)
+    if any(hello.table is not None for hello in listed):
+        if fit is None:
+            raise StartError("The sites give tables, and [data] of the app names no target.")
+        fitted = fit.run(mailbox, run, listed)
+        told |= {"preparation": fitted.to_json()}
+        listed = introduce(mailbox, run, listed, {**told, "totals": fit.totals})
+        check_schemas(listed)
+    engine = task.build_engine(listed[0].schema.make_placeholder())
+    check_models(listed, task.fingerprint(engine))
+    members = Members(run, task, listed, engine, told, preparation=fitted, outside=outside)
+    members.strangers |= set() if outside is None else {outside}
+    for node, failure in failures.items():
+        members.leave_out(failure.name or f"node {node}", failure.reason)
     mailbox.largest = (len(PARTS) + 1) * 8 * engine.model.size + ROOM + HEADER_SHARE * len(listed)
     mailbox.find = lambda connected: members.find(mailbox, connected)
+    late = Late(mailbox, run, members.events)
+    mailbox.look = lambda connected: late.look(connected - members.strangers)
     return mailbox, members
-
-
-def greet(
-    grid: Grid, deadlines: Deadlines, run: str, nodes: Sequence[int]
-) -> tuple[dict[int, Hello], dict[int, Failure]]:
-    """Say hello to nodes; return what they said, and why the others did not."""
-    mailbox = Mailbox(grid, deadlines, len(nodes))
-    mailbox.nodes = dict(enumerate(nodes))
-    asked = {k: Request("hello", run, f"hello/{node}", -1) for k, node in enumerate(nodes)}
-    said: dict[int, Hello] = {}
-
-    def read(k: int, reply: Reply) -> None:
-        said[nodes[k]] = Hello.from_reply(reply)
-
-    answers = mailbox.ask(asked, read)
-    return said, {nodes[k]: failure for k, failure in answers.failures.items()}
-
-
-def _greet_all(grid: Grid, deadlines: Deadlines, run: str, clients: int) -> dict[int, Hello]:
-    """Greet every node that connects until there are enough clients, or the wait is over."""
-    until = time.monotonic() + deadlines.wait
-    said: dict[int, Hello] = {}
-    failures: dict[int, Failure] = {}
-    once = replace(deadlines, on_missing="fail")
-    while True:
-        connected = set(grid.get_node_ids())
-        said = {node: hello for node, hello in said.items() if node in connected}
-        new = sorted(connected - set(said))
-        if len(connected) >= clients and new:
-            more, failures = greet(grid, once, run, new)
-            said.update(more)
-        hopeless = [f for f in failures.values() if f.kind == "bad" or "data:" in f.reason]
-        if len(said) >= clients:
-            return said
-        if hopeless or time.monotonic() >= until:
-            raise StartError(_explain_start(clients, len(connected), said, failures))
-        time.sleep(min(max(deadlines.poll, 0.01) * 5, 2.0))
-
-
-def _explain_start(
-    clients: int, connected: int, said: Mapping[int, Hello], failures: Mapping[int, Failure]
-) -> str:
-    """Say who is missing and why, and what to do about just that."""
-    problems = [f"{f.name or f'node {node}'}: {f.reason}" for node, f in failures.items()]
-    advice = "Wait for those that did not answer, or raise 'timeout'."
-    if connected < clients:
-        advice = "Start the missing nodes, or set 'clients' to the number of organisations."
-    elif any("data:" in f.reason for f in failures.values()):
-        advice = "Repair the data there (equifed flower doctor says what is wrong with them)."
-    elif any("refused by the site" in f.reason for f in failures.values()):
-        advice = "Install the same app and the same equifed at that site."
-    elif any(f.kind == "bad" for f in failures.values()):
-        advice = "Install the same equifed everywhere."
-    return (
-        f"{clients} clients are expected, {connected} nodes are connected and {len(said)} said "
-        f"hello ({', '.join(h.name for h in said.values()) or 'none'}). "
-        + ("; ".join(problems[:5]) + ". " if problems else "")
-        + advice
-    )
-
-
-def _sort_nodes(hellos: Mapping[int, Hello], order: Sequence[str] | None) -> list[int]:
-    names = [hello.name for hello in hellos.values()]
-    double = sorted({name for name in names if names.count(name) > 1})
-    if double:
-        raise StartError(
-            f"Two nodes call themselves {double[0]!r}; give each node its own name with "
-            "--node-config 'name=\"...\"'."
-        )
-    if order is not None:
-        gone, new = sorted(set(order) - set(names)), sorted(set(names) - set(order))
-        if gone or new:
-            raise StartError(
-                f"The run to resume had other clients: missing {gone or 'none'}, new "
-                f"{new or 'none'}."
-            )
-        return sorted(hellos, key=lambda node: list(order).index(hellos[node].name))
-    partitions = [hello.partition for hello in hellos.values()]
-    if None not in partitions and len(set(partitions)) == len(partitions):
-        return sorted(hellos, key=lambda node: hellos[node].partition or 0)
-    return sorted(hellos, key=lambda node: hellos[node].name)
-
-
-def _check_versions(hellos: Sequence[Hello]) -> None:
-    """Refuse clients with another minor version: their local work may differ."""
-    wrong = [h for h in hellos if not h.is_current()]
-    if wrong:
-        listed = ", ".join(f"{h.name} has {h.versions.get('equifed', '?')[:20]}" for h in wrong)
-        raise StartError(
-            f"The server has equifed {package_versions(['equifed'])['equifed']}, but {listed}; "
-            "install the same minor version everywhere."
-        )
-
-
-def _check_schemas(hellos: Sequence[Hello]) -> None:
-    first = hellos[0]
-    for other in hellos[1:]:
-        if other.schema == first.schema:
-            continue
-        a, b = first.schema.to_dict(), other.schema.to_dict()
-        key = next(key for key in a if a[key] != b[key])
-        raise StartError(
-            f"{first.name} and {other.name} have different data: {key} is {a[key]} and {b[key]}. "
-            "Bring both to the same columns, dtype and number of classes."
-        )
-
-
-def _check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
-    wrong = [hello.name for hello in hellos if hello.model != fingerprint]
-    if wrong:
-        raise StartError(
-            f"{', '.join(wrong)} built another model than the server; all parties must run the "
-            "same app with the same settings of model, loss, l2 and dtype."
-        )

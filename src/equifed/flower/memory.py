@@ -11,14 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+FOLDER = re.compile("[0-9a-f]{32}")
+"""How the folder of a run is called."""
+
 KEEP_ROUNDS = 3
 """Rounds after which a vector that nobody named again is deleted."""
+
+OWN_ROUNDS = 64
+"""Rounds whose own parts are held, so that a run can be resumed from an earlier one."""
 
 
 def find_root() -> Path:
@@ -26,6 +36,10 @@ def find_root() -> Path:
     given = os.environ.get("EQUIFED_MEMORY")
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(given) if given else cache / "equifed" / "memory"
+
+
+class LostPart(RuntimeError):
+    """An own part that is not where it was."""
 
 
 class Memory:
@@ -44,12 +58,9 @@ class Memory:
     def __init__(self, root: Path, run: str, client: str) -> None:
         self.folder = root / _name(run) / _name(client)
 
-    def put(self, key: str, vector: NDArray[Any], round: int) -> None:
-        """Keep a vector under a key, replacing what was there."""
-        data = np.ascontiguousarray(vector)
-        head = {"key": key, "dtype": data.dtype.name, "size": data.size}
-        head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
-        self._write(f"{_name(key)}.vector", json.dumps(head).encode() + b"\n" + data.tobytes())
+    def put(self, key: str, vector: NDArray[Any], round: int, model: str = "") -> None:
+        """Keep a vector under a key, replacing what was there; ``model`` is where it comes from."""
+        self._write_vector(key, vector, {"model": model, "round": round})
         self._mark_seen([key], round)
 
     def get(self, key: str) -> NDArray[Any] | None:
@@ -63,6 +74,45 @@ class Memory:
             return np.frombuffer(body, dtype=head["dtype"]).reshape(head["size"]).copy()
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def keep_own(self, round: int, part: NDArray[Any]) -> None:
+        """Keep the own part that this client has after a round; the last rounds' are held."""
+        rounds = sorted({*self._own_rounds(), round})
+        self._write_vector(f"own {round}", part, {"round": round}, sync=True)
+        for old in rounds[:-OWN_ROUNDS]:
+            (self.folder / f"{_name(f'own {old}')}.vector").unlink(missing_ok=True)
+        self.write_record("own rounds", {"rounds": rounds[-OWN_ROUNDS:]})
+
+    def own_before(self, round: int) -> NDArray[Any] | None:
+        """Return the own part after the last round before another one; None: there was none.
+
+        Raises
+        ------
+        LostPart
+            If it cannot be read any more.
+        """
+        earlier = [r for r in self._own_rounds() if r < round]
+        if not earlier:
+            return None
+        part = self.get(f"own {max(earlier)}")
+        if part is None:
+            raise LostPart(
+                f"the own part of round {max(earlier)} is gone or damaged; bring back the memory "
+                "folder, or start a new run"
+            )
+        return part
+
+    def _own_rounds(self) -> list[int]:
+        return [int(r) for r in self.read_record("own rounds").get("rounds", [])]
+
+    def trace(self, key: str) -> tuple[str, int]:
+        """Return the model and the round that a vector comes from; "" and 0 if it is not here."""
+        try:
+            with (self.folder / f"{_name(key)}.vector").open("rb") as file:
+                head = json.loads(file.readline())
+            return str(head["model"]), int(head["round"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "", 0
 
     def read_record(self, name: str) -> dict[str, Any]:
         """Return a small record, empty if there is none."""
@@ -99,9 +149,43 @@ class Memory:
             self._write(f"{_name('seen')}.json", json.dumps(seen).encode())
         return seen
 
+    def _write_vector(
+        self, key: str, vector: NDArray[Any], more: dict[str, Any], sync: bool = False
+    ) -> None:
+        data = np.ascontiguousarray(vector)
+        head = {"key": key, "dtype": data.dtype.name, "size": data.size, **more}
+        head["sha256"] = hashlib.sha256(data.tobytes()).hexdigest()
+        content = json.dumps(head).encode() + b"\n" + data.tobytes()
+        self._write(f"{_name(key)}.vector", content, sync)
+
     def _write(self, name: str, content: bytes, sync: bool = False) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_private(self.folder / name, content, sync)
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """What is left of one run on this machine: its folder, its size, and how long it rested."""
+
+    folder: Path
+    bytes: int
+    days: float
+
+    def delete(self) -> None:
+        """Delete it."""
+        shutil.rmtree(self.folder)
+
+
+def find_memories(root: Path) -> list[KeptMemory]:
+    """Return the memories in a folder, the oldest first; what is none of ours is not looked at."""
+    found = []
+    for folder in root.iterdir():
+        if not folder.is_dir() or folder.is_symlink() or not FOLDER.fullmatch(folder.name):
+            continue
+        stats = [path.stat() for path in (folder, *folder.rglob("*"))]
+        days = (time.time() - max(stat.st_mtime for stat in stats)) / 86400
+        found.append(KeptMemory(folder, sum(stat.st_size for stat in stats), days))
+    return sorted(found, key=lambda one: -one.days)
 
 
 def write_private(path: Path, content: bytes, sync: bool = False) -> None:

@@ -18,6 +18,7 @@ from equifed.contract.clients import Traffic, check_index
 from equifed.contract.streams import Stream
 from equifed.flower.mailbox import Answers, Check, Mailbox
 from equifed.flower.members import Members
+from equifed.flower.secure.ledger import Ledger
 from equifed.flower.wire import Reply, Request, Sent, expect_number, expect_vector, pack
 from equifed.models.losses import LOSSES
 
@@ -26,12 +27,23 @@ Ask = Callable[[Requests, Check], Answers]
 
 
 class HiddenSums(Protocol):
-    """A way to sum what clients keep without seeing the terms."""
+    """A way to sum what clients keep without seeing the terms, and what was opened so far."""
+
+    ledger: Ledger
 
     def total(
-        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        weights: Weights,
+        part: str,
+        ask: Ask,
+        size: int | None = None,
     ) -> NDArray[np.float64]:
-        """Return sum_i weights_i v_i, where ``requests`` make clients compute or recall v_i."""
+        """Return sum_i weights_i v_i, where ``requests`` make clients compute or recall v_i.
+
+        They are ``size`` long, or as long as the model.
+        """
         ...
 
 
@@ -59,6 +71,13 @@ class Messenger:
         self.model = members.engine.model
         self.pins: dict[int, str] = {}
         self._tries: dict[str, int] = {}
+        self._rounds = [0]  # the one of the last requests; all subsets share it
+        self.common: dict[str, Any] = {}  # what every request says
+
+    @property
+    def round(self) -> int:
+        """The round that the last requests belong to."""
+        return self._rounds[0]
 
     @property
     def dtype(self) -> str:
@@ -94,11 +113,17 @@ class Messenger:
         where = "/".join(str(word) for word in stream.address) or op
         tries = self._tries.get(where, 0)
         self._tries[where] = tries + 1
+        self._rounds[0] = max(self._rounds[0], _round(stream))
         common = {"seed": stream.seed, "address": list(stream.address), "round": _round(stream)}
         run, tag = self.members.run, f"{where}#{tries}"
         requests = {}
         for i in self.index.tolist():
-            own = {**common, **args, "pins": [self.pins[i]] if i in self.pins else []}
+            own = {
+                **common,
+                **self.common,
+                **args,
+                "pins": [self.pins[i]] if i in self.pins else [],
+            }
             requests[i] = Request(op, run, tag, i, own, dict(arrays))
         return requests
 
@@ -135,6 +160,10 @@ class Messenger:
         assert self.hidden is not None
         total = self.hidden.total(self, requests, weights, part, ask)
         return torch.as_tensor(total).to(self.model.device, self.model.dtype)
+
+    def take_notes(self) -> list[str]:
+        """Return what hidden sums have to say about the last round."""
+        return [] if self.hidden is None else self.hidden.ledger.take_notes()
 
 
 def pack_tensor(vector: Tensor) -> Any:

@@ -22,7 +22,8 @@ from equifed.flower.audit import Audit, AuditError, Counter, describe_reply
 from equifed.flower.fleet import Fleet, FleetError, RunOver
 from equifed.flower.flwr_private import Parcel, find_changes, parse_node_config, set_identity
 from equifed.flower.node_work import RAISED, WorkFailed, Workshop
-from equifed.flower.site import Site, SiteError, name_site
+from equifed.flower.policy import Policy
+from equifed.flower.site import Site, SiteError, name_site, read_site
 from equifed.flower.wire import OPERATIONS, REFUSED, Reply, Request, WireError
 
 SHORTEST, LONGEST = 0.1, 2.0
@@ -61,7 +62,7 @@ class Node:
         self, site: Site, connect: Callable[[Counter], Fleet], audit: Path | None = None
     ) -> None:
         self.site, self.connect = site, connect
-        self.name = name_site(site.settings, 0)
+        self.name, self.policy = name_site(site.settings, 0), Policy.of(read_site(site.settings))
         self.audit = Audit(audit or site.memory / "audit.jsonl", self.name)
         self.work, self.counter = Workshop(site), Counter()
         self._told, self._since = "", 0.0
@@ -174,14 +175,18 @@ class Node:
             refusal = Parcel.of(Message(Error(RAISED, REFUSED), reply_to=message))
             return {"request": kind, "refused": str(error)}, refusal
         told = {"request": request.op, "run": request.run, "tag": request.tag}
+        if request.op == "notice":
+            told["told"] = str(request.args.get("text", ""))[:500]
+        most = self.policy.max_seconds
         try:
-            return told, self.work.answer(run, node, parcel, seconds)
+            if most is None or seconds <= most:
+                return told, self.work.answer(run, node, parcel, seconds)
+            return told, self.work.answer(run, node, parcel, most, "this site allows")
         except WorkFailed as error:
             log.error("equifed: %s", error)
             who = {"name": self.name}
-            failed = Reply(
-                request.op, request.run, request.tag, who, error="failed", text=str(error)
-            )
+            kind = "refused" if error.refused else "failed"
+            failed = Reply(request.op, request.run, request.tag, who, error=kind, text=str(error))
             return told, Parcel.of(Message(failed.to_records(), reply_to=message))
 
 
@@ -218,7 +223,10 @@ def serve_site(
         connect(Counter()).close()  # a certificate that cannot be read is told at once
     except (ValueError, OSError) as error:
         raise SiteError(f"{root_certificates} holds no certificate: {error}") from error
-    Node(Site(app, parse_node_config(node_config)), connect, audit).run()
+    settings = parse_node_config(node_config)
+    if node_key is not None:  # it also signs the keys of hidden sums
+        settings = {"node-key": str(node_key), **settings}
+    Node(Site(app, settings), connect, audit).run()
 
 
 def judge_request(message: Message) -> Request:

@@ -31,7 +31,12 @@ log = logging.getLogger("equifed")
 
 
 class WorkFailed(RuntimeError):
-    """The process that does the work died or took too long; says which, not about what."""
+    """The process that does the work died or took too long; says which, not about what.
+
+    ``refused`` tells that it was the site's own limit.
+    """
+
+    refused = False
 
 
 class Workshop:
@@ -66,8 +71,10 @@ class Workshop:
         """Number of the process."""
         return None if self._process is None else self._process.pid
 
-    def answer(self, run: int, node: int, request: Parcel, seconds: float) -> Parcel:
-        """Return the reply; after ``seconds`` nobody waits for it and the process is ended."""
+    def answer(
+        self, run: int, node: int, request: Parcel, seconds: float, limit: str = "the server waits"
+    ) -> Parcel:
+        """Return the reply; after ``seconds``, which are those that ``limit`` says, it is ended."""
         try:
             if self._process is None:
                 self.start()
@@ -76,10 +83,12 @@ class Workshop:
             put(self._pipe, {"run": run, "node": node}, request)
             _, reply = self._take(seconds)
         except (OSError, EOFError, WorkFailed, SiteError) as error:
-            text = self._describe_end(error)
+            text = self._describe_end(error, limit)
             self.stop()
             self.start()
-            raise WorkFailed(text) from error
+            failed = WorkFailed(text)
+            failed.refused = isinstance(error, WorkFailed) and "site" in limit
+            raise failed from error
         assert reply is not None
         return reply
 
@@ -97,14 +106,14 @@ class Workshop:
         assert self._pipe is not None and self._process is not None
         ready = wait([self._pipe, self._process.sentinel], seconds)
         if not ready:
-            raise WorkFailed("took longer than the server waits")
+            raise WorkFailed
         if self._pipe not in ready and not self._pipe.poll():
             raise EOFError
         return take(self._pipe)
 
-    def _describe_end(self, error: Exception) -> str:
+    def _describe_end(self, error: Exception, limit: str) -> str:
         if isinstance(error, WorkFailed):
-            return f"the work {error} and was ended"
+            return f"the work took longer than {limit} and was ended"
         if isinstance(error, SiteError):
             return "the site's app cannot be imported any more; see the node's log"
         assert self._process is not None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import ClientDetail, Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
@@ -21,16 +19,19 @@ from equifed.contract.memory import KeyedMemory
 from equifed.contract.streams import Stream
 from equifed.engines.answers import check_metrics
 from equifed.engines.in_process import check_local_arguments
+from equifed.flower.curvature import FlowerCurvature
+from equifed.flower.local_work import LocalWork
 from equifed.flower.mailbox import Answers, Mailbox
+from equifed.flower.measured import check_detail, read_evaluation
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
-from equifed.flower.vectors import FlowerVectors, LocalWork
+from equifed.flower.own_parts import OwnPartsElsewhere
+from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import ALWAYS, Reply, WireError, expect_number
 from equifed.metrics.metric import METRICS, find_metric
-from equifed.models.curvature import known_curvature
 
 
-class FlowerClients(Messenger, Clients):
+class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
     """Clients on the nodes of a Flower federation; arguments as for :class:`Messenger`.
 
     With ``hidden`` sums the server never receives a client's vector; without, vectors come with the
@@ -42,6 +43,7 @@ class FlowerClients(Messenger, Clients):
     ) -> None:
         super().__init__(mailbox, members, hidden)
         self._kept: dict[tuple[int, str], Tensor] = {}
+        self._own_errors, self._own_rounds = {}, {}
 
     @property
     @override
@@ -55,15 +57,25 @@ class FlowerClients(Messenger, Clients):
 
     @override
     def initial(self, stream: Stream) -> Vector:
+        if self.model.own_size:  # the sites draw their own parts from here
+            self.common["start"] = [stream.seed, *stream.address]
         return self.members.engine.initial(stream)
 
     @override
     def flatten(self, model: Any) -> Vector:
+        if self.members.engine.remembers_own():
+            raise ValueError(
+                "A federation whose sites keep own parts starts from the model that it draws."
+            )
         return self.members.engine.flatten(model)
 
     @override
     def parameters(self, x: Vector) -> dict[str, Vector]:
-        return self.members.engine.parameters(x)
+        # Shared ones alone: own parts are not here.
+        own = x.new_zeros(self.model.own_size)
+        named = self.model.state(torch.cat([x, own])).items()
+        shared = {n: p for n, p in named if self.model.names.get(n) not in self.model.own_shapes}
+        return {n: p.to("cpu").contiguous().clone() for n, p in shared.items()}
 
     # -- the questions ----------------------------------------------------------------------------
 
@@ -81,7 +93,7 @@ class FlowerClients(Messenger, Clients):
         if self.mailbox.deadlines.on_missing != "continue":
             answers.complete(self.names)
         n, names = len(self.names), dict.fromkeys((*ALWAYS, *asked))
-        return [_read_evaluation(split, answers.replies, n, names) for split in wanted]
+        return [read_evaluation(split, answers.replies, n, names) for split in wanted]
 
     def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
         """Return what the samples of a split say; None for a client that does not answer.
@@ -114,30 +126,16 @@ class FlowerClients(Messenger, Clients):
     ) -> Answers:
         where, arrays = Stream(0, ("evaluate",)), {"x": pack_tensor(x)}
         args = {"splits": list(splits), "metrics": list(names), "describe": describe}
+        if self.members.engine.remembers_own():
+            args["own_round"] = self.round_of(x)
         requests = self.write_requests("metrics", where, args, arrays)
 
         def check(i: int, reply: Reply) -> None:
             self.check_metrics(self.members.hellos[i].sizes, splits, {*ALWAYS, *names}, reply)
             if describe:
-                _check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
+                check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
 
         return self.mailbox.ask(requests, check, partial=True)
-
-    @override
-    def curvature(self) -> Curvature | str:
-        return known_curvature(self.model, len(self.names))
-
-    @override
-    def curvature_sum(
-        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
-    ) -> CurvatureSum | str:
-        return "Flower's messages carry no Hessians"
-
-    @override
-    def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
-    ) -> Losses | str:
-        return "the server of a Flower federation compares no clients' vectors"
 
     def group(self) -> None:
         """Return None: the server is one process."""
@@ -146,6 +144,7 @@ class FlowerClients(Messenger, Clients):
 
     @override
     def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:
+        self.members.engine.refuse_minibatches(batch_size)
         arrays = {"x": pack_tensor(x)}
         requests = self.write_requests("losses", stream, {"batch_size": batch_size}, arrays)
         return self.read_numbers(self.ask(requests, self.check_loss), "loss")
@@ -154,6 +153,7 @@ class FlowerClients(Messenger, Clients):
     def value_and_gradient(
         self, x: Vector, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
+        self.members.engine.refuse_minibatches(batch_size)
         args = {"batch_size": batch_size, "give": self.hidden is None}
         requests = self.write_requests("gradient", stream, args, {"x": pack_tensor(x)})
 
@@ -161,9 +161,10 @@ class FlowerClients(Messenger, Clients):
             lost.ask({i: requests[i] for i in lost.index.tolist()}, self.check_gradient)
 
         replies = self.ask(requests, self.check_gradient)
+        self.keep_errors(x, replies)
         keys = [f"{request.tag}/gradient" for request in requests.values()]
         rows = self.read_rows(replies, "gradient") if self.hidden is None else None
-        return self.read_numbers(replies, "loss"), FlowerVectors(self, keys, rows, remake)
+        return self.read_numbers(replies, "loss"), FlowerVectors(self, keys, rows, remake, x=x)
 
     @override
     def local_steps(
@@ -177,6 +178,7 @@ class FlowerClients(Messenger, Clients):
         slopes: Weights | None = None,
     ) -> Moved:
         # Where vectors are hidden the work is asked for together with the first sum of its result.
+        self.members.engine.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, FlowerVectors)
         given = {"x": x} if target is None else {"x": x, "target": target}
@@ -188,7 +190,7 @@ class FlowerClients(Messenger, Clients):
                 request.args["control"] = control.key_of(i)
             if slopes is not None:
                 request.args["slope"] = float(slopes[k])
-        return LocalWork(self, requests, work, control).start()
+        return LocalWork(self, requests, work, control, x, target).start()
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
@@ -209,6 +211,8 @@ class FlowerClients(Messenger, Clients):
         assert isinstance(vectors, FlowerVectors)
         vectors.settle()
         keys = [""] * len(self.names) if memory is None else list(memory.keys)
+        if vectors.withheld:
+            return KeyedMemory(tuple(keys))
         before = {(i, key) for i, key in enumerate(keys) if key}
         for k, i in enumerate(index.tolist()):
             keys[i] = vectors.key_of(i)
@@ -224,6 +228,7 @@ class FlowerClients(Messenger, Clients):
     def check_gradient(self, i: int, reply: Reply) -> None:
         """Refuse a loss or a gradient that cannot be used."""
         self.check_loss(i, reply)
+        self.check_error(reply)
         if self.hidden is None:
             self.check_vector(reply, "gradient", "squared gradient norm")
 
@@ -248,33 +253,3 @@ class FlowerClients(Messenger, Clients):
                 expect_number(f"{split} {name}", value, self.dtype, least)
                 if fraction and value > 1:
                     raise WireError(f"{split} {name} is {value}, and a fraction lies in [0, 1]")
-
-
-def _check_detail(size: int, reply: Reply) -> None:
-    """Refuse details that are none, or of other samples than the client said it has."""
-    told = reply.numbers.get("detail")
-    if told is None and size == 0:
-        return
-    try:
-        found = ClientDetail.from_dict(told)
-    except ValueError as error:
-        raise WireError(f"sent {error}") from error
-    if found.size != size:
-        raise WireError("described another number of samples than it said it has")
-
-
-def _read_evaluation(
-    split: str, replies: dict[int, Reply], n: int, names: Iterable[str]
-) -> Evaluation:
-    """Return one split's numbers of all n clients; NaN for those that did not answer."""
-    sizes = np.zeros(n, dtype=np.int64)
-    found = {name: np.full(n, np.nan) for name in names}
-    for i, reply in replies.items():
-        table = reply.numbers["splits"].get(split)
-        if table is not None:
-            sizes[i] = table["size"]
-            for name, value in table["metrics"].items():
-                found[name][i] = value
-    optional = set(ALWAYS) - {"loss"}
-    seen = {k: v for k, v in found.items() if k not in optional or not np.isnan(v).all()}
-    return Evaluation(split, sizes, seen)

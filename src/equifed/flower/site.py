@@ -29,7 +29,8 @@ class Site:
         Folder of a Flower app (its ``pyproject.toml`` names the client), or ``module:name`` of a
         ``ClientApp`` that can be imported.
     settings : dict
-        The node's settings: ``name``, ``data``, ``memory``, ``privacy`` and what the app reads.
+        The node's settings: ``name``, ``data``, ``memory``, ``privacy``, ``policy``, ``results``,
+        ``site`` (a file with such settings) and what the app reads.
     """
 
     app: str
@@ -38,7 +39,7 @@ class Site:
     @property
     def memory(self) -> Path:
         """Folder for what this site keeps between requests."""
-        return Path(str(self.settings.get("memory", find_root())))
+        return find_memory(self.settings)
 
     def load(self) -> tuple[ClientApp, dict[str, Any]]:
         """Import the app; return it with the run settings that the site's own copy states."""
@@ -75,13 +76,54 @@ def _read_app(folder: Path) -> tuple[str, dict[str, Any]]:
         ) from error
 
 
+PLAIN = ("name", "data", "memory", "privacy", "policy", "results")
+TABLES = ("columns", "units")
+"""Settings that a site's file may hold: plain ones, and tables of text."""
+
+
+def read_site(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node's settings, completed from the file that its setting ``site`` names.
+
+    The file is TOML: ``name``, ``data`` (a CSV or Parquet file), ``memory``, ``privacy``,
+    ``policy`` and ``results`` (a folder for the models of runs that ended); ``[columns]`` with
+    agreed column names and the titles that they have in the file, and ``[units]`` with the units of
+    columns. What the node was started with counts more.
+    """
+    if "site" not in settings:
+        return dict(settings)
+    path = Path(str(settings["site"]))
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SiteError(f"The site's file {path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise SiteError(f"The site's file {path} is not a TOML file: {error}") from error
+    for key, value in told.items():
+        if key not in (*PLAIN, *TABLES):
+            known = ", ".join((*PLAIN, *TABLES))
+            raise SiteError(f"{path}: {key!r} is no setting of a site; there are {known}.")
+        texts = value.values() if key in TABLES and isinstance(value, dict) else [value]
+        if (key in TABLES) != isinstance(value, dict) or not all(isinstance(t, str) for t in texts):
+            kind = "a table of text" if key in TABLES else "text"
+            raise SiteError(f"{path}: {key} must be {kind}, got {value!r:.60}.")
+    for key in ("data", "memory", "policy", "results"):  # as seen from the file
+        if key in told:
+            told[key] = str(path.parent / told[key])
+    return {**told, **settings}
+
+
+def find_memory(settings: Mapping[str, Any]) -> Path:
+    """Return the folder for what a site keeps between requests."""
+    return Path(str(read_site(settings).get("memory", find_root())))
+
+
 def name_site(settings: Mapping[str, Any], node_id: int) -> str:
     """Return a site's name: its setting ``name``, or one made of its partition or node.
 
     >>> name_site({"name": "north"}, 7), name_site({"partition-id": 2}, 7), name_site({}, 7)
     ('north', 'client-2', 'node-7')
     """
-    partition = read_partition(settings)
+    settings, partition = read_site(settings), read_partition(settings)
     default = f"node-{node_id}" if partition is None else f"client-{partition}"
     return str(settings.get("name", default))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
@@ -26,6 +27,9 @@ PACKAGES = ("equifed", "flwr", "torch", "numpy")
 
 LARGEST_SAMPLE = 1 << 26
 """Numbers in one sample that a client can say it has; the server makes two to build the model."""
+
+LARGEST_NAMES = 200_000
+"""Characters of all names of features that a client tells."""
 
 ModelBuilder = Callable[[tuple[int, ...], int], nn.Module]
 """Maps the shape of one sample and the number of outputs to a module."""
@@ -42,19 +46,24 @@ class Schema:
     classes: int | None
     digest: str = ""
     """Of names, order, categories and preparation, where the data come with them."""
+    names: tuple[str, ...] = ()
+    """Names of the features, where the data come with them and there are not too many."""
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, federation: Federation) -> Schema:
         """Describe the data of a federation."""
         inputs, targets = federation.train.inputs, federation.train.targets
-        prepared = getattr(federation, "preparation", None)
+        prepared = federation.preparation
         return cls(
             tuple(federation.input_shape),
             inputs.dtype.name,
             tuple(targets.shape[1:]),
             targets.dtype.name,
             federation.classes,
-            "" if prepared is None else str(prepared.digest()),
+            "" if prepared is None else prepared.digest(),
+            () if prepared is None else shorten_names(prepared.feature_names),
+            shorten_names(federation.class_names),
         )
 
     @classmethod
@@ -70,7 +79,8 @@ class Schema:
         classes = values["classes"]
         digest = str(values.get("digest", ""))[:128]
         known_classes = None if classes is None else int(classes)
-        return cls(shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest)
+        titles = [tuple(str(t) for t in values.get(k, ())) for k in ("names", "class_names")]
+        return cls(shapes[0], kinds[0], shapes[1], kinds[1], known_classes, digest, *titles)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -82,6 +92,11 @@ class Schema:
         y = np.zeros((2, *self.target_shape), dtype=self.target_dtype)
         tokens = self.input_dtype == "int64"
         return Federation.from_clients({"schema": (x, y)}, classes=self.classes, tokens=tokens)
+
+
+def shorten_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names that fit into a message; none if they are too many, their digest remains."""
+    return tuple(names) if sum(map(len, names)) + 8 * len(names) < LARGEST_NAMES else ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,8 @@ class Task:
         Whether the server draws the first model or takes the module's own numbers.
     class_weights : mapping, optional
         Weights of classes in the loss, by the number of the class.
+    own, own_l2, own_steps
+        Parameters that every site keeps for itself, as for :func:`equifed.simulate`.
     """
 
     model: ModelBuilder
@@ -114,6 +131,9 @@ class Task:
     init: Literal["fresh", "own"] = "fresh"
     penalise: Penalise = "all"
     class_weights: str | Mapping[str, float] | None = None
+    own: str | Sequence[str] | None = None
+    own_l2: float | None = None
+    own_steps: OwnSteps = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.class_weights, str):
@@ -127,6 +147,8 @@ class Task:
         module = self.model(tuple(federation.input_shape), outputs_for(federation, self.loss))
         dtype = getattr(torch, self.dtype)
         given: dict[str, Any] = {"l2": self.l2, "penalise": self.penalise, "dtype": dtype}
+        if self.own is not None:
+            given |= {"own": self.own, "own_l2": self.own_l2, "own_steps": self.own_steps}
         loss: Any = self.loss
         if self.class_weights is not None:
             base = loss_by_name(resolve_loss(self.loss, federation.classes))
@@ -139,6 +161,8 @@ class Task:
         shared: list[Any] = [shapes, self.loss, self.l2, self.penalise, self.dtype]
         if isinstance(self.class_weights, Mapping):
             shared.append(dict(self.class_weights))
+        if engine.own is not None:
+            shared.append([*engine.own.names, engine.own.steps, engine.own.l2])
         told = json.dumps(shared, sort_keys=True)
         told += engine.model.digest_fixed()  # it is not sent, so it must be there already
         return hashlib.sha256(told.encode()).hexdigest()

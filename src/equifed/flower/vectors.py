@@ -1,24 +1,45 @@
-"""Handles for vectors that clients keep, and the local work that some of them come from."""
+"""Handles for vectors that clients keep, and what of them the server may see."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.contract.clients import ClientVectors, Moved
-from equifed.contract.local import LocalSGD
+from equifed.contract.clients import ClientVectors
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
-from equifed.flower.wire import Reply, WireError, expect_number
+from equifed.flower.secure.ledger import PrivacyError, Sum
+from equifed.flower.wire import digest_model
 
 Remake = Callable[[Messenger], None]
 """Lets clients compute again what they lost."""
+
+
+class Source(Protocol):
+    """What vectors come of, if it may not have been asked for yet."""
+
+    done: bool
+
+    def run(self) -> object:
+        """Ask for the work alone."""
+        ...
+
+    def run_and_sum(self, part: str, weights: Weights) -> Tensor:
+        """Ask for the work and a hidden sum of one part of its result, in one exchange."""
+        ...
+
+    def stand_in(self, part: str, wanted: Sum, weights: Weights) -> Tensor | None:
+        """Return a sum of its results from sums opened before; None without any."""
+        ...
 
 
 class FlowerVectors(ClientVectors):
@@ -34,8 +55,10 @@ class FlowerVectors(ClientVectors):
         The vectors, where the server was given them.
     remake : callable, optional
         How to compute the vectors again on clients that lost them.
-    source : LocalWork, optional
+    source : Source, optional
         Local work that these vectors are the result of, if it may not have been asked for yet.
+    x : Tensor, optional
+        The model that they belong to; a memory of earlier rounds has none.
     """
 
     def __init__(
@@ -44,20 +67,107 @@ class FlowerVectors(ClientVectors):
         keys: Sequence[str],
         rows: Tensor | None = None,
         remake: Remake | None = None,
-        source: LocalWork | None = None,
+        source: Source | None = None,
+        x: Tensor | None = None,
     ) -> None:
         self.messenger, self.keys, self.rows = messenger, tuple(keys), rows
-        self.remake, self.source = remake, source
+        self.remake, self.source, self.x = remake, source, x
+        self.withheld = False  # whether a sum of them could not be opened
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
         # Local work that nobody asked for yet is fused with the sum into one exchange.
-        if self.messenger.hidden is None:
+        hidden = self.messenger.hidden
+        if hidden is None:
             return DenseVectors(self.recall()).weighted_sum(weights)
+        wanted = self._describe(weights)
+        reason = hidden.ledger.refuse(wanted)
+        if reason is not None:
+            return self._stand_in(wanted, weights, reason)
         if self.source is not None and not self.source.done:
-            return self.source.run_and_sum(self.keys[0].rpartition("/")[2], weights)
+            total = self.source.run_and_sum(self.kind, weights)
+        else:
+            requests = self._write_requests("sum")
+            total = self.messenger.sum_hidden(requests, weights, "vector", self.ask)
+        hidden.ledger.add(wanted, total)
+        return total
+
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Tensor:
+        """Return sum_i weights_i (v_i - old_i), where sums are hidden as one sum.
+
+        What was kept in an earlier round was summed then, maybe with others: alone it is not summed
+        again. Where even this sum may not be opened it is zero, and nobody is to keep the new ones.
+        """
+        assert isinstance(old, FlowerVectors)
+        hidden = self.messenger.hidden
+        if hidden is None:
+            return self.weighted_sum(weights) - old.weighted_sum(weights)
+        self.settle()
+        wanted = replace(self._describe(weights), kind=f"change of {self.kind}")
+        reason = hidden.ledger.refuse(wanted)
+        if reason is not None:
+            self.withheld = True
+            hidden.ledger.notes.append(f"{reason}: what clients keep stays as it was")
+            return torch.zeros_like(self._model())
         requests = self._write_requests("sum")
-        return self.messenger.sum_hidden(requests, weights, "vector", self.ask)
+        for i, request in requests.items():
+            key = old.key_of(i)
+            pins = [*request.args["pins"], *([key] if key else [])]
+            request.args.update(minus=key, pins=pins)
+        total = self.messenger.sum_hidden(requests, weights, "vector", self.ask)
+        hidden.ledger.add(wanted, total)
+        return total
+
+    def allows(self, weights: Weights) -> bool:
+        """Tell whether this sum of these vectors may be opened."""
+        hidden = self.messenger.hidden
+        return hidden is None or hidden.ledger.refuse(self._describe(weights)) is None
+
+    @property
+    def kind(self) -> str:
+        """What the vectors are."""
+        return self.keys[0].rpartition("/")[2]
+
+    def _model(self) -> Tensor:
+        if self.x is None:
+            raise PrivacyError(
+                "What clients keep of earlier rounds is not summed where sums are hidden: taken "
+                "from the sum of that round it would show those who are missing now."
+            )
+        return self.x
+
+    def _describe(self, weights: Weights) -> Sum:
+        row = np.zeros(len(self.messenger.members.names))
+        row[self.messenger.index] = weights
+        x = pack_tensor(self._model())
+        return Sum(self.kind, digest_model(x.data), self.messenger.round, row)
+
+    def _stand_in(self, wanted: Sum, weights: Weights, reason: str) -> Tensor:
+        """Return what was opened at this model in place of a sum that may not be."""
+        hidden = self.messenger.hidden
+        assert hidden is not None
+        found = hidden.ledger.stand_in(wanted)
+        if found is None and self.source is not None:
+            found = self.source.stand_in(self.kind, wanted, weights)
+        if found is None:
+            self._explain(wanted, reason)
+        assert found is not None
+        hidden.ledger.notes.append(
+            f"{reason}: the step is finished from the sums that were opened before"
+        )
+        return found
+
+    def _explain(self, wanted: Sum, reason: str) -> NoReturn:
+        if len(wanted.members) < 2 or "nearly so" in reason:
+            raise PrivacyError(
+                f"This sum would be one client's vector ({reason}). Use an objective with a cap on "
+                "the weights (CVaR, or a chi-square penalty), let more clients take part, or give "
+                "up hidden sums with privacy = 'none'."
+            )
+        raise PrivacyError(
+            f"A sum of the clients' {self.kind}s cannot be opened: {reason}, and the difference "
+            "would show single clients. Resume when those who are missing are back."
+        )
 
     @override
     def squared_norms(self) -> Losses:
@@ -123,75 +233,3 @@ class FlowerVectors(ClientVectors):
             key = self.key_of(i)
             request.args.update(key=key, pins=[*request.args["pins"], *([key] if key else [])])
         return requests
-
-
-class LocalWork:
-    """One call of ``local_steps``: asked for at once, or together with the first hidden sum.
-
-    ``control`` are vectors on the clients that the work refers to.
-    """
-
-    def __init__(
-        self,
-        messenger: Messenger,
-        requests: Requests,
-        work: LocalSGD,
-        control: FlowerVectors | None,
-    ) -> None:
-        self.messenger, self.requests, self.work, self.control = messenger, requests, work, control
-        self.steps = work.steps_for(messenger.members.sizes[messenger.index])
-        self.parts = list(work.results)
-        self.thresholds: Losses | None = None
-        self.done = False
-
-    def start(self) -> Moved:
-        """Return the handles; where vectors are hidden, before anything was asked."""
-        rows: dict[str, Tensor] = {}
-        if self.messenger.hidden is None:
-            replies = self.run()
-            rows = {part: self.messenger.read_rows(replies, part) for part in self.parts}
-        elif self.work.hinge is not None:  # the thresholds are wanted at once
-            self.run()
-        tag, n = next(iter(self.requests.values())).tag, len(self.messenger.index)
-        vectors = {
-            part: FlowerVectors(self.messenger, [f"{tag}/{part}"] * n, rows.get(part), source=self)
-            for part in self.parts
-        }
-        return Moved(steps=self.steps, thresholds=self.thresholds, **vectors)
-
-    def run(self) -> dict[int, Reply]:
-        """Ask for the work alone."""
-        replies = self._ask(self.requests, self.check).complete(self.messenger.members.names)
-        if self.work.hinge is not None:
-            self.thresholds = self.messenger.read_numbers(replies, "threshold")
-        self.done = True
-        return replies
-
-    def run_and_sum(self, part: str, weights: Weights) -> Tensor:
-        """Ask for the work and a hidden sum of one part of its result, in one exchange."""
-
-        def ask(requests: Requests, check_sum: Check) -> Answers:
-            def check(i: int, reply: Reply) -> None:
-                self.check(i, reply)
-                check_sum(i, reply)
-
-            return self._ask(requests, check)
-
-        total = self.messenger.sum_hidden(self.requests, weights, part, ask)
-        self.done = True
-        return total
-
-    def check(self, i: int, reply: Reply) -> None:
-        """Refuse a reply whose steps, threshold or vectors cannot be used."""
-        due = int(self.steps[self.messenger.locate(i)])
-        if reply.numbers.get("steps") != due:
-            raise WireError(f"took another number of local steps than {due}")
-        if self.work.hinge is not None:
-            expect_number("threshold", reply.numbers.get("threshold"), self.messenger.dtype)
-        if self.messenger.hidden is None:
-            for part in self.parts:
-                self.messenger.check_vector(reply, part, "squared length of the local update")
-
-    def _ask(self, requests: Requests, check: Check) -> Answers:
-        asker = self.messenger.mailbox if self.control is None else self.control
-        return asker.ask(requests, check)

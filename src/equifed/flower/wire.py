@@ -8,6 +8,7 @@ bytes with stated sizes: there is nothing to unpickle, and a size is checked bef
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the messages; both sides must have the same."""
 
 REQUEST_LIMIT = 1 << 26
@@ -46,12 +47,18 @@ OPERATIONS = {
     "gradient": "train.gradient",
     "local": "train.local",
     "sum": "query.sum",
+    "curvature": "train.curvature",
     "norms": "query.norms",
     "recall": "query.recall",
     "metrics": "evaluate.metrics",
     "keys": "query.keys",
     "shares": "query.shares",
+    "boxes": "query.boxes",
     "unmask": "query.unmask",
+    "prepare": "query.prepare",
+    "statistics": "query.statistics",
+    "notice": "query.notice",
+    "deliver": "query.deliver",
 }
 """Operations and the Flower message types that carry them."""
 
@@ -65,7 +72,9 @@ REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {
     "gradient": ("gradient", "masked"),
     "local": (*PARTS, "masked"),
     "sum": ("masked",),
+    "curvature": ("curvature", "masked"),
     "recall": ("vector",),
+    "prepare": ("vector", "masked"),
 }
 """Arrays that a reply may hold, by operation; replies to other operations hold none."""
 
@@ -194,6 +203,11 @@ def expect_number(
     if number < least:
         raise WireError(f"{name} is {number}, and cannot be below {least:g}")
     return number
+
+
+def digest_model(data: bytes) -> str:
+    """Return a short digest of a model's bytes, the same on both sides."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def pack(array: NDArray[Any]) -> Array:

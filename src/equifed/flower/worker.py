@@ -19,27 +19,43 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.in_process import DenseVectors
+from equifed.flower.curvature import measure_blocks
 from equifed.flower.memory import Memory
+from equifed.flower.own_parts import bind_own_part, measure_error
+from equifed.flower.policy import Policy
+from equifed.flower.results import digest, keep_delivery, slug
+from equifed.flower.secure.identity import Identity, Signer
 from equifed.flower.secure.masking import Masking
-from equifed.flower.secure.session import SecureError
+from equifed.flower.statistics import describe_arrays
 from equifed.flower.task import PACKAGES, OneClient, Schema, Task
-from equifed.flower.wire import ALWAYS, PARTS, Reply, Request, expect_vector
+from equifed.flower.wire import (
+    ALWAYS,
+    PARTS,
+    Reply,
+    Request,
+    WireError,
+    digest_model,
+    expect_vector,
+)
 from equifed.metrics.metric import as_metrics
 from equifed.training.versions import package_versions
-
-LEVELS = ("none", "sums", "secure")
-"""How much of its vectors a client shows, from all to nothing but sums."""
 
 
 @dataclass
 class Client:
-    """One client: its data, model and memory, its partition if it has one, its least privacy."""
+    """One client: data, model and memory, its partition if it has one, its policy and keys.
+
+    ``notes`` are what it tells the others about its data, ``results`` the folder for models.
+    """
 
     federation: Federation
     task: Task
     root: Path
     partition: int | None = None
-    floor: int = 0
+    policy: Policy = field(default_factory=Policy)
+    identity: Identity = field(default_factory=Identity)
+    notes: tuple[str, ...] = ()
+    results: Path | None = None
     _engines: dict[int, OneClient] = field(default_factory=dict)
 
     def build_engine(self, position: int) -> OneClient:
@@ -62,6 +78,10 @@ class Worker:
         self.engine = client.build_engine(max(request.client, 0))
         self.memory = Memory(client.root, request.run, client.federation.names[0])
         self.round = int(self.args.get("round", 0))
+        if request.op in ("losses", "gradient", "local", "metrics"):
+            measured = request.op == "metrics"  # a model, with the own part of its round
+            before = int(self.args.get("own_round", 0)) + 1 if measured else self.round
+            bind_own_part(self.engine, self.memory, self.args, before)
 
     def answer(self) -> Reply:
         """Do what the request says."""
@@ -71,11 +91,15 @@ class Worker:
             "gradient": self.gradient,
             "local": self.local,
             "sum": self.sum,
+            "curvature": self.curvature,
             "norms": self.norms,
             "recall": self.recall,
             "metrics": self.metrics,
+            "statistics": self.statistics,
+            "deliver": self.deliver,
             "keys": lambda: self._reply(self._masking().publish()),
             "shares": lambda: self._reply(self._masking().share()),
+            "boxes": lambda: self._reply(self._masking().check_boxes()),
             "unmask": lambda: self._reply(self._masking().unmask()),
         }
         reply = operations[self.request.op]()
@@ -84,6 +108,10 @@ class Worker:
 
     def hello(self) -> Reply:
         """Say who this is, what data there are, and with which software."""
+        policy = self.client.policy
+        policy.check_plan(self.args.get("plan", {}), len(self.federation.train))
+        size, dtype = self._kind()
+        policy.check_bytes("the model has", size * np.dtype(dtype).itemsize)
         return self._reply(
             {
                 "name": self.federation.names[0],
@@ -92,9 +120,16 @@ class Worker:
                 "sizes": {k: len(split) for k, split in self.federation.splits().items()},
                 "schema": Schema.of(self.federation).to_dict(),
                 "model": self.task.fingerprint(self.engine),
-                "key": self._masking().publish_run_key().hex(),
+                **self._masking().publish_run_key(),
+                "notes": [*policy.describe(), *self.client.notes],
             }
         )
+
+    def statistics(self) -> Reply:
+        """Return rows, labels and means, as far as the site shows them."""
+        self.client.policy.check_plan({}, len(self.federation.train))
+        shown = self.client.policy.show_by_name
+        return self._reply({"statistics": describe_arrays(self.federation, shown)})
 
     def losses(self) -> Reply:
         """Return f_i(x)."""
@@ -107,11 +142,13 @@ class Worker:
             self._sent("x"), self._stream(), self.args["batch_size"]
         )
         assert isinstance(vectors, DenseVectors)
-        return self._keep({"loss": float(losses[0])}, {"gradient": vectors})
+        told = measure_error(self.engine, self._sent("x"))
+        return self._keep({"loss": float(losses[0]), **told}, {"gradient": vectors})
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
         work = LocalSGD.from_dict(self.args["work"])
+        self.client.policy.check_work(work, len(self.federation.train))
         target, slope = None, self.args["slope"]
         control = self._control()
         if control is not None:
@@ -124,6 +161,8 @@ class Worker:
             target=target,
             slopes=None if slope is None else np.array([float(slope)]),
         )
+        if self.engine.remembers_own():
+            self.memory.keep_own(self.round, _array(self.engine.own_after()[0]))
         numbers: dict[str, Any] = {"steps": int(moved.steps[0])}
         if moved.thresholds is not None:
             numbers["threshold"] = float(moved.thresholds[0])
@@ -132,8 +171,23 @@ class Worker:
 
     def sum(self) -> Reply:
         """Return a kept vector times this client's weight, masked."""
-        vector = self._recall(str(self.args["key"]))
-        return self._reply({}, {"masked": self._masking().mask(vector)})
+        key = str(self.args["key"])
+        vector = self._recall(key)
+        if "minus" in self.args:
+            vector = vector - self._recall(str(self.args["minus"]))
+        return self._reply({}, {"masked": self._masking().mask(vector, *self.memory.trace(key))})
+
+    def curvature(self) -> Reply:
+        """Return this client's second derivatives, or their product with a thin matrix, packed."""
+        x, thin = self._sent("x"), None
+        if "thin" in self.request.arrays:
+            thin = self._tensor(np.asarray(self.request.arrays["thin"]))
+        packed = measure_blocks(self.engine, x, self.args, thin)
+        if "mask" not in self.args:
+            self._allow("none")
+            return self._reply({}, {"curvature": packed})
+        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
+        return self._reply({}, {"masked": self._masking().mask(packed, model, self.round)})
 
     def norms(self) -> Reply:
         """Return the squared length of a kept vector."""
@@ -159,6 +213,18 @@ class Worker:
         own = None if told is None or told.clients[0] is None else told.clients[0].to_dict()
         return self._reply({"splits": numbers, "detail": own})
 
+    def deliver(self) -> Reply:
+        """Keep the model of a run that ended, with its card and this client's page."""
+        x = self._sent("x")
+        if digest(_array(x)) != self.args["sha256"]:
+            raise WireError("the model was changed on its way")
+        folder = self.client.results or self.client.root / "results" / slug(
+            self.federation.names[0]
+        )
+        predictor = self.engine.predictor(x)
+        checksum = keep_delivery(folder, self.request.run, predictor, self.args)
+        return self._reply({"checksum": checksum})
+
     # -- small parts ------------------------------------------------------------------------------
 
     def _reply(
@@ -169,14 +235,17 @@ class Worker:
 
     def _keep(self, numbers: dict[str, Any], parts: Mapping[str, DenseVectors]) -> Reply:
         """Keep vectors under their keys; send them, or one of them scaled and masked, if asked."""
-        rows = {name: _array(vectors.matrix[0]) for name, vectors in parts.items()}
+        shorten = self.client.policy.shorten
+        rows = {name: shorten(_array(vectors.matrix[0])) for name, vectors in parts.items()}
+        model = digest_model(np.asarray(self.request.arrays["x"]).tobytes())
         for name, row in rows.items():
-            self.memory.put(f"{self.request.tag}/{name}", row, self.round)
+            self.memory.put(f"{self.request.tag}/{name}", row, self.round, model)
         if self.args["give"]:
             self._allow("none")
             return self._reply(numbers, rows)
         if "mask" in self.args:
-            masked = self._masking().mask(rows[str(self.args["mask"]["part"])])
+            part = rows[str(self.args["mask"]["part"])]
+            masked = self._masking().mask(part, model, self.round)
             return self._reply(numbers, {"masked": masked})
         return self._reply(numbers)
 
@@ -199,13 +268,11 @@ class Worker:
         args = self.args.get("mask", {})
         if args.get("scheme") == "pairs":
             self._allow("sums")
-        return Masking(self.memory, args, self.request.client)
+        who = Signer(self.client.identity, self.request.run, self.federation.names[0])
+        return Masking(self.memory, args, self.request.client, who)
 
     def _allow(self, level: str) -> None:
-        if LEVELS.index(level) < self.client.floor:
-            raise SecureError(
-                f"this node takes part with privacy {LEVELS[self.client.floor]!r} or more only"
-            )
+        self.client.policy.allow(level)
 
     def _sent(self, name: str) -> torch.Tensor:
         return self._tensor(expect_vector(self.request.arrays, name, *self._kind()))

@@ -23,6 +23,9 @@ from equifed.models.losses import import_object
 Init = Literal["own", "fresh"]
 """Where training starts: at the module's own parameters, or at freshly drawn ones."""
 
+MOST_UNITS, MOST_LAYERS = 1 << 20, 1000
+"""Largest layers, and most of them: beyond that it is a slip, and building them takes forever."""
+
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
 
@@ -220,6 +223,12 @@ def _check_positive(model: str, **values: int | tuple[int, ...]) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(isinstance(v, int) and v >= 1 for v in numbers):
             raise ValueError(f"Model {model}: {name} must be whole numbers above 0, got {value}.")
+        most = MOST_LAYERS if name == "layers" else MOST_UNITS
+        if max(numbers, default=1) > most or len(numbers) > MOST_LAYERS:
+            raise ValueError(
+                f"Model {model}: {name} is at most {most:,} (of {MOST_LAYERS:,} layers), got "
+                f"{value if len(numbers) < 10 else f'{len(numbers)} numbers'}."
+            )
 
 
 def _check_fraction(model: str, dropout: float) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from equifed.contract.arrays import Index
 from equifed.contract.curvature import Curvature
 from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
@@ -31,7 +32,10 @@ STEEPEST = {"squared": 2.0, "binary_logistic": 0.25, "cross_entropy": 0.5, "hing
 
 
 def known_curvature(
-    model: FlatModel, n: int, inputs_of: Callable[[int], Tensor] | None = None
+    model: FlatModel,
+    n: int,
+    inputs_of: Callable[[int], Tensor] | None = None,
+    here: Sequence[int] | Index | None = None,
 ) -> Curvature | str:
     r"""Return what is certain about the curvature of n clients' losses, or why nothing is.
 
@@ -50,6 +54,8 @@ def known_curvature(
     ----------
     inputs_of : callable, optional
         Returns a client's training inputs.
+    here : sequence of int, optional
+        Clients whose inputs these are, if not all; nothing but the penalty is known of the others.
     """
     why, rows_of = refuse_bounds(model), trained_rows(model)
     if why is not None or rows_of is None:
@@ -61,13 +67,16 @@ def known_curvature(
     quadratic = loss == "squared"
     # Only what is trained has a derivative: the last column is that of the bias.
     weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
-    found = [_bound(rows_of(inputs_of(i)), model, weight, bias, n) for i in range(n)]
+    here = range(n) if here is None else here
+    found = [_bound(rows_of(inputs_of(i)), model, weight, bias, n) for i in here]
     least, largest, free = (np.array(column) for column in list(zip(*found, strict=True))[:3])
-    smoothness = STEEPEST[loss] * largest + model.l2
+    smoothness, convexity = np.full(n, math.inf), np.full(n, sure)
+    smoothness[here] = STEEPEST[loss] * largest + model.l2
     exact = all(one[3] for one in found)
-    convexity = np.full(n, sure) + (2.0 * least if quadratic else 0.0)
+    if quadratic:
+        convexity[here] += 2.0 * least
     if quadratic and weight and model.penalised is not None:
-        convexity = np.maximum(convexity, free)
+        convexity[here] = np.maximum(convexity[here], free)
     tight = exact and loss in ("squared", "binary_logistic")
     return Curvature(smoothness, convexity, tight, lowest=0.0)
 

@@ -3,6 +3,10 @@ r"""Weighted sums of the Hessians of linear models: one matrix product over all 
 A sample with features a and outputs z adds :math:`w\, h(z) \otimes a a^\top` to the Hessian, h
 being the second derivative of its loss in the outputs. A weighted sum over clients is a sum over
 their samples in which each counts its client's weight divided by that client's number of samples.
+
+Where clients have own biases v, their profile losses :math:`\min_v f_i(u, v)` have the Schur
+complement :math:`H_{uu} - H_{uv} H_{vv}^{-1} H_{vu}`. It grows with H, so that of an upper bound is
+an upper bound.
 """
 
 from __future__ import annotations
@@ -55,8 +59,13 @@ class LinearHessian:
     form: Form
 
     @classmethod
-    def of(cls, model: FlatModel, form: Form, thin: Tensor | None = None) -> LinearHessian | str:
-        """Return the Hessians of a model, or why they are not known."""
+    def of(
+        cls, model: FlatModel, form: Form, thin: Tensor | None = None, profile: bool = False
+    ) -> LinearHessian | str:
+        """Return the Hessians of a model, or why they are not known.
+
+        ``profile`` says that own biases are the best ones for the shared model.
+        """
         if thin is not None and form != "blocks":
             raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
         rows = trained_rows(model)
@@ -65,13 +74,14 @@ class LinearHessian:
         loss = getattr(model.loss, "__name__", "?")
         if loss not in KNOWN or getattr(model.loss, "__module__", "") != "equifed.models.losses":
             return f"the second derivative of the loss {loss} is not known"
-        if model.own_size:
+        if model.own_size and not profile:
             return "clients have own parameters, and the sum would have to do without them"
         if model.penalised is not None:
             return "biases are not penalised, and blocks know one penalty for all parameters"
         if model.dtype not in (torch.float32, torch.float64):
             return f"the model computes in {model.dtype}"
-        parts = model.unflatten(torch.arange(model.size, device=model.device))
+        parts = model.unflatten(torch.arange(model.size + model.own_size, device=model.device))
+        parts = {name: part for name, part in parts.items() if name in model.shapes}
         weight, bias = ([p for n, p in parts.items() if n.endswith(part)] for part in PARTS)
         columns = [w.reshape(len(w), -1) for w in weight] + [b[:, None] for b in bias]
         places = torch.cat(columns, dim=1)
@@ -100,10 +110,16 @@ class LinearHessian:
     def add(
         self, total: Tensor, x: Tensor, inputs: Tensor, counts: Tensor, thin: Tensor | None = None
     ) -> None:
-        """Add samples to the blocks, each as often as ``counts`` says."""
+        """Add samples to the blocks, each as often as ``counts`` says.
+
+        Where there are own biases, x ends with those of the samples' client.
+        """
         a = self._features(inputs)
         if self.whole:
-            self._add_whole(total[0], a, self._chances(x, inputs), counts)
+            few = max(1, PIECE // (self.places.numel() * a.element_size()))
+            samples = a, self._chances(x, inputs), counts
+            for parts in zip(*(torch.split(values, few) for values in samples), strict=True):
+                self._add_whole(total[0], *parts)
             return
         derivatives = list(self._second_derivatives(x, inputs))
         if self.form == "diagonal":
@@ -116,6 +132,39 @@ class LinearHessian:
                 block += (a.T @ (scaled[:, None] * product)).double()
             else:
                 block += (a.T @ (scaled[:, None] * a)).double()
+
+    def add_profile(
+        self, total: Tensor, x: Tensor, pieces: Iterable[Tensor], weight: float, size: int,
+        thin: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Add the Hessian of one client's profile loss from pieces of its ``size`` samples."""
+        b, q = self.shape()[:2]
+        k = len(self.places)
+        mixed = total.new_zeros((k, k, q // k) if self.whole else (b, q))  # H_vu
+        own = total.new_zeros((k, k) if self.whole else (b,))  # H_vv
+        for inputs in pieces:
+            share = x.new_full((len(inputs),), 1 / size)
+            self.add(total, x, inputs, weight * share, thin)
+            a = self._features(inputs)
+            if self.whole:
+                p = self._chances(x, inputs)
+                h = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / size
+                mixed += torch.einsum("sce,sq->ecq", h, a).double()
+                own += h.sum(dim=0).double()
+            else:
+                h = torch.stack([v * share for v in self._second_derivatives(x, inputs)])
+                mixed, own = mixed + (h @ a).double(), own + h.sum(dim=1).double()
+        if self.whole:
+            factor = torch.linalg.cholesky(own + self.model.own_l2 * torch.eye(k).to(own))
+            root = torch.linalg.solve_triangular(factor, mixed.reshape(k, q), upper=False)
+            total[0] -= weight * root.T @ root
+            return
+        root = mixed * (weight / (own + self.model.own_l2)).sqrt()[:, None]
+        if self.form == "diagonal":
+            total -= root.square()
+        else:
+            right = root[:, None] if thin is None else (root @ thin.double())[:, None]
+            total -= root[:, :, None] * right
 
     def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
         """Return the blocks with the penalty's part."""
@@ -155,16 +204,15 @@ class LinearHessian:
         return (2 * p * (1 - p)).T  # diag(p) - pp' <= 2 diag(p (1 - p)): diagonally dominant
 
     def _add_whole(self, total: Tensor, a: Tensor, p: Tensor, counts: Tensor) -> None:
-        """Add diag(p) - pp' times aa', block by block."""
+        """Add diag(p) - pp' times aa', a row of blocks up to the diagonal at a time."""
         k, q = self.places.shape
         for c in range(k):
-            for e in range(c + 1):
-                h = counts * p[:, c] * ((1.0 if c == e else 0.0) - p[:, e])
-                block = (a.T @ (h[:, None] * a)).double()
-                rows, columns = slice(c * q, (c + 1) * q), slice(e * q, (e + 1) * q)
-                total[rows, columns] += block
-                if c != e:
-                    total[columns, rows] += block  # symmetric itself
+            h = -counts[:, None] * p[:, c : c + 1] * p[:, : c + 1]
+            h[:, c] += counts * p[:, c]
+            blocks = a.T @ (h[:, :, None] * a[:, None, :]).reshape(len(a), -1)
+            rows, before = slice(c * q, (c + 1) * q), c * q
+            total[rows, : before + q] += blocks.double()
+            total[:before, rows] += blocks[:, :before].T.double()
 
 
 def check_sum_weights(weights: Weights, n: int) -> None:

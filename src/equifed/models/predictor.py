@@ -16,6 +16,7 @@ from equifed.data.federation import Federation
 from equifed.data.foreign import is_frame
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
+from equifed.models.fit_own import FittedLoss, fit_new_client, fitted_loss
 from equifed.models.own_prediction import OwnParameters, check_own, group_by_module, module_of
 from equifed.models.thresholds import Rule, best_threshold
 
@@ -70,6 +71,10 @@ class Predictor:
         part; others with the module as it is, which holds the mean, and a warning.
     only : str, optional
         The module has the own part of this client: rows of others are refused.
+    loss : str, optional
+        The loss that it was trained with, where own parts can be fitted to it.
+    own_l2 : float
+        Strength of the penalty on own parameters in training.
     """
 
     module: nn.Module
@@ -83,6 +88,8 @@ class Predictor:
     outputs_shape: tuple[int, ...] = ()
     own: OwnParameters = field(default_factory=dict)
     only: str | None = None
+    loss: FittedLoss | None = None
+    own_l2: float = 0.0
 
     def __post_init__(self) -> None:
         check_own(self.module, self.own, self.clients)
@@ -175,7 +182,7 @@ class Predictor:
 
     def answer(self, features: Array) -> Array:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
-        return self._run(self.module, features)
+        return self.run_module(self.module, features)
 
     def with_thresholds(self, thresholds: Mapping[str, float]) -> Predictor:
         """Return the same predictor with these thresholds."""
@@ -192,6 +199,50 @@ class Predictor:
         return replace(
             self, module=module, clients=(client,), thresholds=limits, own={}, only=client
         )
+
+    def for_new_client(
+        self, rows: Any = None, targets: Any = None, client: str = "new client",
+        own_l2: float | None = None,
+    ) -> Predictor:  # fmt: skip
+        r"""Return what predicts for a client that took no part in training.
+
+        With labelled rows it fits the client's own part at the shared parameters, as training would
+        have, with the same penalty; without, it takes the mean of the clients' own parts.
+
+        Parameters
+        ----------
+        rows, targets
+            The client's samples, as for :meth:`predict`, and their class names or values.
+        client : str
+            Its name.
+        own_l2 : float, optional
+            Strength of the penalty on the own part; that of training by default.
+        """
+        if not self.own:
+            raise ValueError(
+                "The model has no own parts: it is the same for every client, new ones included."
+            )
+        if client in self.clients:
+            raise ValueError(f"{client!r} took part in training; use for_client({client!r}).")
+        if (rows is None) != (targets is None):
+            raise ValueError("Give rows and targets, to fit an own part, or neither.")
+        alone: dict[str, Any] = {"clients": (client,), "thresholds": {}, "own": {}, "only": client}
+        mean = replace(self, **alone)
+        if rows is None:
+            return mean
+        penalty = self.own_l2 if own_l2 is None else own_l2
+        features, truth = mean.features(rows, client), torch.as_tensor(self.encode_targets(targets))
+        if len(truth) != len(features) or not len(truth):
+            raise DataError(
+                f"Client {client!r}: {len(features)} rows and {len(truth)} targets; give as many "
+                "of both, at least one."
+            )
+
+        def run(module: nn.Module) -> torch.Tensor:
+            return torch.as_tensor(self.run_module(module, features))
+
+        module = fit_new_client(self.module, tuple(self.own), run, truth, self.loss, penalty)
+        return replace(mean, module=module)
 
     def fit_thresholds(
         self,
@@ -243,15 +294,16 @@ class Predictor:
         features = self.features(rows, client)
         owners = self._find_owners(rows, client, len(features)) if self.own or self.only else None
         if not self.own:
-            return self._run(self.module, features)
+            return self.run_module(self.module, features)
         count, out = len(features), np.empty((0, 1))
         for module, mine in group_by_module(self.module, self.own, self.clients, owners, count):
-            found = self._run(module, features[mine])
+            found = self.run_module(module, features[mine])
             out = np.empty((count, found.shape[1])) if not len(out) else out
             out[mine] = found
         return out
 
-    def _run(self, module: nn.Module, features: Array) -> Array:
+    def run_module(self, module: nn.Module, features: Array) -> Array:
+        """Return the outputs of a module for prepared rows in float64, shape (rows, outputs)."""
         parameter = next(module.parameters(), torch.zeros(()))
         kind = torch.int64 if self.tokens else parameter.dtype
         parts = []
@@ -348,4 +400,5 @@ def describe_predictor(data: Federation, module: nn.Module, loss: Any) -> Predic
         clients=data.names,
         tokens=data.train.inputs.dtype.kind == "i",
         outputs_shape=data.train.targets.shape[1:],
+        loss=fitted_loss(loss),
     )

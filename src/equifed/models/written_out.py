@@ -53,7 +53,7 @@ class _Recurrent(nn.RNNBase):
             )
         hidden = inputs.transpose(0, 1) if self.batch_first else inputs
         begins = self._begins(hidden, start)
-        ends = []
+        ends: list[list[Tensor]] = []
         for layer in range(self.num_layers):
             outputs = []
             for reverse in range(1 + self.bidirectional):
@@ -132,4 +132,4 @@ class WrittenConv2d(nn.Conv2d):
         out = self.weight.flatten(1) @ patches
         if self.bias is not None:
             out = out + self.bias.unsqueeze(1)
-        return out.unflatten(-1, sides)
+        return out.view(*out.shape[:-1], *sides)

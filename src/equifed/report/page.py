@@ -58,6 +58,7 @@ from equifed.report.words import (
     write_headline,
     write_subtitle,
 )
+from equifed.training.files import write_file
 from equifed.training.history import History
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -76,6 +77,7 @@ def write_report(
     out: str | Path,
     *,
     per_client: bool = False,
+    refresh: float | None = None,
 ) -> Path:
     """Write ``out`` (HTML), the same numbers beside it as JSON, and the participants' pages.
 
@@ -88,13 +90,16 @@ def write_report(
         The page.
     per_client : bool
         Write a page for each participant, too.
+    refresh : float, optional
+        Let the page load itself again after so many seconds, for runs that go on.
     """
     report = runs if isinstance(runs, Report) else build(as_methods(runs))
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(report), encoding="utf-8")
+    # In one step: a browser may load it at any moment.
+    write_file(path, render(report, refresh).encode())
     numbers = json.dumps(as_json(report), indent=1, allow_nan=False, default=str)
-    path.with_suffix(".json").write_text(numbers + "\n", encoding="utf-8")
+    write_file(path.with_suffix(".json"), f"{numbers}\n".encode())
     if per_client:
         write_participants(report, path.with_name(path.stem + "-clients"))
     return path
@@ -147,11 +152,12 @@ def bind_units(sentence: str) -> str:
     return sentence
 
 
-def render(report: Report) -> str:
-    """Return the page."""
+def render(report: Report, refresh: float | None = None) -> str:
+    """Return the page; ``refresh`` is after how many seconds it loads itself again."""
     page, lead = load_templates().get_template("report.html"), report.methods[report.lead]
     return page.render(
         report=report,
+        refresh=refresh,
         subtitle=write_subtitle(report),
         palette=choose_palette(len(report.methods), report.baseline, report.lead),
         headline=write_headline(report),

@@ -107,8 +107,14 @@ class ModelSettings:
 class Evaluate:
     """How often to evaluate, on which splits, and which metrics beside loss and accuracy (or MSE).
 
-    Splits that the data lack are skipped. A metric is a name (``equifed list metrics``) or
-    ``module:function`` of your own.
+    Parameters
+    ----------
+    every : int
+        Rounds from one evaluation to the next.
+    splits : sequence of str
+        On which samples; splits that the data lack are skipped.
+    metrics : sequence of str
+        Names (``equifed list metrics``), or ``module:function`` of your own.
     """
 
     every: int = 1
@@ -122,7 +128,19 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Plain:
-    """The settings outside the tables."""
+    """The settings outside the tables.
+
+    Parameters
+    ----------
+    rounds : int
+        How many rounds at most.
+    seed : int
+        Of every draw: the model's start, who takes part, the minibatches.
+    threads : int, optional
+        Processor threads of torch; the same number gives the same bits.
+    give_out : str
+        Which model the run ends with, as for :func:`equifed.train`.
+    """
 
     rounds: int
     seed: int = 0
@@ -291,7 +309,8 @@ def is_address(of: str) -> bool:
 
 def find_metrics(checker: Checker, evaluate: Table) -> None:
     """Look the metrics of ``[evaluate]`` up, and put the file of own ones into their address."""
-    for i, name in enumerate(evaluate.get("metrics", ())):
+    wanted = evaluate.get("metrics", ())
+    for i, name in enumerate(wanted if isinstance(wanted, list | tuple) else ()):
         if isinstance(name, str):
             found = checker.find(SECTIONS["metrics"], name, f"evaluate.metrics[{i}]")
             evaluate["metrics"] = [*evaluate["metrics"]]

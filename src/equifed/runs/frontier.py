@@ -266,7 +266,11 @@ def walk_config(
         raise ConfigError(
             ["data.holdout.validation: points are picked on validation samples; say 0.2"]
         )
-    given = {"rounds": built.config.rounds, "seed": built.config.seed, "progress": progress}
+    given: dict[str, Any] = {
+        "rounds": built.config.rounds,
+        "seed": built.config.seed,
+        "progress": progress,
+    }
     with limit_threads(built.config.threads):
         try:
             found = frontier(built.algorithm, built.clients, **given, **options)
@@ -361,4 +365,5 @@ def _show(interval: Interval) -> str:
 def _arms(intervals: Sequence[Interval]) -> np.ndarray[Any, np.dtype[np.float64]]:
     down = [i.estimate - i.lower for i in intervals]
     up = [i.upper - i.estimate for i in intervals]
-    return np.nan_to_num(np.clip(np.array([down, up]), 0, None))
+    arms: np.ndarray[Any, np.dtype[np.float64]] = np.clip(np.array([down, up]), 0, None)
+    return np.asarray(np.nan_to_num(arms))

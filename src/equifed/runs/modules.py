@@ -172,7 +172,8 @@ def find_code(out: Path) -> list[str]:
         table = tomllib.loads((out / CONFIG).read_bytes().decode())
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{out / CONFIG} is damaged: it cannot be read ({error}).") from None
-    named = table | {"data": {"name": table.get("data", {}).get("name", "")}}
+    data = table.get("data")
+    named = table | {"data": {"name": data.get("name", "") if isinstance(data, dict) else ""}}
     return sorted(set(_addresses(named)))
 
 

@@ -269,7 +269,7 @@ def run(
     with_alone : bool or "auto", optional
         Fit every client's own model, too (:func:`equifed.alone`), so that the report can say who
         would be better off alone; "auto", the default of configurations, does so for small convex
-        runs (:func:`equifed.runs.with_alone.is_small_and_convex`).
+        runs (linear, at most 200 parameters and 50 clients).
     """
     if isinstance(config, str | Path):
         config = RunConfig.read(config)

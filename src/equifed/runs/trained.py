@@ -21,7 +21,7 @@ from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.modules import build_module
 from equifed.runs.run import load_preparation
-from equifed.training.files import RunFolderError, read_sealed
+from equifed.training.files import RunFolderError, digest, read_sealed
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
@@ -29,15 +29,20 @@ from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
 if TYPE_CHECKING:
     from torch import nn
 
+    from equifed.models.fit_own import FittedLoss
     from equifed.models.flat import FlatModel
     from equifed.models.predictor import Predictor
 
 __all__ = ["Drift", "evaluate", "load_predictor", "write_model_card"]
 
 CARD = "MODEL_CARD.md"
+PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
+"""What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
 
 
-def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predictor:
+def load_predictor(
+    folder: str | Path, model: nn.Module | None = None, *, personalised: bool = False
+) -> Predictor:
     """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
 
     The module is built again from the run's configuration (own code by its address), or by the
@@ -50,6 +55,8 @@ def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predic
         The run folder.
     model : torch.nn.Module, optional
         The module, where a run in Python was given one of its own; its weights are replaced.
+    personalised : bool
+        With the own parts that ``equifed personalise`` has fitted after training.
     """
     import torch
     from safetensors.torch import load_file
@@ -60,12 +67,14 @@ def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predic
 
     path = Path(folder)
     if (path / DESCRIPTION).exists():
+        if personalised:
+            raise RunFolderError(f"{path} is an export; personalised=True is for a run's folder.")
         return load_exported(path)
     if not (path / CONFIG).exists() and (path / RUN).exists():
         made, told = _read_python_run(path)
         module = _rebuild(path, made, told) if model is None else copy.deepcopy(model)
         link, dtype = told["link"], getattr(torch, made["dtype"])
-        own = _read_own(path, made.get("own"))
+        own, loss, own_l2 = _read_own(path, made.get("own")), None, 0.0
     else:
         config, told = _read_run(path)
         if config.model.get("features") is not None and model is None:
@@ -79,7 +88,10 @@ def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predic
             copy.deepcopy(model)
         )  # fmt: skip
         link = link_of(SECTIONS["losses"][config.model["loss"]].load())
-        dtype, own = _dtype(config), _read_own(path, config.model.get("own"))
+        dtype, (loss, own_l2) = _dtype(config), _read_loss(config, module, told)
+        own = {} if personalised else _read_own(path, config.model.get("own"))
+    if personalised:
+        own = _read_personalised(path)
     check_folder(path)
     try:
         loaded = load_weights(module.to(dtype), load_file(path / MODEL))
@@ -98,6 +110,8 @@ def load_predictor(folder: str | Path, model: nn.Module | None = None) -> Predic
         tokens=told["tokens"],
         outputs_shape=tuple(told["target_shape"]),
         own=own,
+        loss=loss,
+        own_l2=own_l2,
     )
 
 
@@ -106,6 +120,11 @@ def _read_python_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not (path / MODEL).exists():
         raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
     made = read_sealed(path / RUN)
+    if "model" not in made:
+        raise RunFolderError(
+            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can "
+            "be built again without it."
+        )
     if "samples" not in made:
         raise RunFolderError(
             f"{path / RUN} does not say what the samples were like: the engine of this run knew "
@@ -124,6 +143,43 @@ def _rebuild(path: Path, made: dict[str, Any], told: dict[str, Any]) -> nn.Modul
             "does not hold; hand it over: equifed.load_predictor(folder, model=module)."
         )
     return build(made["model_name"], tuple(told["input_shape"]), told["outputs"])
+
+
+def _read_loss(
+    config: RunConfig, module: Any, told: dict[str, Any]
+) -> tuple[FittedLoss | None, float]:
+    """Return the loss that own parts can be fitted to, and their penalty in training."""
+    from equifed.engines.profile import settle_own
+    from equifed.models.fit_own import fitted_loss
+
+    model = config.model
+    loss = SECTIONS["losses"][model["loss"]].load()
+    if model.get("own") is None:
+        return fitted_loss(loss) if model.get("class_weights") is None else None, 0.0
+    part = settle_own(
+        module, loss, len(told["input_shape"]), model["own"], model["own_steps"],
+        model.get("own_l2"), model["l2"],
+    )  # fmt: skip
+    assert part is not None
+    return fitted_loss(loss) if model.get("class_weights") is None else None, part.l2
+
+
+def _read_personalised(path: Path) -> dict[str, Any]:
+    """Return the own parts that were fitted after training; they must belong to this model."""
+    from safetensors.torch import load
+
+    if not (path / PERSONALISED).exists():
+        raise RunFolderError(
+            f"{path} has no {PERSONALISED}: nobody has fitted own parts to its model; do it with: "
+            f"equifed personalise {path}"
+        )
+    told, content = read_sealed(path / PERSONALISED), (path / PERSONAL_PARTS).read_bytes()
+    if told["parts"] != digest(content) or told["model"] != digest((path / MODEL).read_bytes()):
+        raise RunFolderError(
+            f"{path / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
+            f"again with: equifed personalise {path}"
+        )
+    return load(content)
 
 
 def _read_own(path: Path, named: Any) -> dict[str, Any]:

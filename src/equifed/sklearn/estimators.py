@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -20,10 +21,12 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.federation import Federation
 from equifed.engines.simulate import Clients, simulate
 from equifed.models.curvature import linear_layer
+from equifed.models.fit_own import fitted_loss
 from equifed.models.losses import squared
+from equifed.models.own_prediction import group_by_module
 from equifed.models.predictor import Predictor, link_of
 from equifed.objectives.base import SaddleObjective
-from equifed.sklearn.rows import Array, Rows, check_weights
+from equifed.sklearn.rows import Array, Rows, check_own, check_weights, find_owners
 from equifed.sklearn.solving import (
     SampleWeighted,
     StopAtDecrement,
@@ -51,7 +54,11 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         rounds: int = 200,
         tol: float = 1e-10,
         random_state: int | np.random.RandomState | None = 0,
+        own: str | Sequence[str] | None = None,
+        own_l2: float | None = None,
     ) -> None:
+        self.own = own
+        self.own_l2 = own_l2
         self.objective = objective
         self.algorithm = algorithm
         self.model = model
@@ -78,7 +85,10 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             penalise="weights",
             dtype=torch.float64,
             init="fresh" if isinstance(self.model, str) else "own",
+            own=self.own,
+            own_l2=self.own_l2,
         )
+        self._own_l2 = 0.0 if engine.own is None else engine.own.l2
         algorithm = build_algorithm(self.algorithm, self.objective, engine, rows.sizes, int(seed))
         exact = isinstance(algorithm, Newton)
         self.history_ = train(
@@ -94,6 +104,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         warn_if_unfinished(self.history_, algorithm, engine, self.tol)
         self.n_iter_ = len(self.history_.rounds)
         self.clients_ = rows.clients
+        self._rows = replace(rows, inputs=rows.inputs[:0], targets=rows.targets[:0], weights=None)
         self.client_weights_ = self.history_.weights[self.history_.rounds[-1].round]
         self._set_model(engine, module, classes)
 
@@ -116,15 +127,30 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def _describe(self, rows: Rows, **more: Any) -> None:
         """Let the history predict what the estimator predicts, by name and without weights."""
         shape = rows.inputs.shape[1:]
+        kept = self.history_.own or {}
+        more |= {"own": kept, "loss": fitted_loss(more.pop("trained_by"))}
+        more |= {"own_l2": self._own_l2} if kept else {}
         self.history_.trained = Predictor(self.model_, shape, clients=rows.names, **more)
+        self.__dict__.pop("own_", None)  # of an earlier fit
+        if kept:
+            self.own_ = {name: part.numpy().copy() for name, part in kept.items()}
 
-    def _outputs(self, X: ArrayLike) -> Array:
+    def _outputs(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the module's outputs, shape (rows, outputs)."""
         check_is_fitted(self)
-        inputs = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
-        with torch.no_grad():
-            found: Tensor = self.model_(inputs)
-        return found.reshape(len(inputs), -1).numpy()
+        inputs = validate_data(self, X, reset=False, dtype=np.float64)
+        owners = None if clients is None else find_owners(clients, inputs, self._rows)
+        trained: Predictor = self.history_.trained
+        if not trained.own:
+            with torch.no_grad():
+                whole: Tensor = self.model_(torch.tensor(inputs))
+            return whole.reshape(len(inputs), -1).numpy()
+        groups = group_by_module(self.model_, trained.own, trained.clients, owners, len(inputs))
+        parts = [(mine, trained.run_module(module, inputs[mine])) for module, mine in groups]
+        out = np.empty((len(inputs), parts[0][1].shape[1]))
+        for mine, found in parts:
+            out[mine] = found
+        return out
 
 
 class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
@@ -155,6 +181,13 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         times the root of the objective; other algorithms when their certificate is below ``tol``.
     random_state : int, RandomState or None
         Seed of everything that is drawn; Newton's method draws nothing.
+    own : {"bias", "head", "norm"} or sequence of str, optional
+        Parameters that every client keeps for itself, as for :func:`equifed.simulate`; ``fit`` then
+        needs ``clients``. To predict, say whose rows they are (``clients``); rows of nobody, and of
+        clients that were not fitted, are predicted with the mean of the own parts and a warning.
+        Without own parts ``clients`` makes no difference to predictions.
+    own_l2 : float, optional
+        Strength of the penalty on own parameters, as for :func:`equifed.simulate`.
 
     Attributes
     ----------
@@ -166,6 +199,9 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
     history_ : History
         What training recorded: certificate, losses and accuracies per client.
     model_ : torch.nn.Module
+    own_ : dict of arrays
+        Own parameters by name, a row for each of ``clients_``; only where there are any. Then
+        ``intercept_`` and ``model_`` have their means.
     n_iter_, n_features_in_, feature_names_in_
 
     Examples
@@ -187,10 +223,13 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         rounds: int = 200,
         tol: float = 1e-10,
         random_state: int | np.random.RandomState | None = 0,
+        own: str | Sequence[str] | None = None,
+        own_l2: float | None = None,
     ) -> None:
         super().__init__(
             objective=objective, algorithm=algorithm, model=model, l2=l2,
             fit_intercept=fit_intercept, rounds=rounds, tol=tol, random_state=random_state,
+            own=own, own_l2=own_l2,
         )  # fmt: skip
 
     def fit(
@@ -210,35 +249,36 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"FairClassifier needs rows of at least 2 classes, got one class: {present[0]!r}."
             )
+        check_own(self.own, clients, weights)
         rows = Rows.sort(inputs, codes.astype(np.int64), clients, weights)
         count = len(self.classes_)
         loss, outputs = choose_scores(self.model, inputs, count)
         self._train(rows, loss, outputs, count)
         names = tuple(map(str, self.classes_))
-        self._describe(rows, classes=names, link=link_of(loss))
+        self._describe(rows, classes=names, link=link_of(loss), trained_by=loss)
         return self
 
-    def decision_function(self, X: ArrayLike) -> Array:
+    def decision_function(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return scores: of the second of two classes (rows,), else of every class."""
-        scores = self._outputs(X)
+        scores = self._outputs(X, clients)
         if len(self.classes_) > 2:
             return scores
         return scores[:, 0] if scores.shape[1] == 1 else scores[:, 1] - scores[:, 0]
 
-    def predict_proba(self, X: ArrayLike) -> Array:
+    def predict_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the probability of every class, shape (rows, classes)."""
-        return np.exp(self.predict_log_proba(X))
+        return np.exp(self.predict_log_proba(X, clients))
 
-    def predict_log_proba(self, X: ArrayLike) -> Array:
+    def predict_log_proba(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the logarithms of the probabilities."""
-        scores = self.decision_function(X)
+        scores = self.decision_function(X, clients)
         if scores.ndim == 1:
             scores = np.stack([np.zeros_like(scores), scores], axis=1)
         return torch.log_softmax(torch.as_tensor(scores), dim=1).numpy()
 
-    def predict(self, X: ArrayLike) -> Array:
+    def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the most probable class of every row."""
-        scores = self.decision_function(X)
+        scores = self.decision_function(X, clients)
         chosen = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[chosen])
 
@@ -267,17 +307,19 @@ class FairRegressor(RegressorMixin, FairEstimator):  # type: ignore[misc]
         many = {"multi_output": True, "y_numeric": True}
         inputs, values = validate_data(self, X, y, dtype=np.float64, **many)
         values = np.asarray(values, dtype=np.float64)
-        rows = Rows.sort(inputs, values, clients, check_weights(sample_weight, inputs))
+        weights = check_weights(sample_weight, inputs)
+        check_own(self.own, clients, weights)
+        rows = Rows.sort(inputs, values, clients, weights)
         self.target_shape_ = values.shape[1:]
         self._train(rows, squared, int(np.prod(self.target_shape_)), None)
-        self._describe(rows, outputs_shape=self.target_shape_)
+        self._describe(rows, outputs_shape=self.target_shape_, trained_by=squared)
         if values.ndim == 1 and hasattr(self, "coef_"):
             self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
         return self
 
-    def predict(self, X: ArrayLike) -> Array:
+    def predict(self, X: ArrayLike, clients: ArrayLike | None = None) -> Array:
         """Return the values, shape (rows,) or (rows, columns of y)."""
-        found = self._outputs(X)
+        found = self._outputs(X, clients)
         return found.reshape(len(found), *self.target_shape_)
 
     def __sklearn_tags__(self) -> Any:

@@ -82,6 +82,25 @@ class Rows:
         return Split(self.inputs, np.concatenate([values, share[:, None]], axis=1), offsets)
 
 
+def find_owners(clients: ArrayLike, X: Array, known: Rows) -> list[str]:
+    """Return the names of the clients of new rows; strangers have names of their own."""
+    names = {name_key(c): name for c, name in zip(known.clients, known.names, strict=True)}
+    return [names.get(name_key(o), f"{o!r}, a stranger") for o in _check_clients(clients, X)]
+
+
+def check_own(own: Any, clients: ArrayLike | None, weights: Array | None) -> None:
+    """Refuse own parts of nobody, and of rows that count differently."""
+    if own is not None and clients is None:
+        raise ValueError(
+            f"own={own!r} is about parameters that every client keeps: say whose rows they are, "
+            "fit(X, y, clients=...), or leave own out."
+        )
+    if own is not None and weights is not None:
+        raise ValueError(
+            f"own={own!r} and sample_weight do not go together; leave one of them out."
+        )
+
+
 def check_weights(sample_weight: ArrayLike | None, X: Array) -> Array | None:
     """Return what each row counts; None if all count the same."""
     if sample_weight is None:

@@ -129,7 +129,8 @@ def _solves(engine: Clients, objective: object) -> bool:
     model, n = engine.model, len(engine.names)
     linear = linear_layer(model.module, model.input_dimensions) is not None
     positive = isinstance(objective, SaddleObjective) and objective.l1_norm(n) <= 1 + 1e-9
-    return linear and positive and model.size <= MOST_PARAMETERS
+    small = model.size <= MOST_PARAMETERS and not engine.remembers_own()
+    return linear and positive and small
 
 
 def _warn(rounds: int, reason: str) -> None:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.clients import Clients, MissingClients, hides_sums
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 
@@ -57,7 +57,8 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
     :math:`e \leftarrow (I - \eta \nabla^2 f_i)\, e + \eta v`, so for :math:`\eta L_i > 2` it grows
     by :math:`\eta L_i - 1` a step. Two calls, of J and J + 1 steps, show by how much, and only
     squared norms reach the server. A power iteration on the average Hessian comes first, to know
-    which :math:`\eta` to try.
+    which :math:`\eta` to try; where sums are hidden, a bound from losses and lengths of gradients
+    takes its place, for sums of gradients so near to those of a round could be subtracted.
 
     Costs 7 exchanges for the average and 2 for each try, mostly two tries. The estimate is low by
     a few percent, in float32 by up to some tens; it is local, and no bound.
@@ -71,11 +72,12 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
         clients = clients.subset(
             clients.index[np.linspace(0, len(clients.index) - 1, probe, dtype=int)]
         )
-    rough = _average_smoothness(clients, x, stream)
+    hidden = hides_sums(clients)
+    rough = (_least_smoothness if hidden else _average_smoothness)(clients, x, stream)
     if rough == 0:
         return 0.0
     rate = 3 / rough
-    for attempt in range(8):
+    for attempt in range(16 if hidden else 8):
         growth = _growth(clients, x, rate, rough, stream.at("try", attempt))
         if growth is None:
             rate /= 3  # moved too far to count as one Hessian
@@ -99,6 +101,12 @@ def _average_smoothness(clients: Clients, x: Vector, stream: Stream) -> float:
             return 0.0
         v = product / length
     return length
+
+
+def _least_smoothness(clients: Clients, x: Vector, stream: Stream) -> float:
+    """Return a lower bound from numbers alone: losses f >= 0 have |f'|^2 <= 2 L f."""
+    losses, gradients = clients.value_and_gradient(x, stream.at("product"))
+    return float((gradients.squared_norms() / (2 * np.maximum(losses, 1e-300))).max())
 
 
 def _growth(clients: Clients, x: Vector, rate: float, rough: float, stream: Stream) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.clients import Clients, ClientVectors, may_sum
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
@@ -113,10 +113,13 @@ class WeightChange:
     def coupling(self) -> float | None:
         r"""Return :math:`|\sum_i \Delta\lambda_i c_i|^2 / |\Delta\lambda|^2`; None without a turn.
 
+        Where sums are hidden and this one beside the first would show too much, None as well.
         One more weighted sum of the gradients, in the exchange that asks for their first.
         """
         turned = float(self.change @ self.change)
         if turned <= 1e-24 * float(self.weights @ self.weights):
+            return None
+        if not may_sum(self.gradients, self.change):
             return None
         moved = self.gradients.weighted_sum(self.change)
         return float(moved @ moved) / turned

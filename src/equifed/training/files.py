@@ -63,10 +63,13 @@ def _digest_of(plain: Mapping[str, Any]) -> str:
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
     """Read a JSON file; whatever is wrong with it becomes one error that names it."""
     try:
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, kind):
+            raise ValueError(f"a {kind.__name__} is expected, not a {type(found).__name__}")
+        return found
     except FileNotFoundError:
         raise Damaged(f"{path} is missing.") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -77,7 +80,7 @@ def read_json(path: Path) -> Any:
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read a sealed document without its seal, or say that it is damaged."""
     document = read_json(path)
-    told = document.pop(SEAL, None) if isinstance(document, dict) else None
+    told = document.pop(SEAL, None)
     try:
         if told is not None and told == _digest_of(document):
             return document  # type: ignore[no-any-return]
@@ -175,6 +178,15 @@ def _is_stale(path: Path) -> bool:
     except (OSError, OverflowError):
         return False
     return told["process"] == os.getpid()
+
+
+def is_worked_on(folder: Path) -> bool:
+    """Tell whether a process that still runs has signed a folder's lock, as far as is known here.
+
+    The lock itself is not touched: who only looks must not be in the way of who begins.
+    """
+    told = _read_holder(folder / LOCK)
+    return bool(told) and (told["process"] == os.getpid() or not _is_stale(folder / LOCK))
 
 
 def _refusal(path: Path) -> RunFolderError:

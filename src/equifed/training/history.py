@@ -158,6 +158,16 @@ class History:
             )
         return self.trained if thresholds is None else self.trained.with_thresholds(thresholds)
 
+    def personalise(
+        self, data: Any = None, own: str | Sequence[str] = "bias", **options: Any
+    ) -> Any:
+        """Fit an own part to every client after training; see :func:`equifed.personalise`.
+
+        ``data`` is the federation that the run was trained on; a run folder's configuration loads
+        it. The result's ``predictor`` predicts for every client with its own part.
+        """
+        return importlib.import_module("equifed").personalise(self, data, own, **options)
+
     def last(self, metric: str | None = None, split: str | None = None) -> MetricRecord | None:
         """Return the newest record of a metric on a split; by default what the run is about."""
         wanted = self._choose(metric, split)

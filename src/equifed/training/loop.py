@@ -73,7 +73,7 @@ def train(
     Parameters
     ----------
     algorithm : Algorithm
-        What to run.
+        What to run; :class:`equifed.Guarded` around it guards it against clients that lie.
     clients : Clients
         On whom, as an engine presents them.
     rounds : int
@@ -350,7 +350,8 @@ class _Training:
         self._event({"event": "given out", **told, "time": now})
         history.provenance = self.made_of
         if self.folder is not None:
-            self.folder.describe(self.made_of, format_preparation(history.trained, None))
+            kept = format_preparation(history.trained, self.folder.path)
+            self.folder.describe(self.made_of, kept)
             self.folder.finish(history.summary(), history.parameters, history.own)
         for callback in self.callbacks:
             callback.end(self.history)

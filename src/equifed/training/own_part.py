@@ -8,7 +8,7 @@ from typing import Any
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
-from equifed.contract.own import KeepsOwn, MeasuresShared
+from equifed.contract.own import KeepsOwn, MeasuresShared, TellsOwn
 from equifed.contract.streams import Stream
 from equifed.training.history import History
 from equifed.training.tables import MetricRecord
@@ -93,7 +93,7 @@ def measure_shared(clients: object, history: History, x: Vector) -> MetricRecord
 
 def tell_own(clients: Clients) -> list[dict[str, Any]]:
     """Return the events that say which own parts there are and what to know about them."""
-    if not isinstance(clients, KeepsOwn):
+    if not isinstance(clients, TellsOwn):
         return []
     told = {"note": clients.describe_own(), "warning": clients.warn_of_own()}
     return [{"event": e, "round": 0, "reason": text} for e, text in told.items() if text]

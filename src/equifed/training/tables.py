@@ -335,8 +335,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 def read_names(path: Path) -> tuple[str, ...]:
     """Return the clients of ``clients.json``."""
-    names = read_json(path)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    names = read_json(path, list)
+    if not all(isinstance(name, str) for name in names):
         raise Damaged(f"{path} is damaged: it does not hold a list of names.")
     return tuple(names)
 

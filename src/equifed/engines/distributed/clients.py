@@ -2,14 +2,15 @@
 
 Every process runs the same algorithm on the same state; each holds the samples of its own clients
 and computes for them with the stacked engine. Losses are gathered, weighted sums are added up in
-the order of the processes, so all of them see the same numbers and go the same way; a result
-depends on the number of processes only by rounding.
+the order of the clients, so all of them see the same numbers and go the same way, in double
+precision on CPUs the same as one process.
 
 Processes are started by ``torchrun`` (one machine or many) or by ``equifed run --workers N``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,14 @@ from equifed.engines.in_process import (
 from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
+from equifed.engines.sums import (
+    Node,
+    group_clients,
+    join_leaves,
+    join_nodes,
+    leaf_nodes,
+    nodes_within,
+)
 from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
 from equifed.models.curvature import known_curvature
@@ -58,15 +67,28 @@ class DistributedVectors(ClientVectors):
     """Client vectors, each in the process that holds the client."""
 
     def __init__(
-        self, clients: DistributedClients, places: Index, own: InProcessVectors | None, n: int
+        self, clients: DistributedClients, index: Index, own: InProcessVectors | None
     ) -> None:
-        self.clients, self.places, self.own, self.n = clients, places, own, n
+        self.clients, self.own, self.n = clients, own, len(index)
+        self.holders = clients.holder[index]  # in order, as clients and processes are
+        self.places = np.flatnonzero(self.holders == clients.workers.rank)
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        part = self.clients.guard(self.own, lambda own: own.weighted_sum(weights[self.places]))
-        # Each process its part, then all parts in order.
-        return self.clients.workers.sum_in_order(self.clients.zeros(1)[0] if part is None else part)
+        # Each process its part of one tree over all clients, then all parts together.
+        plans = [list(nodes_within(a, b, self.n)) if a < b else [] for a, b in self.spans]
+        own = plans[self.clients.workers.rank]
+        part = self.clients.guard(
+            self.own, lambda vectors: vectors.nodes(own, weights, int(self.places[0]))
+        )
+        rows = torch.stack(part) if part else self.clients.zeros(0)
+        return join_nodes(self.clients.exchange(plans, rows), weights, self.n)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """The places of each process's clients, from one up to another."""
+        ends = np.searchsorted(self.holders, np.arange(self.clients.workers.size), side="right")
+        return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
     @override
     def squared_norms(self) -> Losses:
@@ -103,9 +125,9 @@ class DistributedClients(TorchClients):
     ) -> None:
         super().__init__(data)
         self.workers = Workers(device)
-        self._holder = assign_clients(self._sizes, self.workers.size)
-        self._held = np.flatnonzero(self._holder == self.workers.rank)
-        shard = cut_shard(data, self._holder == self.workers.rank)
+        self.holder = assign_clients(self._sizes, self.workers.size)
+        self._held = np.flatnonzero(self.holder == self.workers.rank)
+        shard = cut_shard(data, self.holder == self.workers.rank)
         given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "init": init}
         given |= {"device": self.workers.device, "memory": memory, "chunk": chunk}
         given |= {"own": own, "own_l2": own_l2, "own_steps": own_steps}
@@ -116,6 +138,9 @@ class DistributedClients(TorchClients):
         if kinds[0] != kinds[self.workers.rank]:
             name: Any = kinds[0].removesuffix("Clients").lower()
             self._local = simulate(shard, model, loss, engine=name, **given)
+        self._groups = group_clients(self._sizes, self.workers.size)
+        self._local.divide_as(self._sizes, self._groups)
+        self._curvature: list[Curvature | str] = []
         self.model = self._local.model
         self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
@@ -178,7 +203,7 @@ class DistributedClients(TorchClients):
         own = self.guard(part, lambda local: local.value_and_gradient(x, stream, batch_size))
         self._book(down=1, up=1, losses=1)
         losses, gradients = (None, None) if own is None else own
-        return self.gather(losses, places, len(self.index)), self._vectors(places, gradients)
+        return self.gather(losses, places, len(self.index)), self._vectors(gradients)
 
     @override
     def local_steps(
@@ -206,18 +231,18 @@ class DistributedClients(TorchClients):
             ends = None if own is None else own.thresholds
             thresholds = self.gather(ends, places, len(self.index))
         vectors = {
-            kind: self._vectors(places, None if own is None else getattr(own, kind))
+            kind: self._vectors(None if own is None else getattr(own, kind))
             for kind in work.results
         }
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
-        places = np.flatnonzero(self._holder[index] == self.workers.rank)
+        places = np.flatnonzero(self.holder[index] == self.workers.rank)
         if len(places) == 0:
-            return DistributedVectors(self, places, None, len(index))
+            return DistributedVectors(self, index, None)
         rows = self._memory(vectors)[self._rows(index[places])]
-        return DistributedVectors(self, places, DenseVectors(rows), len(index))
+        return DistributedVectors(self, index, DenseVectors(rows))
 
     @override
     def remember(
@@ -227,7 +252,7 @@ class DistributedClients(TorchClients):
         rows = self._memory(memory).clone()
         if vectors.own is not None:
             rows[self._rows(index[vectors.places])] = vectors.own.dense()
-        return DistributedVectors(self, self._held, DenseVectors(rows), len(self.names))
+        return DistributedVectors(self, np.arange(len(self.names)), DenseVectors(rows))
 
     @override
     def evaluate(
@@ -250,21 +275,28 @@ class DistributedClients(TorchClients):
     def curvature(self) -> Curvature | str:
         if self.remembers_own():
             return JOINT
-        return known_curvature(self.model, len(self.names))
+        if not self._curvature:  # a list that subsets share: eigenvalues are worth keeping
+            self._curvature.append(self._gather_curvature())
+        return self._curvature[0]
 
     @override
     def curvature_sum(
         self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
     ) -> CurvatureSum | str:
-        hessian = LinearHessian.of(self.model, form, thin)
+        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
         places, part = self._part()
-        own = self.guard(part, lambda p: p.sum_hessians(hessian, x, weights[places], thin))
+        starts = np.searchsorted(self.holder, np.arange(self.workers.size + 1))  # all hold some
+        spans = np.append(self._groups, self._groups[-1] + 1)[starts].tolist()
+        groups = int(self._groups[-1]) + 1
+        plans = [leaf_nodes(a, b, groups) for a, b in itertools.pairwise(spans)]
+        nodes, given = plans[self.workers.rank], (hessian, x, weights[places], thin)
+        own = self.guard(part, lambda p: p.sum_hessians(*given, nodes))
         self._book_hessians(hessian, thin)
-        total = self.workers.sum_in_order(hessian.zeros(thin) if own is None else own)
-        return hessian.answer(total, weights, thin)
+        parts = torch.stack(own or [hessian.zeros(thin)] * len(nodes))
+        return hessian.answer(join_leaves(self.exchange(plans, parts), groups), weights, thin)
 
     @override
     def inner_products(
@@ -304,6 +336,26 @@ class DistributedClients(TorchClients):
             )
         return self.workers.unite(whole).cpu().numpy()
 
+    def exchange(self, plans: list[list[Node]], own: Tensor) -> dict[Node, Tensor]:
+        """Return the values of all processes' nodes from those of this one's."""
+        rows = own.new_zeros(max(map(len, plans)), *own.shape[1:])
+        rows[: len(own)] = own
+        known: dict[Node, Tensor] = {}
+        for plan, values in zip(plans, self.workers.gather_tensors(rows), strict=True):
+            known |= dict(zip(plan, values, strict=False))
+        return known
+
+    def _gather_curvature(self) -> Curvature | str:
+        """Return bounds on the curvature of all clients from each process's."""
+        n = len(self.names)
+        own = known_curvature(self.model, n, self._local.inputs_of, self._held)
+        if isinstance(own, str):
+            return own
+        tight = all(map(json.loads, self.workers.gather_texts(json.dumps(own.tight))))
+        known = own.smoothness, own.strong_convexity
+        smoothness, convexity = (self.gather(b[self._held], self._held, n) for b in known)
+        return Curvature(smoothness, convexity, tight, own.lowest)
+
     def _join(self, own: Evaluation) -> Evaluation:
         """Return the evaluation of all clients from each process's, which is empty elsewhere."""
         everywhere = np.arange(len(own.sizes))
@@ -327,7 +379,7 @@ class DistributedClients(TorchClients):
 
     def _part(self) -> tuple[Index, InProcessClients | None]:
         """Return which of the clients are here, and the local engine on them, if any are."""
-        places = np.flatnonzero(self._holder[self.index] == self.workers.rank)
+        places = np.flatnonzero(self.holder[self.index] == self.workers.rank)
         return places, self._local.subset(self.index[places]) if len(places) else None
 
     def _from_first(self, values: Tensor) -> Tensor:
@@ -340,8 +392,8 @@ class DistributedClients(TorchClients):
         rows[places] = self._local.own_after()[self.index[places]]
         return self.workers.unite(rows)
 
-    def _vectors(self, places: Index, own: Any) -> DistributedVectors:
-        return DistributedVectors(self, places, own, len(self.index))
+    def _vectors(self, own: Any) -> DistributedVectors:
+        return DistributedVectors(self, self.index, own)
 
     def _memory(self, vectors: ClientVectors | None) -> Tensor:
         """Return the rows of this process's clients in a memory of all clients."""

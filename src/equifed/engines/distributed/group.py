@@ -50,12 +50,17 @@ class Workers(Group):
 
     def sum_in_order(self, part: Tensor) -> Tensor:
         """Add up one tensor of every process, in the order of the processes."""
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        _talk(lambda: dist.all_gather(parts, part.contiguous()))
+        parts = self.gather_tensors(part)
         total = parts[0]
         for other in parts[1:]:
             total = total + other
         return total
+
+    def gather_tensors(self, part: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, which have one shape."""
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        _talk(lambda: dist.all_gather(parts, part.contiguous()))
+        return parts
 
     def unite(self, part: Tensor) -> Tensor:
         """Put together tensors of which every entry is zero in all processes but one."""

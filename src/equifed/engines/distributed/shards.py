@@ -10,17 +10,20 @@ import numpy as np
 from equifed.contract.arrays import Index
 from equifed.contract.evaluation import SPLITS
 from equifed.data import Federation, Split
+from equifed.engines.sums import group_clients
 
 
 def assign_clients(sizes: Index, processes: int) -> Index:
-    """Return the process that holds each client: consecutive clients, similar numbers of samples.
+    """Return the process that holds each client: consecutive groups, similar numbers of samples.
 
     >>> assign_clients(np.array([10, 10, 10, 10, 40]), 2)
     array([0, 0, 0, 0, 1])
     """
-    before = np.cumsum(sizes) - sizes / 2
-    held = (before * processes / sizes.sum()).astype(np.int64)
-    held = np.asarray(np.minimum(held, processes - 1))
+    groups = group_clients(sizes, processes)
+    totals = np.bincount(groups, weights=sizes)
+    before = np.cumsum(totals) - totals / 2
+    wanted = (before * processes / totals.sum()).astype(np.int64)
+    held: Index = np.minimum(wanted, processes - 1)[groups]
     if len(np.unique(held)) < processes:
         raise ValueError(
             f"{processes} processes are more than these {len(sizes)} clients can keep busy; start "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from equifed.contract.arrays import Index
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.stacked.gradient_rules import Samples
+from equifed.engines.sums import has_one_order
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -49,6 +50,8 @@ class Chunk:
         Their numbers of samples.
     run : slice, optional
         All their rows, if they lie one after the other and are equally many for every client.
+    width : int
+        Columns of their batches: samples and padding.
     """
 
     places: slice | Index
@@ -57,27 +60,37 @@ class Chunk:
     starts: Tensor
     sizes: Index
     run: slice | None
+    width: int
 
     def __len__(self) -> int:
         return len(self.sizes)
 
 
 def split_into_chunks(
-    index: Index, offsets: Index, length_for: Callable[[int], int], device: torch.device
+    index: Index,
+    offsets: Index,
+    widths: Index,
+    mixed: bool,
+    length_for: Callable[[int], int],
+    device: torch.device,
 ) -> Iterator[Chunk]:
     """Yield the clients of ``index`` by decreasing number of samples.
 
-    ``length_for`` says how many clients may share a chunk with one of so many samples.
+    ``length_for`` says how many clients may share a chunk with one of so many samples; ``mixed``
+    whether those of another width may, padded to the largest.
     """
     sizes = offsets[index + 1] - offsets[index]
     order = np.argsort(-sizes, kind="stable")
     start = 0
     while start < len(order):
         largest = int(sizes[order[start]])
+        width = int(widths[index[order[start]]])
         places = order[start : start + length_for(largest)]
+        if not mixed:
+            places = places[widths[index[places]] == width]  # the first ones: it falls with size
         clients, counts = index[places], sizes[places]
         begin = int(offsets[clients[0]])
-        together = isinstance(as_slice(clients), slice) and counts[-1] == largest
+        together = isinstance(as_slice(clients), slice) and counts[-1] == largest == width
         yield Chunk(
             as_slice(places),
             clients,
@@ -85,8 +98,36 @@ def split_into_chunks(
             torch.as_tensor(offsets[clients], device=device),
             counts,
             slice(begin, begin + largest * len(places)) if together else None,
+            width,
         )
         start += len(places)
+
+
+def common_widths(sizes: Index, multiple: int, bearable: int) -> Index:
+    """Return how wide the batches of clients are that use so many samples.
+
+    Few widths, so that many clients can be computed together: from the largest on, a width is kept
+    until its padding adds up to more than ``bearable`` samples. Products of one shape have the same
+    bits whoever else is computed along, products of another shape have others.
+
+    >>> common_widths(np.array([3, 20, 100, 95]), 8, 16)
+    array([ 24,  24, 104, 104])
+    """
+    own = round_up(sizes, multiple)
+    kinds, counts = np.unique(own, return_counts=True)
+    widths, wasted = kinds.copy(), 0
+    for k in range(len(kinds) - 2, -1, -1):
+        wasted += int(widths[k + 1] - kinds[k]) * int(counts[k])
+        if wasted > bearable:
+            wasted = 0
+        else:
+            widths[k] = widths[k + 1]
+    return np.asarray(widths[np.searchsorted(kinds, own)])
+
+
+def round_up(values: Any, multiple: int) -> Any:
+    """Return the next multiples."""
+    return -(-values // multiple) * multiple
 
 
 def as_slice(places: Index) -> slice | Index:
@@ -125,7 +166,7 @@ def row_bytes(columns: int, dtype: torch.dtype) -> int:
     >>> row_bytes(10, torch.float64)
     128
     """
-    return -(-columns * dtype.itemsize // ALIGNED) * ALIGNED
+    return int(round_up(columns * dtype.itemsize, ALIGNED))
 
 
 def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:
@@ -153,6 +194,11 @@ class SampleStore:
         self.streamed = self.home.type != device.type
         self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
+    def _aligned(self, row: int) -> bool:
+        """Tell whether a row begins where copies do; products of others may have other bits."""
+        one_order = has_one_order(self._inputs.dtype, self._device)
+        return not one_order or (self._inputs.data_ptr() + row * self.sample_bytes) % ALIGNED == 0
+
     def room(self, batch: Batch) -> Tensor | None:
         """Return a place for the inputs of batches of this size; none if they are sent away."""
         if self.streamed:
@@ -167,9 +213,9 @@ class SampleStore:
 
     def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
         """Return all samples of a chunk's clients, without copying them where that is possible."""
-        if chunk.run is None:
+        if chunk.run is None or not self._aligned(chunk.run.start):
             return self.fetch(batch)
-        shape = (len(chunk), int(chunk.sizes[0]))
+        shape = (len(chunk), chunk.width)
         inputs, targets = (
             v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
         )

@@ -35,13 +35,16 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.minibatches import Keys, Minibatches
 from equifed.engines.stacked.chunks import (
+    ALIGNED,
     CPU_CHUNK,
     CUDA_CHUNK,
     Chunk,
     SampleStore,
     Supply,
+    common_widths,
     empty_rows,
     put_rows,
+    round_up,
     row_bytes,
     split_into_chunks,
 )
@@ -56,6 +59,7 @@ from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.engines.sums import has_one_order
 from equifed.models.architectures import Init
 from equifed.models.flat import SampleLoss
 from equifed.models.penalty import Penalise
@@ -66,6 +70,10 @@ MEMORY = 1 << 30
 
 PADDED = 4
 """A GPU's minibatches are padded to multiples of this: 16 bytes in single precision."""
+
+CALL = 1 << 17
+"""What another chunk costs, in samples times parameters: clients of different sizes share one as
+long as their padding costs less."""
 
 ROOM = 0.6
 """Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
@@ -108,6 +116,7 @@ class StackedClients(InProcessClients):
         given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
         given |= {"l2": l2, "penalise": penalise, "dtype": dtype}
         super().__init__(data, model, loss, **given, device=device, init=init)
+        self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
@@ -151,7 +160,7 @@ class StackedClients(InProcessClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
         values = x.new_zeros(len(self.index))
         with torch.no_grad():
             for chunk in self.chunks(batch_size):
@@ -173,7 +182,7 @@ class StackedClients(InProcessClients):
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        self._refuse_minibatches(batch_size)
+        self.refuse_minibatches(batch_size)
         handle = SharedGradients(self, x, stream, batch_size)
         if not self._fits(1):
             losses = self.losses(x, stream, batch_size)
@@ -196,7 +205,7 @@ class StackedClients(InProcessClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        self._refuse_minibatches(work.batch_size)
+        self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors | SharedGradients)
         run = LocalRun(self, x, work, stream, control, target, slopes)
@@ -234,9 +243,29 @@ class StackedClients(InProcessClients):
         index, known = self._chunks.get(batch_size, (None, []))
         if index is not self.index:
             length_for, home = self._length_for(batch_size), self._store.home
-            known = list(split_into_chunks(self.index, self._offsets, length_for, home))
+            given = self._offsets, *self._widths(batch_size), length_for, home
+            known = list(split_into_chunks(self.index, *given))
             self._chunks[batch_size] = (self.index, known)
         return known
+
+    @override
+    def divide_as(self, sizes: Index, groups: Index) -> None:
+        super().divide_as(sizes, groups)
+        self._all_sizes = sizes  # batches are padded for all of them
+
+    def _widths(self, batch_size: int | None) -> tuple[Index, bool]:
+        """Return the columns of every client's batches, and whether different ones may be mixed.
+
+        Where bits are to be the same for any chunks, they depend on the federation alone.
+        """
+        used = self._all_sizes if batch_size is None else np.minimum(self._all_sizes, batch_size)
+        if has_one_order(self.model.dtype, self.model.device):
+            # What every layer makes of a client's batch then begins at a whole block of memory.
+            rows = [self._inputs[0].numel(), *(n for s in self.model.shapes.values() for n in s)]
+            multiple = math.lcm(*(8 // math.gcd(8, n) for n in rows))
+            return common_widths(used, multiple, CALL // self.model.size), False
+        padded = self.model.device.type == "cuda" and batch_size is not None
+        return round_up(used, PADDED if padded else 1), True
 
     def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
         """Return how many clients share a chunk, as a function of the samples of its largest.
@@ -265,7 +294,7 @@ class StackedClients(InProcessClients):
             batch_size,
             self.model.dtype,
             dropout=bool(self.model.dropouts),
-            multiple=PADDED if self.model.device.type == "cuda" else 1,
+            width=chunk.width,
             starts=chunk.starts,
         )
         return Supply(self._store, chunk, batches)
@@ -301,7 +330,8 @@ class StackedClients(InProcessClients):
     def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
         # On the device, or pinned on the host if the device lacks room.
         if device.type != "cuda":
-            return inputs
+            aligned = inputs.data_ptr() % ALIGNED == 0 or inputs.dtype != torch.float64
+            return inputs if aligned else inputs.clone()
         if self._streamed is None:
             self._streamed = inputs.nbytes > ROOM * torch.cuda.mem_get_info(device)[0]
         return inputs.pin_memory() if self._streamed else inputs.to(device)
@@ -310,6 +340,10 @@ class StackedClients(InProcessClients):
         """Tell whether that many (n, d) matrices stay within the memory bound."""
         size = len(self.index) * row_bytes(self.model.size, self.model.dtype)
         return matrices * size <= self._memory
+
+    def rows_at_once(self, matrices: int) -> int:
+        """Return of how many clients that many vectors each stay within the memory bound."""
+        return self._memory // (matrices * row_bytes(self.model.size, self.model.dtype))
 
     def _sample_losses(self, x: Tensor, samples: Samples) -> Tensor:
         """Return the loss of every sample at a model that all share, shape (c, b)."""

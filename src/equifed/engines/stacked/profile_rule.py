@@ -55,8 +55,15 @@ class ProfileRule(PenalisedRule):
     @override
     def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
         found, gradient = self._solve(u, blocks), empty_rows(len(u), u)
-        self._add_gradient(found, blocks, gradient, 0.0, 1.0)
-        return gradient.add_(u, alpha=self._l2), self._value(u, found)
+        outputs = found.outputs.add_(found.offsets.unsqueeze(2))  # not used again without them
+        both = self._offsets.losses_and_slopes(outputs, found.targets, found.weights)
+        if both is None:
+            slope = self._offsets.slopes(outputs, found.targets, found.weights)
+            each = self._losses(outputs, found)
+        else:
+            each, slope = both
+        self._multiply(slope, blocks, gradient, 0.0, 1.0)
+        return gradient.add_(u, alpha=self._l2), self._sum(u, found, each)
 
     @override
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
@@ -87,8 +94,13 @@ class ProfileRule(PenalisedRule):
         return Solved(outputs, targets, weights, best, wanted)
 
     def _value(self, u: Tensor, at: Solved) -> Tensor:
-        outputs = as_rows(at.outputs + at.offsets.unsqueeze(2))
-        each = self._loss(outputs, at.targets.flatten(0, 1)).view(at.weights.shape)
+        return self._sum(u, at, self._losses(at.outputs + at.offsets.unsqueeze(2), at))
+
+    def _losses(self, outputs: Tensor, at: Solved) -> Tensor:
+        return self._loss(as_rows(outputs), at.targets.flatten(0, 1)).view(at.weights.shape)
+
+    def _sum(self, u: Tensor, at: Solved, each: Tensor) -> Tensor:
+        """Return the clients' losses with both penalties."""
         held = self._l2 * u.square().sum(dim=1) + self._offsets.l2 * at.offsets.square().sum(dim=1)
         return (each * at.weights).sum(dim=1) + 0.5 * held
 
@@ -98,6 +110,12 @@ class ProfileRule(PenalisedRule):
         """Set ``out`` to beta times itself plus alpha times the gradients by the shared part."""
         outputs = at.outputs + at.offsets.unsqueeze(2)
         slope = self._offsets.slopes(outputs, at.targets, at.weights)
+        self._multiply(slope, blocks, out, beta, alpha)
+
+    def _multiply(
+        self, slope: Tensor, blocks: list[Samples], out: Tensor, beta: float, alpha: float
+    ) -> None:
+        """Do the same with derivatives by the outputs."""
         widths = [samples.weights.shape[1] for samples in blocks]
         with products_in(self._precision, out.device):
             for samples, delta in zip(blocks, torch.split(slope, widths, dim=2), strict=True):

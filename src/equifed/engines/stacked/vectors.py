@@ -5,8 +5,9 @@ A handle keeps how to make them; randomness has an address, so they come out the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from equifed.engines.stacked.chunks import (
 )
 from equifed.engines.stacked.gradient_rules import PenalisedRule
 from equifed.engines.stacked.walk import ChunkWork, OwnColumns, Walk
+from equifed.engines.sums import Node, node_values, nodes_within
 from equifed.models.flat import FlatModel
 from equifed.models.own_part import OwnPart
 
@@ -68,34 +70,50 @@ class Maker(Protocol):
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
         ...
 
+    def subset(self, index: Index) -> Self:
+        """Return some of the clients."""
+        ...
+
+    def with_own(self, own: Tensor) -> Self:
+        """Return the same clients with these own parts."""
+        ...
+
+    def rows_at_once(self, matrices: int) -> int:
+        """Return of how many clients that many vectors each stay within the memory bound."""
+        ...
+
     def refuse_non_finite(self, values: Losses, what: str) -> None:
         """Raise for those whose numbers are not finite."""
         ...
 
 
 class SharedGradients(ClientVectors):
-    """Gradients at one shared model, not kept: a weighted sum is one pass over the samples."""
+    """Gradients at one shared model, not kept but made again for every weighted sum."""
 
     def __init__(self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None) -> None:
         self._clients, self._x, self._stream, self._batch = clients, x, stream, batch_size
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
-        # Each sample counts its client's weight, unless every client has a model of its own.
-        clients, x = self._clients, self._x.unsqueeze(0)
-        total = clients.model.l2 * float(weights.sum()) * clients.model.pull(self._x)
-        if clients.own is not None:
-            total = torch.zeros_like(self._x)
-        for chunk in clients.chunks(self._batch):
-            shares = to_tensor(weights[chunk.places], x)
-            if clients.own is not None:
-                total += shares @ self.rows(chunk)[0]
-                continue
-            for samples in clients.supply(chunk, self._stream, self._batch).at(0):
-                total += clients.rule.data.gradient(x, samples.as_one(shares))[0].squeeze(0)
-        if not torch.isfinite(total).all():
-            clients.refuse_non_finite(self.squared_norms(), "squared gradient norm")
+        n = len(self._clients.index)
+        (total,) = self.nodes(list(nodes_within(0, n, n)), weights, 0)
         return total
+
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of the weighted sum, with as many gradients at a time as memory holds."""
+        rows, most = partial(self._between, first), self._clients.rows_at_once(1)
+        values = [value[0] for value in node_values(nodes, weights, rows, most, len(weights))]
+        if not all(bool(torch.isfinite(value).all()) for value in values):
+            self._clients.refuse_non_finite(self.squared_norms(), "squared gradient norm")
+        return values
+
+    def _between(self, first: int, begin: int, end: int) -> list[Tensor]:
+        return [self.part(begin - first, end - first).dense()]
+
+    def part(self, begin: int, end: int) -> SharedGradients:
+        """Return the same of a few of the clients."""
+        some = self._clients.subset(self._clients.index[begin:end])
+        return SharedGradients(some, self._x, self._stream, self._batch)
 
     @override
     def squared_norms(self) -> Losses:
@@ -146,7 +164,7 @@ class LocalRun:
     ) -> None:
         self._clients, self._x, self._work, self._stream = clients, x, work, stream
         self._control, self._target, self._slopes = control, target, slopes
-        self._sums: tuple[bytes, dict[str, Tensor]] | None = None
+        self._sums: tuple[bytes, list[Tensor]] | None = None
 
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
@@ -171,18 +189,36 @@ class LocalRun:
 
     def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
         """Return one kind's weighted sum; all kinds are summed in the same run and remembered."""
-        key = np.asarray(weights, dtype=np.float64).tobytes()
+        n = len(self._clients.index)
+        (total,) = self.nodes(kind, list(nodes_within(0, n, n)), weights, 0)
+        return total
 
-        def part(chunk: Chunk, walk: Walk) -> dict[str, Tensor]:
-            share = to_tensor(np.asarray(weights)[chunk.places], self._x)
-            size = self._clients.model.size
-            return {k: share @ walk.result(k)[:, :size] for k in self._work.results}
-
+    def nodes(self, kind: str, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of one kind's weighted sum; those of all kinds are made together."""
+        key = np.asarray([first, *weights], dtype=np.float64).tobytes()
         if self._sums is None or self._sums[0] != key:
-            parts = self._carry_out(part)
-            sums = {k: torch.stack([one[k] for one in parts]).sum(0) for k in self._work.results}
-            self._sums = (key, sums)
-        return self._sums[1][kind]
+            rows, most = partial(self._between, first), self._clients.rows_at_once(len(self._kinds))
+            self._sums = (key, list(node_values(nodes, weights, rows, most, len(weights))))
+        return [value[self._kinds.index(kind)] for value in self._sums[1]]
+
+    @property
+    def _kinds(self) -> list[str]:
+        return list(self._work.results)
+
+    def _between(self, first: int, begin: int, end: int) -> list[Tensor]:
+        """Return every kind of vector of a few of the clients."""
+        begin, end = begin - first, end - first
+        control, slopes = self._control, self._slopes
+        if isinstance(control, DenseVectors):
+            control = DenseVectors(control.matrix[begin:end])
+        elif control is not None:
+            control = control.part(begin, end)
+        again = self._clients.with_own(self._clients.own_rows.start)  # which remembers its own ends
+        some = again.subset(self._clients.index[begin:end])
+        slopes = None if slopes is None else slopes[begin:end]
+        run = LocalRun(some, self._x, self._work, self._stream, control, self._target, slopes)
+        matrices, _ = run.everything()
+        return [matrices[kind] for kind in self._kinds]
 
     def squared_norms(self, kind: str) -> Losses:
         """Return the squared norms of one kind of vector."""
@@ -246,6 +282,10 @@ class ReplayedVectors(InProcessVectors):
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
         return self._run.weighted_sum(self._kind, weights)
+
+    @override
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        return self._run.nodes(self._kind, nodes, weights, first)
 
     @override
     def squared_norms(self) -> Losses:

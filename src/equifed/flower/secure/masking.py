@@ -11,8 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.flower.memory import Memory
+from equifed.flower.secure.identity import Signer
+from equifed.flower.secure.ledger import are_apart
 from equifed.flower.secure.masks import Words, make_pair_mask, make_public_key, to_fixed
 from equifed.flower.secure.session import Epoch, Published, SecureError
+
+REMEMBERED = 256
+"""Sums that a client remembers to have helped to open."""
 
 
 class Masking:
@@ -26,54 +31,116 @@ class Masking:
         The request's ``mask`` table.
     own : int
         The client's position.
+    signer : Signer
+        Signs this client's keys, and checks those of others.
     """
 
-    def __init__(self, memory: Memory, args: dict[str, Any], own: int) -> None:
-        self.memory, self.args, self.own = memory, args, own
+    def __init__(self, memory: Memory, args: dict[str, Any], own: int, signer: Signer) -> None:
+        self.memory, self.args, self.own, self.signer = memory, args, own, signer
 
-    def publish_run_key(self) -> bytes:
-        """Return the public key of this client in this run."""
-        return make_public_key(self._secret("run"))
+    def publish_run_key(self) -> dict[str, Any]:
+        """Return the public key of this client in this run, signed where it can be."""
+        key = {"key": make_public_key(self._secret("run")).hex()}
+        signed = self.signer.sign("run", key)
+        return {**key, "signature": signed.get("signature", "")}
 
-    def mask(self, vector: NDArray[Any]) -> Words:
-        """Return the vector times the client's public weight, in fixed point, under its masks."""
-        pairs = self.args["scheme"] == "pairs"
+    def mask(self, vector: NDArray[Any], model: str, round: int) -> Words:
+        """Return the vector times the client's public weight, in fixed point, under its masks.
+
+        ``model`` and ``round`` are those that the vector comes from.
+        """
+        pairs, slot = self.args["scheme"] == "pairs", int(self.args["slot"])
         parties = self._parties() if pairs else self._agreed_parties()
+        members = self._members(parties)
         scaled = np.asarray(vector, dtype=np.float64) * float(self.args["weight"])
         words = to_fixed(scaled, len(parties), int(self.args["bits"]))
-        self._do_once(f"masked {self.args['slot']}", _encode(sorted(parties)) + words.tobytes())
+        self._do_once(f"masked {slot}", _encode([sorted(parties), members]) + words.tobytes())
         if pairs:
-            return words + self._pairs(parties, len(words))
-        return self._epoch().mask(words, int(self.args["slot"]), _read(parties))
+            return words + self._pairs(parties, members, len(words))
+        sums = self.memory.read_record(self._name("sums"))
+        entry = {"model": model, "round": round, "members": members}
+        self.memory.write_record(self._name("sums"), {**sums, str(slot): entry})
+        return self._epoch().mask(words, slot, _read(parties), str(members))
 
     def publish(self) -> dict[str, Any]:
         """Step 1 of a secure sum: the public keys of a new epoch."""
-        return self._epoch().publish().to_dict()
+        return self.signer.sign(self._name("epoch"), self._epoch().publish().to_dict())
 
     def share(self) -> dict[str, Any]:
-        """Step 2: encrypted shares for every other party."""
+        """Step 2: encrypted shares for every other party, and digests of all shares."""
         parties = self._parties()
         self._do_once("shares", _encode(self.args["parties"]))
-        shares = self._epoch().share(_read(parties))
+        self.signer.check(self._name("epoch"), parties)
+        epoch, published = self._epoch(), _read(parties)
+        shares = epoch.share(published)
         self.memory.write_record(
             self._name("parties"), {str(i): keys for i, keys in parties.items()}
         )
-        return {"boxes": {str(j): [box.hex() for box in boxes] for j, boxes in shares.items()}}
+        digests = {
+            str(j): [[own.hex(), mask.hex()] for own, mask in pairs]
+            for j, pairs in epoch.commit(published).items()
+        }
+        boxes = {str(j): [box.hex() for box in listed] for j, listed in shares.items()}
+        return {"boxes": boxes, "digests": digests}
+
+    def check_boxes(self) -> dict[str, Any]:
+        """Step 2, second half: keep the boxes of the others, and say whose are not as they said."""
+        parties, told = _read(self._agreed_parties()), self.args["boxes"]
+        boxes = {int(j): [bytes.fromhex(box) for box in listed] for j, listed in told.items()}
+        digests = {
+            int(j): [(bytes.fromhex(own), bytes.fromhex(mask)) for own, mask in listed]
+            for j, listed in self.args["digests"].items()
+        }
+        self._do_once("boxes", _encode([told, self.args["digests"]]))
+        bad = self._epoch().find_bad_boxes(parties, boxes, digests)
+        good = {j: listed for j, listed in told.items() if int(j) not in bad}
+        self.memory.write_record(self._name("boxes"), good)
+        return {"bad": bad}
 
     def unmask(self) -> dict[str, Any]:
-        """Step 4: one share for every party."""
+        """Step 4: one share for every party whose box opened."""
         parties, slot = _read(self._agreed_parties()), int(self.args["slot"])
         arrived = sorted(int(i) for i in self.args["arrived"])
         self._do_once(f"unmask {slot}", _encode(arrived))
-        boxes = {int(j): bytes.fromhex(box) for j, box in self.args["boxes"].items()}
+        kept = self.memory.read_record(self._name("boxes"))
+        boxes = {int(j): bytes.fromhex(listed[slot]) for j, listed in kept.items()}
         shares = self._epoch().unmask(slot, parties, arrived, boxes)
+        self._agree_to_open(slot)
         return {"shares": {str(j): share.hex() for j, share in shares.items()}}
 
-    def _pairs(self, parties: dict[int, Any], size: int) -> Words:
-        publics = {j: bytes.fromhex(key) for j, key in parties.items()}
-        if publics.get(self.own) != self.publish_run_key():
+    def _agree_to_open(self, slot: int) -> None:
+        """Refuse a sum that differs from another one of its round or model by one or two."""
+        sums = self.memory.read_record(self._name("sums"))
+        if str(slot) not in sums:
+            raise SecureError("no vector of this client is in this sum")
+        new = sums[str(slot)]
+        opened = self.memory.read_record("opened").get("sums", [])
+        for old in opened:
+            near = old["model"] == new["model"] or old["round"] == new["round"]
+            if near and not are_apart(old["members"], new["members"]):
+                raise SecureError(
+                    "this client helped to open a sum at this model with other members; the "
+                    "difference would show those who were missing. Go on when they are back"
+                )
+        if new not in opened:
+            self.memory.write_record("opened", {"sums": [*opened[-REMEMBERED + 1 :], new]})
+
+    def _members(self, parties: dict[int, Any]) -> list[int]:
+        """Return who has a weight in the sum, as all parties are told."""
+        members = sorted(int(i) for i in self.args["members"])
+        weighted = float(self.args["weight"]) != 0
+        if len(members) < 2 or not set(members) <= set(parties):
+            raise SecureError("a sum of one client's vector hides nothing")
+        if weighted != (self.own in members):
+            raise SecureError("this client's weight is not what the others are told")
+        return members
+
+    def _pairs(self, parties: dict[int, Any], members: list[int], size: int) -> Words:
+        self.signer.check("run", parties)
+        publics = {j: bytes.fromhex(told["key"]) for j, told in parties.items()}
+        if publics.get(self.own) != make_public_key(self._secret("run")):
             raise SecureError("the server holds another key of this client; it lost its memory")
-        purpose = f"{self.args['name']} {self.args['slot']} of {sorted(publics)}"
+        purpose = f"{self.args['name']} {self.args['slot']} of {sorted(publics)} sum of {members}"
         return make_pair_mask(self._secret("run"), self.own, publics, purpose, size)
 
     def _epoch(self) -> Epoch:

@@ -3,29 +3,32 @@ r"""Secure sums: double masking with recovery by secret sharing (Bonawitz et al.
 Client i adds to its vector a mask of its own, :math:`\mathrm{PRG}(b_i)`, and one for each pair. An
 *epoch* prepares many sums at once; a *slot* of it has its own keys and serves exactly one sum.
 
-1. keys: every client publishes, for every slot, a public key for masks, and one key for shares.
+1. keys: every client publishes, for every slot, a public key for masks and a digest of its own
+   mask, and one key for shares; signed, where it has the key that its node is registered with.
 2. shares: every client shares, for every slot, its :math:`b_i` and its secret mask key among all,
-   each share encrypted for its holder; the server relays what it cannot read.
+   each share encrypted for its holder (a box) and with a digest; the server relays what it cannot
+   read. Holders open their boxes at once and say whose do not hold what the digest says.
 3. masked: every client sends its scaled, masked vector.
 4. unmask: those still there send shares of :math:`b_j` for every j whose masked vector arrived, and
    of the mask key for every j whose vector did not; never both for the same client and slot. With t
-   of n answers the server removes what masks are left and holds the sum, and nothing else.
+   of n answers the server removes what masks are left and holds the sum, and nothing else. A share
+   that is not the one of the digest is the fault of who sent it; a secret that is not the published
+   one, though all shares are, that of the client whose it is.
 
 A client that is gone after step 3 is still in the sum. Steps 1 and 2 are repeated every
 ``slots`` sums only.
 
 **What it withstands**: a server that follows the protocol and looks at everything it receives,
-together with up to t - 1 of the clients, t being more than half. **What it does not**: a server
-that lies (it relays the keys, unauthenticated, and could put itself between clients), clients that
-send wrong vectors, and whatever the sum itself tells; a sum in which one client alone has weight is
-that client's vector, and is refused. The server still sees every client's losses, squared norms
-where an algorithm asks for them, metrics, sizes, weights and presence.
+together with up to t - 1 of the clients, t being more than half. Where sites know each other's
+keys (``identity``), the server cannot put itself between them. **What it does not**: a server that
+sends slightly different models, wrong vectors, and whatever the sum itself tells (see ``ledger``).
 
-Nothing here knows of Flower: what goes in and out is bytes and plain values.
+Nothing here knows of Flower: bytes and plain values go in and out.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +57,14 @@ class SecureError(RuntimeError):
     """A step of the protocol that must not be taken."""
 
 
+class WrongSecret(SecureError):
+    """Shares of a client that do not belong to its keys; ``client`` is its position."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__("its shares do not belong to the keys that it published")
+        self.client = client
+
+
 def majority(n: int) -> int:
     """Return the least number of clients that must stay: more than half.
 
@@ -65,21 +76,28 @@ def majority(n: int) -> int:
 
 @dataclass(frozen=True)
 class Published:
-    """A client's public keys for one epoch: one for shares, and one for masks in every slot."""
+    """A client's public keys for one epoch: one for shares, and one for masks in every slot.
+
+    ``own`` are digests of the masks of its own.
+    """
 
     sharing: bytes
     masking: tuple[bytes, ...]
+    own: tuple[bytes, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {"sharing": self.sharing.hex(), "masking": [key.hex() for key in self.masking]}
+        lists = {"masking": self.masking, "own": self.own}
+        told = {name: [key.hex() for key in keys] for name, keys in lists.items()}
+        return {"sharing": self.sharing.hex(), **told}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Published:
         """Read what :meth:`to_dict` wrote; raise if it is anything else."""
-        masking = tuple(bytes.fromhex(key) for key in values["masking"])
-        published = cls(bytes.fromhex(values["sharing"]), masking)
-        if any(len(key) != 32 for key in (published.sharing, *masking)):
+        masking, own = (tuple(map(bytes.fromhex, values[name])) for name in ("masking", "own"))
+        published = cls(bytes.fromhex(values["sharing"]), masking, own)
+        keys = (published.sharing, *masking, *own)
+        if len(masking) != len(own) or any(len(key) != 32 for key in keys):
             raise ValueError("a key of a wrong length")
         return published
 
@@ -108,7 +126,8 @@ class Epoch:
     def publish(self) -> Published:
         """Step 1: return the public keys."""
         masking = tuple(make_public_key(self._mask_key(slot)) for slot in range(self.slots))
-        return Published(make_public_key(self._sharing_key()), masking)
+        own = tuple(digest_secret(self._own_mask(slot)) for slot in range(self.slots))
+        return Published(make_public_key(self._sharing_key()), masking, own)
 
     def share(self, parties: Mapping[int, Published]) -> dict[int, list[bytes]]:
         """Step 2: return, for every other party, one encrypted pair of shares for each slot."""
@@ -124,10 +143,44 @@ class Epoch:
                 boxes.append(box.encrypt(NONCE, own[j] + mask[j], None))
         return out
 
-    def mask(self, vector: Words, slot: int, parties: Mapping[int, Published]) -> Words:
-        """Step 3: return the vector under this client's own mask and those of all its pairs."""
+    def commit(self, parties: Mapping[int, Published]) -> dict[int, list[tuple[bytes, bytes]]]:
+        """Return digests of all shares, by holder and slot."""
+        both = [self._both_shares(slot, sorted(parties)) for slot in range(self.slots)]
+        return {
+            j: [(digest_secret(own[j]), digest_secret(mask[j])) for own, mask in both]
+            for j in sorted(parties)
+        }
+
+    def find_bad_boxes(
+        self,
+        parties: Mapping[int, Published],
+        boxes: Mapping[int, Sequence[bytes]],
+        digests: Mapping[int, Sequence[tuple[bytes, bytes]]],
+    ) -> list[int]:
+        """Return whose boxes do not open, or hold other shares than their digests say."""
+        bad = []
+        for j in sorted(set(parties) - {self.own}):
+            for slot in range(self.slots):
+                try:
+                    pair = self._open(j, slot, parties, {j: boxes[j][slot]})
+                    found = digest_secret(pair[:SHARE_BYTES]), digest_secret(pair[SHARE_BYTES:])
+                    fits = found == tuple(digests[j][slot])
+                except (SecureError, KeyError, IndexError):
+                    fits = False
+                if not fits:
+                    bad.append(j)
+                    break
+        return bad
+
+    def mask(
+        self, vector: Words, slot: int, parties: Mapping[int, Published], members: str = ""
+    ) -> Words:
+        """Step 3: return the vector under this client's own mask and those of all its pairs.
+
+        ``members`` says who has a weight; the masks are gone only if all were told the same.
+        """
         publics = {j: keys.masking[slot] for j, keys in parties.items()}
-        purpose = f"{self.name} slot {slot} of {sorted(parties)}"
+        purpose = f"{self.name} slot {slot} of {sorted(parties)} sum of {members}"
         pairs = make_pair_mask(self._mask_key(slot), self.own, publics, purpose, len(vector))
         return vector + expand_mask(self._own_mask(slot), len(vector)) + pairs
 
@@ -138,14 +191,13 @@ class Epoch:
         arrived: Sequence[int],
         boxes: Mapping[int, bytes],
     ) -> dict[int, bytes]:
-        """Step 4: return one share for each party: of its own mask if its vector arrived, else of
-        its mask key.
-        """  # noqa: D205 - one sentence
+        """Step 4: return a share of each party with a box: of its own mask, or of its mask key."""
         if not set(arrived) <= set(parties) or len(set(arrived)) < majority(len(parties)):
             raise SecureError("too few vectors arrived to open the sum")
         if self.own not in arrived:
             raise SecureError("this client's own vector is said not to have arrived")
-        pairs = {j: self._open(j, slot, parties, boxes) for j in sorted(parties)}
+        held = [j for j in sorted(parties) if j == self.own or j in boxes]
+        pairs = {j: self._open(j, slot, parties, boxes) for j in held}
         return {
             j: pair[:SHARE_BYTES] if j in arrived else pair[SHARE_BYTES:]
             for j, pair in pairs.items()
@@ -193,6 +245,7 @@ def open_sum(
     name: str,
     slot: int,
     parties: Mapping[int, Published],
+    members: str = "",
 ) -> Words:
     """Return the sum of the vectors that arrived, on the server's side of step 4.
 
@@ -202,24 +255,45 @@ def open_sum(
         The masked vectors that arrived, by client.
     answers : dict of dict
         By client that answered step 4, its share for every party.
-    name, slot, parties
+    name, slot, parties, members
         As in :class:`Epoch`; ``parties`` are those that were asked for their vectors.
+
+    Raises
+    ------
+    WrongSecret
+        If the shares of a client do not belong to what it published.
     """
     need = majority(len(parties))
     if len(answers) < need:
         raise SecureError(f"{len(answers)} clients answered the last step, {need} are needed")
-    helpers = sorted(answers)[:need]
     total = sum_words(masked.values())
     size = len(total)
-    purpose = f"{name} slot {slot} of {sorted(parties)}"
+    purpose = f"{name} slot {slot} of {sorted(parties)} sum of {members}"
     for j in sorted(parties):
-        secret = rebuild_secret({i: answers[i][j] for i in helpers})
+        secret = _rebuild(j, {i: shares[j] for i, shares in answers.items() if j in shares}, need)
         if j in masked:
+            if digest_secret(secret) != parties[j].own[slot]:
+                raise WrongSecret(j)
             total = total - expand_mask(secret, size)
             continue
         # What j would have added to cancel the masks of those who arrived.
         if make_public_key(secret) != parties[j].masking[slot]:
-            raise SecureError("the rebuilt key does not belong to the client that is gone")
+            raise WrongSecret(j)
         others = {i: parties[i].masking[slot] for i in masked}
         total = total + make_pair_mask(secret, j, others, purpose, size)
     return total
+
+
+def digest_secret(secret: bytes) -> bytes:
+    """Return what may be shown of a secret or share to recognise it later."""
+    return hashlib.sha256(b"equifed secret " + secret).digest()
+
+
+def _rebuild(client: int, shares: Mapping[int, bytes], need: int) -> bytes:
+    """Return a client's secret from the first shares of it."""
+    if len(shares) < need:
+        raise SecureError(f"{len(shares)} clients hold a share of client {client}, not {need}")
+    try:
+        return rebuild_secret({i: shares[i] for i in sorted(shares)[:need]})
+    except ValueError:
+        raise WrongSecret(client) from None

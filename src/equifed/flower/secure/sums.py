@@ -7,16 +7,15 @@ Clients multiply by their weight, which is public, before masking.
   so the sum is lost and the round is repeated without it. If the late vector then arrives after
   all, the server could subtract the two sums and see it.
 * :class:`SecureSums` (``privacy="secure"``): own masks and secret sharing besides (see
-  ``session``). Two exchanges a sum and two more for every ``slots`` sums; a late vector stays
+  ``session``). Two exchanges a sum and three more for every ``slots`` sums; a late vector stays
   hidden, and a client may vanish between its vector and the unmasking.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +24,27 @@ from typing_extensions import override
 from equifed.contract.arrays import Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
+from equifed.flower.hello import Hello
 from equifed.flower.mailbox import Check
 from equifed.flower.messenger import Ask, HiddenSums, Messenger, Requests
+from equifed.flower.secure.ledger import Ledger, PrivacyError
 from equifed.flower.secure.masks import FRACTION_BITS, Words, from_fixed, sum_words
-from equifed.flower.secure.session import Published, majority, open_sum
+from equifed.flower.secure.replies import (
+    read,
+    read_bad,
+    read_boxes,
+    read_digests,
+    read_keys,
+    read_shares,
+)
+from equifed.flower.secure.session import (
+    Published,
+    WrongSecret,
+    digest_secret,
+    majority,
+    open_sum,
+)
 from equifed.flower.wire import Reply, WireError, expect_vector
-
-T = TypeVar("T")
-
-
-class PrivacyError(RuntimeError):
-    """A sum that would show one client's vector."""
 
 
 @dataclass
@@ -45,20 +54,27 @@ class PairSums(HiddenSums):
     bits: int = FRACTION_BITS
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     number: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
 
     @override
     def total(
-        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        weights: Weights,
+        part: str,
+        ask: Ask,
+        size: int | None = None,
     ) -> NDArray[np.float64]:
         table = {
             "scheme": "pairs",
             "name": f"{self.session}/{self.number // 64}",
             "slot": self.number % 64,
-            "parties": {str(i): messenger.members.keys[i].hex() for i in requests},
+            "parties": {str(i): _tell_key(messenger.members.hellos[i]) for i in requests},
             "bits": self.bits,
         }
         self.number += 1
-        masked = _collect(messenger, requests, weights, part, ask, table)
+        masked = _collect(messenger, requests, weights, part, ask, table, size)
         return from_fixed(sum_words(masked.values()), self.bits)
 
 
@@ -68,7 +84,8 @@ class _Prepared:
 
     name: str
     parties: dict[int, Published]
-    boxes: dict[int, dict[int, list[bytes]]]
+    digests: dict[int, dict[int, list[tuple[bytes, bytes]]]]
+    accused: dict[int, set[int]]
     slot: int = 0
 
 
@@ -86,20 +103,33 @@ class SecureSums(HiddenSums):
 
     bits: int = FRACTION_BITS
     slots: int = 16
+    ledger: Ledger = field(default_factory=Ledger)
     _epoch: _Prepared | None = None
 
     @override
     def total(
-        self, messenger: Messenger, requests: Requests, weights: Weights, part: str, ask: Ask
+        self,
+        messenger: Messenger,
+        requests: Requests,
+        weights: Weights,
+        part: str,
+        ask: Ask,
+        size: int | None = None,
     ) -> NDArray[np.float64]:
         epoch = self._epoch
         if epoch is None or set(epoch.parties) != set(requests) or epoch.slot >= self.slots:
             epoch = self._epoch = self._prepare(messenger)
         slot, epoch.slot = epoch.slot, epoch.slot + 1
         table = {**self._table(epoch.name), "slot": slot}
-        masked = _collect(messenger, requests, weights, part, ask, table)
+        masked = _collect(messenger, requests, weights, part, ask, table, size)
         shares = self._unmask(messenger, epoch, table)
-        return from_fixed(open_sum(masked, shares, epoch.name, slot, epoch.parties), self.bits)
+        members = str(_list_members(requests, weights))
+        try:
+            words = open_sum(masked, shares, epoch.name, slot, epoch.parties, members)
+        except WrongSecret as wrong:
+            self._epoch = None
+            raise MissingClients({wrong.client: str(wrong)}, messenger.members.names) from wrong
+        return from_fixed(words, self.bits)
 
     def _table(self, name: str) -> dict[str, Any]:
         return {"scheme": "secure", "name": name, "slots": self.slots, "bits": self.bits}
@@ -109,22 +139,73 @@ class SecureSums(HiddenSums):
         table = self._table(secrets.token_hex(8))
 
         def check_keys(i: int, reply: Reply) -> None:
-            if len(_read(_read_keys, reply).masking) != self.slots:
+            if len(read(read_keys, reply).masking) != self.slots:
                 raise WireError("sent another number of keys than asked for")
 
         replies = _take_step(messenger, "keys", table, check_keys)
         told = {str(i): reply.numbers for i, reply in sorted(replies.items())}
-        parties = {i: _read_keys(reply) for i, reply in sorted(replies.items())}
+        parties = {i: read_keys(reply) for i, reply in sorted(replies.items())}
 
         def check_boxes(i: int, reply: Reply) -> None:
-            boxes = _read(_read_boxes, reply)
-            counts = {len(box) for box in boxes.values()}
-            if set(boxes) != set(parties) - {i} or counts != {self.slots}:
+            boxes, digests = read(read_boxes, reply), read(read_digests, reply)
+            counts = {*map(len, boxes.values()), *map(len, digests.values())}
+            others = set(parties) - {i}
+            if (set(boxes), set(digests), counts) != (others, set(parties), {self.slots}):
                 raise WireError("sent shares for others than asked for")
 
         replies = _take_step(messenger, "shares", {**table, "parties": told}, check_boxes)
-        boxes = {i: _read_boxes(reply) for i, reply in replies.items()}
-        return _Prepared(table["name"], parties, boxes)
+        digests = {i: read_digests(reply) for i, reply in replies.items()}
+        accused = self._relay(messenger, table, replies)
+        return _Prepared(table["name"], parties, digests, accused)
+
+    def _relay(
+        self, messenger: Messenger, table: dict[str, Any], shares: dict[int, Reply]
+    ) -> dict[int, set[int]]:
+        """Give every holder its boxes; return whose did not open, by holder.
+
+        Raises
+        ------
+        MissingClients
+            Naming those whose boxes most holders cannot open, else those who cannot open most.
+        """
+        requests = messenger.write_requests("boxes", Stream(0, (table["name"], "boxes")), {}, {})
+        for i, request in requests.items():
+            told = {j: reply.numbers for j, reply in shares.items() if j != i}
+            request.args["mask"] = {
+                **table,
+                "boxes": {str(j): n["boxes"][str(i)] for j, n in told.items()},
+                "digests": {str(j): n["digests"][str(i)] for j, n in told.items()},
+            }
+
+        def check(i: int, reply: Reply) -> None:
+            if not read(read_bad, reply) <= set(shares) - {i}:
+                raise WireError("complains about others than asked for")
+
+        replies = messenger.ask(requests, check)
+        accused = {i: read_bad(reply) for i, reply in replies.items()}
+        self._blame(messenger, accused)
+        return accused
+
+    def _blame(self, messenger: Messenger, accused: dict[int, set[int]]) -> None:
+        names, half = messenger.members.names, (len(accused) - 1) / 2
+        by = {j: [i for i, bad in accused.items() if j in bad] for j in accused}
+        wrong = {
+            j: f"sent shares of its keys that {len(holders)} of {len(accused) - 1} cannot open"
+            for j, holders in by.items()
+            if len(holders) > half
+        }
+        wrong = wrong or {
+            i: f"says that the shares of {len(bad)} of {len(accused) - 1} others do not open"
+            for i, bad in accused.items()
+            if len(bad) > half
+        }
+        if wrong:
+            raise MissingClients(wrong, names)
+        for j, holders in by.items():
+            for i in holders:
+                self.ledger.notes.append(
+                    f"{names[j]} sent {names[i]} a share that does not open, or {names[i]} says so"
+                )
 
     def _unmask(
         self, messenger: Messenger, epoch: _Prepared, table: dict[str, Any]
@@ -138,19 +219,24 @@ class SecureSums(HiddenSums):
         """
         slot, everybody = table["slot"], sorted(epoch.parties)
         requests = messenger.write_requests("unmask", Stream(0, (epoch.name, slot)), {}, {})
-        for i, request in requests.items():
-            boxes = {str(j): epoch.boxes[j][i][slot].hex() for j in everybody if j != i}
-            request.args["mask"] = {**table, "arrived": everybody, "boxes": boxes}
+        for request in requests.values():
+            request.args["mask"] = {**table, "arrived": everybody}
 
         def check(i: int, reply: Reply) -> None:
-            if set(_read(_read_shares, reply)) != set(everybody):
+            shares = read(read_shares, reply)
+            if set(shares) != set(everybody) - epoch.accused[i]:
                 raise WireError("sent shares of others than asked for")
+            for j, share in shares.items():
+                if digest_secret(share) != epoch.digests[j][i][slot][0]:
+                    raise WireError(f"sent a wrong share of {messenger.members.names[j]}")
 
         answers = messenger.mailbox.ask(requests, check, partial=True)
-        if len(answers.replies) < majority(len(everybody)):
+        shares = {i: read_shares(reply) for i, reply in answers.replies.items()}
+        held = min(sum(j in own for own in shares.values()) for j in everybody)
+        if held < majority(len(everybody)):
             reasons = {i: failure.reason for i, failure in answers.failures.items()}
             raise MissingClients(reasons, messenger.members.names)
-        return {i: _read_shares(reply) for i, reply in answers.replies.items()}
+        return shares
 
 
 def _take_step(
@@ -167,6 +253,7 @@ def _collect(
     part: str,
     ask: Ask,
     table: dict[str, Any],
+    size: int | None,
 ) -> dict[int, Words]:
     """Ask every client for its scaled and masked vector; all of them, or MissingClients."""
     if np.count_nonzero(weights) < 2:
@@ -175,32 +262,22 @@ def _collect(
             "objective with a cap on the weights (CVaR, or a chi-square penalty), let more clients "
             "take part, or give up hidden sums with privacy = 'none'."
         )
+    table = {**table, "members": _list_members(requests, weights), "part": part}
     for k, request in enumerate(requests.values()):
-        request.args["mask"] = {**table, "weight": float(weights[k]), "part": part}
+        request.args["mask"] = {**table, "weight": float(weights[k])}
 
     def check(i: int, reply: Reply) -> None:
-        expect_vector(reply.arrays, "masked", messenger.model.size, "uint64")
+        expect_vector(reply.arrays, "masked", size or messenger.model.size, "uint64")
 
     replies = ask(requests, check).complete(messenger.members.names)
     return {i: replies[i].arrays["masked"] for i in sorted(replies)}
 
 
-def _read(reader: Callable[[Reply], T], reply: Reply) -> T:
-    """Return what a reader makes of a reply, or raise :class:`WireError`."""
-    try:
-        return reader(reply)
-    except (KeyError, ValueError, TypeError, AttributeError):
-        raise WireError("sent something else than keys or shares") from None
+def _list_members(requests: Requests, weights: Weights) -> list[int]:
+    """Return the positions of those with a weight."""
+    return [i for i, weight in zip(requests, weights, strict=True) if weight != 0]
 
 
-def _read_keys(reply: Reply) -> Published:
-    return Published.from_dict(reply.numbers)
-
-
-def _read_boxes(reply: Reply) -> dict[int, list[bytes]]:
-    boxes = reply.numbers["boxes"].items()
-    return {int(j): [bytes.fromhex(box) for box in listed] for j, listed in boxes}
-
-
-def _read_shares(reply: Reply) -> dict[int, bytes]:
-    return {int(j): bytes.fromhex(share) for j, share in reply.numbers["shares"].items()}
+def _tell_key(hello: Hello) -> dict[str, str]:
+    """Return a client's key of the run as others check it."""
+    return {"key": hello.key.hex(), "client": hello.name, "signature": hello.signature}

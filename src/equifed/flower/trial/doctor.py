@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -16,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
+from typing_extensions import override
 
 from equifed.flower.app_config import AppConfig, FederationSettings, read_app_settings
 from equifed.flower.fleet import Fleet, FleetError, explain_transport
 from equifed.flower.flwr_private import find_changes, parse_node_config, set_identity
-from equifed.flower.site import Site, SiteError, name_site
+from equifed.flower.policy import Policy
+from equifed.flower.site import Site, SiteError, name_site, read_site
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
 from equifed.flower.wire import OPERATIONS, Reply, Request
-from equifed.flower.worker import LEVELS
 from equifed.training.versions import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
@@ -169,12 +171,17 @@ def _check_site(app: Path | None, node_config: str) -> Iterator[Finding]:
     except Exception as error:  # whatever Flower's reader makes of it
         yield Finding(False, f"--node-config cannot be read: {error}")
         return
-    if str(settings.get("privacy", LEVELS[0])) not in LEVELS:
-        yield Finding(False, f"privacy is one of {', '.join(LEVELS)}, got {settings['privacy']!r}")
+    try:
+        told = read_site(settings)
+        policy = Policy.of(told)
+    except SiteError as error:
+        yield Finding(False, str(error).rstrip("."))
         return
+    if "policy" in told:
+        yield Finding(True, f"the policy {told['policy']}: privacy {policy.privacy!r} or more")
     yield _check_memory(Site("", settings).memory)
-    if "data" in settings and not Path(str(settings["data"])).exists():
-        yield Finding(False, f"the data {settings['data']} are not there")
+    if "data" in told and not Path(str(told["data"])).exists():
+        yield Finding(False, f"the data {told['data']} are not there")
     elif app is not None:
         yield _say_hello(Site(str(app), settings))
 
@@ -195,6 +202,29 @@ def _check_memory(folder: Path) -> Finding:
 
 def _say_hello(site: Site) -> Finding:
     """Let the site's own app answer a hello, with nothing kept."""
+    reasons = _Reasons()
+    logging.getLogger("equifed").addHandler(reasons)
+    try:
+        return _hear_hello(site, reasons)
+    finally:
+        logging.getLogger("equifed").removeHandler(reasons)
+
+
+class _Reasons(logging.Handler):
+    """Keeps what went wrong; the site may read it, who asks from outside may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = ""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            self.last = " ".join(str(error).split())
+
+
+def _hear_hello(site: Site, reasons: _Reasons) -> Finding:
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
         settings: dict[str, Any] = {**site.settings, "memory": temporary}
         set_identity(1, 1)
@@ -209,7 +239,7 @@ def _say_hello(site: Site) -> Finding:
             return Finding(False, f"the site's app cannot be used: {error}")
     name = name_site(settings, 1)
     if reply.error:
-        return Finding(False, f"{name} cannot take part: {reply.text}")
+        return Finding(False, f"{name} cannot take part: {reasons.last or reply.text}")
     told = ", ".join(f"{count} {split}" for split, count in reply.numbers["sizes"].items())
     return Finding(True, f"{reply.numbers['name']} can take part with its data ({told} samples)")
 

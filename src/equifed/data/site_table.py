@@ -1,0 +1,204 @@
+"""One site's own table in a fit across sites: a file, its columns renamed, and its answers.
+
+What :func:`equifed.data.own_table.read_table` does with the table of all clients is done here with
+the rows of one, in the same order and with the same draws, so that a federation of such sites has
+the samples that the table of all of them gives. Nothing but answers to questions leaves a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.data.columns import Columns, find_categories, group_rows, read_columns
+from equifed.data.combine_preparation import Question
+from equifed.data.federation import Federation
+from equifed.data.fit_preparation import ask_kinds, describe_rows, tell_kinds
+from equifed.data.fit_target import describe_target
+from equifed.data.holdout import Labels, find_duplicates
+from equifed.data.own_table import (
+    TableRequest,
+    choose_features,
+    divide_rows,
+    find_untested,
+    keep_rows,
+    prepare_clients,
+)
+from equifed.data.preparation import Preparation, Target
+from equifed.data.prepared_columns import name_client
+from equifed.data.split import DataError
+from equifed.data.targets import MANY
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """The usable rows of one client's table.
+
+    Parameters
+    ----------
+    name : str
+        The client.
+    columns : dict of lists
+        Its rows by agreed column name, without those that lack a target.
+    part : array of str
+        The split of each row.
+    request : TableRequest
+        What all clients agreed on: target, features, preparation, what is held out.
+    features : tuple of str
+        Columns that features come from.
+    told : tuple of str
+        What became of rows that could not be used.
+    """
+
+    name: str
+    columns: Columns
+    part: Labels
+    request: TableRequest
+    features: tuple[str, ...]
+    told: tuple[str, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        table: Any | str | Path,
+        name: str,
+        request: TableRequest,
+        titles: Mapping[str, str] | None = None,
+    ) -> SiteTable:
+        """Read a site's table.
+
+        Parameters
+        ----------
+        table : path, DataFrame, pyarrow.Table or mapping of columns
+            As for :meth:`equifed.Federation.from_table`; a column with the client's name is not
+            needed, and refused if it names others.
+        name : str
+            The client.
+        request : TableRequest
+            What all clients agreed on.
+        titles : mapping, optional
+            Agreed column name to the column's title in this table, where they differ.
+        """
+        try:
+            columns = _rename(read_columns(table), titles or {})
+            columns = _own(columns, name, str(request.client))
+            wanted = choose_features(columns, request)
+            columns, _, told = keep_rows(columns, wanted, request)
+            owners = {name: np.arange(len(columns[request.target]))}
+            part = divide_rows(columns, owners, request)
+        except DataError as error:
+            raise DataError(name_client(name, str(error))) from None
+        if not (part == "train").any():
+            raise DataError(f"Client {name!r} has no training rows; give it some.")
+        told += find_untested(owners, part, request.holdout)
+        coded = [c for c in find_categories(table) if c in wanted]
+        if coded and request.prepare.categorical == "auto":
+            raise DataError(
+                f"Client {name!r}: the data frame says that {coded[0]!r} is a category, which "
+                "other sites do not know; list such columns in prepare.categorical, for all."
+            )
+        return cls(name, columns, part, request, tuple(wanted), tuple(told))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Rows of every split there is."""
+        counted = {k: int((self.part == k).sum()) for k in ("train", "validation", "test")}
+        return {label: count for label, count in counted.items() if count}
+
+    @property
+    def rest(self) -> list[str]:
+        """Columns that tell how rows are divided, in the table's order."""
+        return [c for c in self.columns if c in self.request.special[2:]]
+
+    def describe_kinds(self) -> list[list[str]]:
+        """Return every feature column with its kind: numbers, texts, dates or empty."""
+        found = self._tell(list(self.features), lambda rows: tell_kinds(rows, self._ask()))
+        return [[name, found[name]] for name in self.features]
+
+    def describe_target(self) -> dict[str, Any]:
+        """Return of which kind the targets are, and which labels there are.
+
+        Of whole numbers that may be values, no more are told than are needed to ask what they are.
+        """
+        request = self.request
+        try:
+            told = describe_target(request.target, self.columns[request.target], request.task)
+        except DataError as error:
+            raise DataError(name_client(self.name, str(error))) from None
+        if told["whole"] and request.task is None and request.classes is None:
+            told["labels"] = told["labels"][: MANY + 1]
+        return told
+
+    def answer(self, asked: Question) -> dict[str, Any]:
+        """Answer a question of a fit from the training rows, about feature columns alone."""
+        strange = [name for name in asked["columns"] if name not in self.features]
+        if strange:
+            raise DataError(f"Client {self.name!r}: {strange[0]!r} is no feature that was agreed.")
+        return describe_rows(self.take(asked["columns"], "train"), asked, self.name)
+
+    def take(self, names: Iterable[str], split: str) -> dict[str, list[Any]]:
+        """Return columns of the rows of one split."""
+        rows = np.flatnonzero(self.part == split).tolist()
+        return {name: [self.columns[name][r] for r in rows] for name in names}
+
+    def prepare(self, fitted: Preparation, dtype: str = "float32") -> Federation:
+        """Return the federation of this client alone, its rows prepared."""
+        owners = {self.name: np.arange(len(self.part))}
+        made = prepare_clients(self.columns, owners, self.part, fitted, self.request.groups)
+        about = {"preparation": fitted.describe()}
+        federation = Federation.from_clients(**made, name="own data", dtype=dtype, source=about)
+        return replace(federation, preparation=fitted)
+
+    def find_duplicates(self, fitted: Preparation) -> str | None:
+        """Say whether held-out rows equal training rows."""
+        owners = {self.name: np.arange(len(self.part))}
+        names = [*(c.name for c in fitted.columns), self.request.target]
+        numbers = np.arange(len(self.part)) + 1
+        return find_duplicates(self.part, owners, [self.columns[c] for c in names], numbers)
+
+    def _ask(self) -> Question:
+        return ask_kinds(self.features, Target(self.request.target), self.request.prepare)
+
+    def _tell(self, names: list[str], tell: Any) -> Any:
+        try:
+            return tell(self.take(names, "train"))
+        except DataError as error:
+            raise DataError(name_client(self.name, str(error))) from None
+
+
+def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:
+    """Return the columns under their agreed names, in the order of the table."""
+    for agreed, title in titles.items():
+        if title not in columns:
+            raise DataError(
+                f"The table has no column {title!r}, which the mapping says is {agreed!r}; it has "
+                f"{', '.join(columns)}."
+            )
+        if agreed in columns and agreed not in titles.values():
+            raise DataError(
+                f"The table has a column {agreed!r}, and the mapping says that {title!r} is it; "
+                "drop one of the two."
+            )
+    double = [t for k, t in enumerate(titles.values()) if t in list(titles.values())[:k]]
+    if double:
+        raise DataError(f"The mapping names the column {double[0]!r} twice; use it once.")
+    agreed_of = {title: agreed for agreed, title in titles.items()}
+    return {agreed_of.get(title, title): values for title, values in columns.items()}
+
+
+def _own(columns: Columns, name: str, client: str) -> Columns:
+    """Return the columns with one that names the client, whether or not the table has it."""
+    if client not in columns:
+        return {client: [name] * len(next(iter(columns.values()))), **columns}
+    given = [value for value in columns[client] if value is not None]
+    others = [who for who in group_rows(given, f"Column {client!r}") if who != name]
+    if others:
+        raise DataError(
+            f"Column {client!r} says {others[0]!r}, but this site is {name!r}; give the site's own "
+            "rows alone, or set its name."
+        )
+    return {**columns, client: [None if v is None else name for v in columns[client]]}

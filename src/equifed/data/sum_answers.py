@@ -1,0 +1,214 @@
+r"""Answers of a fit as vectors that are only added, exactly.
+
+A question of :mod:`equifed.data.fit_preparation` says which numbers an answer has, so an answer is
+a vector of whole numbers whose sum over the clients is the answer of all of them together:
+
+* a count is its digits to the base :math:`2^{12}`, small enough for hidden sums of 2000 clients;
+* a number v is the digits of :math:`2^{1074} v`: every float is a multiple of :math:`2^{-1074}`, so
+  that sums have no rounding but the last one, whatever the sizes, and are those of ``math.fsum``;
+* the categories of a column are counted in :data:`BUCKETS` buckets by a digest of their text. Those
+  of buckets with enough rows are then asked for by name, and the named ones are counted: a text
+  that is rare in the whole federation is told only if it shares its bucket with a frequent one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.data.combine_preparation import Question, combine
+from equifed.data.grid import CELLS
+from equifed.data.preparation import Preparation
+from equifed.data.prepared_columns import OTHER
+from equifed.data.split import DataError
+
+Vector = NDArray[np.float64]
+Add = Callable[[Question], Vector]
+"""Asks every client and returns the sum of the vectors of their answers."""
+
+Collect = Callable[[Question], Sequence[Mapping[str, Sequence[str]]]]
+"""Asks every client for names of categories, by column."""
+
+BUCKETS = 4096
+BASE = 12
+"""Bits of a digit."""
+
+WIDTH: dict[type, int] = {int: 4, float: 175}
+"""Digits of a count, and of a float."""
+
+MOST_NAMES = 5000
+"""Categories of one column that a client names at most."""
+
+LAYOUT: dict[str, dict[str, type]] = {
+    "kinds": {"numbers": int, "texts": int, "dates": int, "different": int},
+    "sums": {"count": int, "gaps": int, "sum": float},
+    "squares": {"apart": float, "squares": float},
+}
+
+
+def fit_by_sums(asked: Question, add: Add, collect: Collect) -> Preparation:
+    """Ask until the preparation is known; nothing is seen but sums, and names of categories.
+
+    Parameters
+    ----------
+    asked : dict
+        What :func:`equifed.data.fit_preparation.ask_kinds` returned.
+    add, collect : callable
+        How to ask.
+    """
+    if asked["prepare"]["per_client"]:
+        raise DataError(
+            "per_client=True tells the scales of every single client, which are no sums; leave it "
+            "out."
+        )
+    told: Question | Preparation = asked
+    while not isinstance(told, Preparation):
+        total = from_vector(told, add(told))
+        if told["stage"] == "sums" and told["coded"]:
+            _count_categories(told, total, add, collect)
+        told = combine(told, {"all clients": total})
+    return told
+
+
+def _count_categories(
+    asked: Question, total: dict[str, dict[str, Any]], add: Add, collect: Collect
+) -> None:
+    """Put the counts of frequent categories into the answer; all others together are OTHER."""
+    rule, coded = asked["prepare"], asked["coded"]
+    least = 1 if rule["unknown"] == "error" else int(rule["min_count"])
+    heavy = {c: [b for b, n in enumerate(total[c]["buckets"]) if n >= least] for c in coded}
+    more = {"columns": coded, "heavy": heavy}
+    found = collect({**asked, **more, "stage": "names"})
+    names = {c: sorted({text for told in found for text in told[c]}) for c in coded}
+    asked_counts = {**asked, **more, "stage": "counts", "names": names}
+    counted = from_vector(asked_counts, add(asked_counts))
+    for column in coded:
+        pairs = zip(names[column], counted[column]["counts"], strict=True)
+        counts = {text: n for text, n in pairs if n >= least}
+        rest = sum(total[column].pop("buckets")) - sum(counts.values())
+        if rest < 0:
+            raise DataError(f"Column {column!r}: more rows have categories than there are rows.")
+        if rest and OTHER not in counts:
+            counts[OTHER] = min(rest, max(least - 1, 1))  # a sign that there are rare ones
+        total[column]["counts"] = counts
+
+
+def measure_vector(asked: Question) -> int:
+    """Return the length of an answer's vector."""
+    return sum(
+        count * WIDTH[kind]
+        for column in asked["columns"]
+        for _, kind, count in _lay_out(asked, column)
+    )
+
+
+def to_vector(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> Vector:
+    """Return one client's answer as a vector of whole numbers."""
+    parts: list[int] = []
+    for column in asked["columns"]:
+        told = answer[column]
+        for key, kind, count in _lay_out(asked, column):
+            if key == "buckets":
+                values = _fill_buckets(asked, column, told["counts"])
+            elif key == "counts":
+                values = [told["counts"].get(text, 0) for text in asked["names"][column]]
+            elif key == "cells":
+                values = [n for cells in told["cells"] for n in cells]
+            else:
+                values = [told[key]]
+            assert len(values) == count
+            parts += [d for v in values for d in (split_exactly(v) if kind is float else _split(v))]
+    return np.array(parts, dtype=np.float64)
+
+
+def from_vector(asked: Question, total: Vector) -> dict[str, dict[str, Any]]:
+    """Return the answer of all clients together from the sum of their vectors."""
+    if total.shape != (measure_vector(asked),) or not (total == np.rint(total)).all():
+        raise DataError("The sum of the clients' answers is none of whole numbers.")
+    at, out = 0, {}
+    for column in asked["columns"]:
+        told: dict[str, Any] = {}
+        for key, kind, count in _lay_out(asked, column):
+            end = at + count * WIDTH[kind]
+            rows = total[at:end].reshape(count, WIDTH[kind])
+            at = end
+            if kind is float:
+                told[key] = join_exactly(rows[0].tolist())
+                continue
+            values = (rows.astype(np.int64) @ (1 << BASE * np.arange(WIDTH[int]))).tolist()
+            if min(values, default=0) < 0:
+                raise DataError(f"Column {column!r}: {key} of all clients is {min(values)}.")
+            if key == "cells":
+                told[key] = np.array(values).reshape(6, CELLS + 1).tolist()
+            else:
+                told[key] = values if key in ("buckets", "counts") else values[0]
+        out[column] = told
+    return out
+
+
+def find_names(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return one client's categories that are in the asked buckets, by column."""
+    out = {}
+    for column in asked["columns"]:
+        heavy = set(asked["heavy"][column])
+        texts = [t for t in answer[column]["counts"] if _find_bucket(asked, column, t) in heavy]
+        if len(texts) > MOST_NAMES:
+            raise DataError(
+                f"Column {column!r} has {len(texts)} different texts, too many for categories; "
+                "leave it out of features."
+            )
+        out[column] = sorted(texts)
+    return out
+
+
+def split_exactly(value: float) -> list[int]:
+    """Return the digits of a finite float, lowest first, all with its sign.
+
+    >>> join_exactly([a + b for a, b in zip(split_exactly(0.1), split_exactly(0.2))])
+    0.30000000000000004
+    """
+    return _split(int(Fraction(value) * 2**1074), WIDTH[float])
+
+
+def join_exactly(digits: Sequence[int]) -> float:
+    """Return the float nearest to the number that digits, or sums of them, stand for."""
+    whole = sum(int(digit) << BASE * k for k, digit in enumerate(digits))
+    try:
+        return float(Fraction(whole, 2**1074))
+    except OverflowError:
+        return math.copysign(math.inf, whole)
+
+
+def _split(whole: int, width: int = WIDTH[int]) -> list[int]:
+    sign, whole = (-1 if whole < 0 else 1), abs(whole)
+    return [sign * (whole >> BASE * k & (1 << BASE) - 1) for k in range(width)]
+
+
+def _lay_out(asked: Question, column: str) -> list[tuple[str, type, int]]:
+    """Return the entries of an answer about one column: key, kind and how many."""
+    stage = asked["stage"]
+    if stage == "grid":
+        return [("cells", int, 6 * (CELLS + 1))]
+    if stage == "counts":
+        return [("counts", int, len(asked["names"][column]))]
+    if stage == "sums" and column in asked["coded"]:
+        return [("gaps", int, 1), ("buckets", int, BUCKETS)]
+    return [(key, kind, 1) for key, kind in LAYOUT[stage].items()]
+
+
+def _fill_buckets(asked: Question, column: str, counts: Mapping[str, int]) -> list[int]:
+    filled = [0] * BUCKETS
+    for text, count in counts.items():
+        filled[_find_bucket(asked, column, text)] += count
+    return filled
+
+
+def _find_bucket(asked: Question, column: str, text: str) -> int:
+    digest = hashlib.sha256(repr((asked.get("salt", ""), column, text)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % BUCKETS

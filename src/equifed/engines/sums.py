@@ -1,0 +1,197 @@
+"""Weighted sums of client vectors in one order, whatever holds them.
+
+Floating-point numbers add up to other bits in another order. Here, in double precision on a CPU,
+the order follows from the clients' places alone: each block of eight neighbours is one product, and
+blocks are added pairwise in a binary tree. Whoever holds all clients under a node of the tree (a
+chunk, a process, a piece that fits into memory) can compute the node alone; nodes, and the vectors
+of divided blocks, are then put together to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.contract.arrays import Index, Weights
+
+BLOCK = 8
+"""Clients of a block; 64 bytes in double precision, where blocks then begin."""
+
+FEWEST, MOST, SAMPLES = 8, 64, 2048
+"""Groups of clients whose Hessians are summed together, one for so many samples; processes hold
+whole groups."""
+
+Node = tuple[int, int]
+"""Level and place of a node: (0, j) is block j, (l, j) the sum of (l - 1, 2 j) and its neighbour.
+Level -1 are single clients."""
+
+Rows = Callable[[int, int], Sequence[Tensor]]
+"""Returns the vectors of the clients from one place up to another, as the rows of a matrix for each
+kind of vector."""
+
+
+def sum_rows(weights: Weights, matrix: Tensor) -> Tensor:
+    """Return the weighted sum of all rows.
+
+    >>> sum_rows(np.array([1.0, 10.0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([31., 42.])
+    """
+    shares = torch.as_tensor(weights, dtype=matrix.dtype, device=matrix.device)
+    one_order = has_one_order(matrix.dtype, matrix.device)
+    return _sum_whole(shares, matrix) if one_order else shares @ matrix
+
+
+def has_one_order(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether sums have one order: in double precision on a CPU, elsewhere speed counts."""
+    return dtype == torch.float64 and device.type == "cpu"
+
+
+def nodes_within(first: int, last: int, n: int) -> Iterator[Node]:
+    """Yield what one who holds the clients from ``first`` up to ``last`` of n can tell.
+
+    The largest nodes of the tree, and single clients of the blocks that are held in part.
+
+    >>> list(nodes_within(0, 20, 20))
+    [(2, 0)]
+    >>> list(nodes_within(0, 10, 20))
+    [(0, 0), (-1, 8), (-1, 9)]
+    """
+    yield from _within((_height(n), 0), first, last, n)
+
+
+def _within(node: Node, first: int, last: int, n: int) -> Iterator[Node]:
+    begin, end = _span(node, n)
+    if first <= begin and end <= last:
+        yield node
+    elif begin < last and first < end:
+        for child in _children(node, n):
+            yield from _within(child, first, last, n)
+
+
+def node_values(
+    nodes: Sequence[Node], weights: Weights, rows: Rows, most: int, n: int
+) -> Iterator[Tensor]:
+    """Yield the sums of nodes, or a single client's vectors, a row for each kind.
+
+    ``rows`` is asked for at most so many clients at a time (but for a whole block).
+
+    ``weights`` are those of all n clients; ``rows`` is asked for clients under the nodes only.
+    """
+    for node in nodes:
+        begin, end = _span(node, n)
+        if node[0] < 0:
+            yield torch.stack([matrix[0] for matrix in rows(begin, end)])
+        elif end - begin <= max(most, BLOCK):
+            share = weights[begin:end]
+            yield torch.stack([sum_rows(share, matrix) for matrix in rows(begin, end)])
+        else:
+            yield _add(node_values(_children(node, n), weights, rows, most, n))
+
+
+def join_nodes(known: dict[Node, Tensor], weights: Weights, n: int) -> Tensor:
+    """Return the sum over all n clients from values of nodes that cover them."""
+    return _joined((_height(n), 0), known, weights, n)
+
+
+def _joined(node: Node, known: dict[Node, Tensor], weights: Weights, n: int) -> Tensor:
+    if node in known:
+        return known[node]
+    children = _children(node, n)
+    parts = [_joined(child, known, weights, n) for child in children]
+    if node[0] == 0:
+        begin, end = _span(node, n)
+        return sum_rows(weights[begin:end], torch.stack(parts))
+    return _add(parts)
+
+
+def group_clients(sizes: Index, processes: int = 1) -> Index:
+    """Return the group of each client: consecutive ones, with similar numbers of samples.
+
+    They follow from the sizes alone unless there are more processes than :data:`FEWEST`.
+
+    >>> group_clients(np.array([3, 1, 2]))
+    array([0, 1, 2])
+    """
+    wanted = max(FEWEST, min(MOST, int(sizes.sum()) // SAMPLES))
+    groups = max(1 << (wanted.bit_length() - 1), processes)  # two or four processes get as many
+    if len(sizes) <= groups:
+        return np.arange(len(sizes))
+    before = np.cumsum(sizes) - sizes / 2
+    found = np.minimum((before * groups / sizes.sum()).astype(np.int64), groups - 1)
+    return np.unique(found, return_inverse=True)[1]
+
+
+def leaf_nodes(first: int, last: int, leaves: int) -> list[Node]:
+    """Return what one who holds the leaves from ``first`` up to ``last`` can tell.
+
+    >>> leaf_nodes(0, 3, 4)
+    [(1, 0), (0, 2)]
+    """
+    return list(nodes_within(BLOCK * first, BLOCK * last, BLOCK * leaves)) if first < last else []
+
+
+def sum_leaves(node: Node, leaf: Callable[[int], Tensor], leaves: int) -> Tensor:
+    """Return the sum of the leaves under a node, each made when it is needed."""
+    if node[0] == 0:
+        return leaf(node[1])
+    return _add([sum_leaves(child, leaf, leaves) for child in _children(node, BLOCK * leaves)])
+
+
+def join_leaves(known: dict[Node, Tensor], leaves: int) -> Tensor:
+    """Return the sum of all leaves from values of nodes that cover them."""
+    return join_nodes(known, np.zeros(0), BLOCK * leaves)
+
+
+def _sum_whole(weights: Tensor, matrix: Tensor) -> Tensor:
+    whole = len(matrix) // BLOCK * BLOCK
+    parts = [
+        _products(weights[:whole].view(-1, BLOCK), matrix[:whole].view(-1, BLOCK, matrix.shape[1]))
+    ]
+    if whole < len(matrix):
+        parts.append(_products(weights[None, whole:], matrix[None, whole:]))
+    level = torch.cat(parts) if len(parts) > 1 else parts[0]
+    while len(level) > 1:
+        pairs = len(level) // 2 * 2
+        above = level[0:pairs:2] + level[1:pairs:2]
+        level = torch.cat([above, level[pairs:]]) if pairs < len(level) else above
+    return level[0] if len(level) else matrix.new_zeros(matrix.shape[1])
+
+
+def _products(weights: Tensor, blocks: Tensor) -> Tensor:
+    """Return the sum of each block (m, 8, d); the last few columns apart.
+
+    Matrix libraries take other paths for other addresses; what is left begins where it always does.
+    """
+    d = blocks.shape[2]
+    even, rows = d // BLOCK * BLOCK, weights.unsqueeze(1)
+    parts = [torch.bmm(rows, part) for part in torch.split(blocks, [even, d - even], dim=2)]
+    return torch.cat(parts, dim=2).squeeze(1) if even < d else parts[0].squeeze(1)
+
+
+def _add(parts: Iterator[Tensor] | list[Tensor]) -> Tensor:
+    first, *other = parts
+    return first + other[0] if other else first
+
+
+def _height(n: int) -> int:
+    """Return the level of the root of n clients' tree."""
+    return max(0, -(-n // BLOCK) - 1).bit_length()
+
+
+def _span(node: Node, n: int) -> tuple[int, int]:
+    """Return the clients under a node."""
+    level, j = node
+    width = 1 if level < 0 else BLOCK << level
+    return j * width, min((j + 1) * width, n)
+
+
+def _children(node: Node, n: int) -> list[Node]:
+    level, j = node
+    if level == 0:
+        return [(-1, i) for i in range(*_span(node, n))]
+    return [
+        child for child in ((level - 1, 2 * j), (level - 1, 2 * j + 1)) if _span(child, n)[0] < n
+    ]

@@ -1,0 +1,179 @@
+"""Second derivatives over Flower: packed matrices, summed in clear or hidden, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import ClientVectors, MissingClients
+from equifed.contract.curvature import Curvature, CurvatureSum, Form, check_curvature
+from equifed.contract.streams import Stream
+from equifed.engines.in_process import products_of_rows
+from equifed.engines.own_parts import JOINT
+from equifed.flower.mailbox import HEADER_SHARE
+from equifed.flower.members import ROOM
+from equifed.flower.messenger import Messenger, Requests, pack_tensor
+from equifed.flower.secure.ledger import Sum
+from equifed.flower.task import OneClient
+from equifed.flower.vectors import FlowerVectors
+from equifed.flower.wire import Reply, WireError, digest_model, expect_vector
+from equifed.models.curvature import known_curvature
+from equifed.models.hessians import check_sum_weights
+
+FAR = 1e6
+"""A trace so many times that of the median client is nobody's curvature."""
+
+
+def pack_blocks(blocks: Tensor, thin: bool) -> Tensor:
+    """Return blocks as one vector: of symmetric ones the upper triangle alone.
+
+    >>> pack_blocks(torch.tensor([[[1.0, 2.0], [2.0, 3.0]]]), thin=False)
+    tensor([1., 2., 3.])
+    """
+    if thin or blocks.dim() == 2:
+        return blocks.reshape(-1)
+    q = blocks.shape[-1]
+    rows, columns = torch.triu_indices(q, q, device=blocks.device)
+    return blocks[:, rows, columns].reshape(-1)
+
+
+def unpack_blocks(vector: Tensor, shape: torch.Size, thin: bool) -> Tensor:
+    """Return the blocks that :func:`pack_blocks` made a vector of."""
+    if thin or len(shape) == 2:
+        return vector.reshape(shape)
+    q = shape[-1]
+    rows, columns = torch.triu_indices(q, q, device=vector.device)
+    blocks, upper = vector.new_zeros(shape), vector.reshape(shape[0], -1)
+    blocks[:, rows, columns], blocks[:, columns, rows] = upper, upper
+    return blocks
+
+
+def measure_blocks(engine: OneClient, x: Tensor, args: dict[str, Any], thin: Tensor | None) -> Any:
+    """Return one client's own curvature, packed, in the model's precision."""
+    found = engine.curvature_sum(x, np.ones(1), args["form"], thin)
+    if isinstance(found, str):
+        raise WireError(found)
+    packed = pack_blocks(found.blocks, thin is not None)
+    return packed.to("cpu", engine.model.dtype).contiguous().numpy()
+
+
+class FlowerCurvature(Messenger):
+    """What the server can know of the clients' second derivatives."""
+
+    def curvature(self) -> Curvature | str:
+        """Return bounds on the curvature, or why none are known."""
+        own = self.members.engine.remembers_own()
+        return JOINT if own else known_curvature(self.model, len(self.members.names))
+
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        """Return the weighted sum of the clients' Hessians at x, or why there is none.
+
+        In clear every client's matrix is checked, and one that is none names its sender; hidden,
+        only the sum can be.
+        """
+        like = self.members.engine.curvature_sum(x, np.ones(1), form, thin)
+        if isinstance(like, str):
+            return like
+        check_sum_weights(weights, len(self.index))
+        size = pack_blocks(like.blocks, thin is not None).numel()
+        room = 8 * size + ROOM + HEADER_SHARE * len(self.members.names)
+        self.mailbox.largest = max(self.mailbox.largest, room)
+        arrays = {"x": pack_tensor(x)}
+        if thin is not None:
+            arrays["thin"] = pack_tensor(thin.to(x.dtype))
+        stream = Stream(0, ("round", self.round, f"curvature {form}"))
+        requests = self.write_requests("curvature", stream, {"form": form}, arrays)
+        if self.hidden is None:
+            total: Tensor | str = self._sum_clear(requests, weights, like, thin)
+        else:
+            total = self._sum_hidden(requests, x, weights, like, thin)
+        if isinstance(total, str):
+            return total
+        return replace(like, blocks=total, penalty=like.penalty * float(weights.sum()))
+
+    def _sum_clear(
+        self, requests: Requests, weights: Weights, like: CurvatureSum, thin: Vector | None
+    ) -> Tensor:
+        size = pack_blocks(like.blocks, thin is not None).numel()
+
+        def read(reply: Reply) -> Tensor:
+            packed = torch.as_tensor(reply.arrays["curvature"].copy(), device=self.model.device)
+            return unpack_blocks(packed, like.blocks.shape, thin is not None)
+
+        def check(i: int, reply: Reply) -> None:
+            expect_vector(reply.arrays, "curvature", size, self.dtype)
+            wrong = check_curvature(read(reply), thin=thin)
+            if wrong is not None:
+                raise WireError(wrong)
+
+        replies = self.ask(requests, check)
+        blocks = [read(replies[i]).double() for i in self.index.tolist()]
+        self._refuse_far(torch.stack([_trace(one, thin) for one in blocks]))
+        return sum((float(w) * b for w, b in zip(weights, blocks, strict=True)), like.blocks * 0)
+
+    def _refuse_far(self, traces: Tensor) -> None:
+        """Name those whose curvature is absurdly large beside the others'."""
+        usual = float(traces.sort().values[(len(traces) - 1) // 2])
+        far = traces > FAR * usual if usual > 0 and len(traces) > 2 else traces < 0
+        if far.any():
+            found = {
+                int(self.index[k]): f"trace of its curvature is {float(traces[k]):.3g}, that of "
+                f"the median client {usual:.3g}"
+                for k in torch.nonzero(far).flatten().tolist()
+            }
+            raise MissingClients(found, self.members.names)
+
+    def _sum_hidden(
+        self,
+        requests: Requests,
+        x: Vector,
+        weights: Weights,
+        like: CurvatureSum,
+        thin: Vector | None,
+    ) -> Tensor | str:
+        assert self.hidden is not None
+        row = np.zeros(len(self.members.names))
+        row[self.index] = weights
+        wanted = Sum("curvature", digest_model(pack_tensor(x).data), self.round, row)
+        reason = self.hidden.ledger.refuse(wanted)
+        if reason is not None:
+            return f"the sum of the clients' curvature cannot be opened: {reason}"
+        size = pack_blocks(like.blocks, thin is not None).numel()
+        found = self.hidden.total(self, requests, weights, "curvature", self.mailbox.ask, size)
+        packed = torch.as_tensor(found).to(self.model.device)
+        self.hidden.ledger.add(wanted, packed)
+        total = unpack_blocks(packed, like.blocks.shape, thin is not None)
+        wrong = check_curvature(total + _rounding(total), thin=thin)
+        return total if wrong is None else f"somebody's curvature is none: the sum's {wrong[4:]}"
+
+    def inner_products(
+        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        """Return <v_i, P^-1 v_j>, where the server has the vectors anyway."""
+        if self.hidden is not None:
+            return "sums are hidden from the server, and so are the clients' vectors"
+        assert isinstance(vectors, FlowerVectors)
+        return products_of_rows(vectors.recall(), solve)
+
+
+def _trace(blocks: Tensor, thin: Vector | None) -> Tensor:
+    if blocks.dim() == 2:
+        return blocks.sum()
+    square = blocks if thin is None else thin.to(blocks).T @ blocks
+    return square.diagonal(dim1=-2, dim2=-1).sum()
+
+
+def _rounding(total: Tensor) -> Tensor:
+    """Return what a hidden sum's rounding may take from the eigenvalues of a matrix."""
+    if total.dim() == 2 or total.shape[-1] != total.shape[-2]:
+        return torch.zeros_like(total)
+    q = total.shape[-1]
+    return q * 2.0**-30 * torch.eye(q, dtype=total.dtype, device=total.device).expand_as(total)

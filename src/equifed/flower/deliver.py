@@ -1,0 +1,88 @@
+"""What the sites get at the end: the model, its preparation and card, and their own page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from equifed.contract.streams import Stream
+from equifed.flower.app_config import AppConfig
+from equifed.flower.messenger import pack_tensor
+from equifed.flower.results import CARD, PAGE, digest
+from equifed.flower.server import FlowerClients
+from equifed.flower.wire import Reply, WireError
+from equifed.models.export import describe
+from equifed.report.card import write_card
+from equifed.report.curves import collect_series
+from equifed.report.document import build
+from equifed.report.methods import ReportError, as_methods
+from equifed.report.page import render_participant
+from equifed.training.history import History
+from equifed.training.versions import package_versions
+
+
+def deliver(clients: FlowerClients, config: AppConfig, history: History) -> dict[str, str]:
+    """Send every site the model and what belongs to it; return what came of it, by site.
+
+    That is the checksum of what lies in the site's folder now, or why there is nothing.
+    """
+    assert history.parameters is not None
+    x = clients.flatten(history.parameters)
+    card, pages = make_card(clients, config, history), make_pages(history)
+    args = {"sha256": digest(x.detach().cpu().numpy())}
+    requests = clients.write_requests(
+        "deliver", Stream(0, ("deliver",)), args, {"x": pack_tensor(x)}
+    )
+    for i, request in requests.items():
+        page = {PAGE: pages[i]} if pages else {}
+        request.args["files"] = {CARD: card, **page}
+
+    def check(i: int, reply: Reply) -> None:
+        if not re.fullmatch("[0-9a-f]{64}", str(reply.numbers.get("checksum"))):
+            raise WireError("sent no checksum of what it keeps")
+
+    answers = clients.mailbox.ask(requests, check, partial=True)
+    told = {i: str(reply.numbers["checksum"]) for i, reply in answers.replies.items()}
+    told |= {i: f"not delivered: {failure.reason}" for i, failure in answers.failures.items()}
+    return {clients.names[i]: told[i] for i in sorted(told)}
+
+
+def make_card(clients: FlowerClients, config: AppConfig, history: History) -> str:
+    """Return the model card, without the table of single clients: sites get their own page."""
+    members = clients.members
+    schema, prepared = members.hellos[0].schema, members.preparation
+    assert history.parameters is not None
+    made = members.engine.predictor(clients.flatten(history.parameters))
+    predictor = replace(
+        made,
+        clients=members.names,
+        classes=schema.class_names or made.classes,
+        preparation=prepared,
+    )
+    known = "columns, categories and preparation" if schema.digest else "arrays without names"
+    told = {
+        "versions": package_versions(),
+        "data": {"name": f"own data of every site: {known}", "source": {}}
+        | {"sha256": schema.digest or "none"},
+    }
+    text = write_card(
+        history,
+        config.to_dict(),
+        told,
+        describe(predictor),
+        None if prepared is None else prepared.describe(),
+        () if prepared is None else prepared.left_out,
+    )
+    return re.sub(r"(?s)## Clients\n.*?(?=\n## |\Z)", "", text)
+
+
+def make_pages(history: History) -> list[str]:
+    """Return one page for every client; none if nothing was evaluated."""
+    try:
+        report = build(as_methods(history))
+        if report.scale is None:
+            return []
+        found = collect_series(report.methods[report.lead], report.scale)
+        return [render_participant(report, i, found) for i in range(len(history.names))]
+    except ReportError:
+        return []

@@ -1,0 +1,270 @@
+"""What a client says of itself, and whether what all of them say fits together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from equifed.data.fit_target import combine_targets
+from equifed.data.preparation import Target
+from equifed.data.split import DataError
+from equifed.flower.site_data import TableSettings
+from equifed.flower.task import Schema
+from equifed.flower.wire import Reply, WireError
+from equifed.training.versions import package_versions
+
+LARGEST_SIZE = 1 << 48
+"""Samples of a split that a client can say it has."""
+
+KINDS = ("numbers", "texts", "dates", "empty")
+"""What a column can hold."""
+
+
+class StartError(RuntimeError):
+    """The federation cannot start, or a client does not fit into it; says who, why, what to do."""
+
+
+@dataclass(frozen=True)
+class TableTold:
+    """What a client says of a table that is not prepared yet."""
+
+    columns: tuple[tuple[str, str], ...]
+    target: Mapping[str, Any]
+    rest: tuple[str, ...]
+    units: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> TableTold:
+        """Read plain values; raise if they are anything else."""
+        columns = tuple((str(name), str(kind)) for name, kind in told["columns"])
+        target = told["target"]
+        flags = {key: target[key] for key in ("numeric", "whole")}
+        labels = [str(label) for label in target["labels"]]
+        if not columns or not {kind for _, kind in columns} <= set(KINDS):
+            raise ValueError("no columns")
+        if not all(isinstance(flag, bool) for flag in flags.values()):
+            raise ValueError("no target")
+        if flags["whole"] and not all(label.lstrip("-").isdigit() for label in labels):
+            raise ValueError("no labels")
+        units = {str(c): str(unit) for c, unit in told["units"].items()}
+        rest = tuple(str(c) for c in told["rest"])
+        return cls(columns, {**flags, "labels": labels}, rest, units, dict(told["settings"]))
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a client says of itself."""
+
+    name: str
+    partition: int | None
+    versions: dict[str, str]
+    sizes: dict[str, int]
+    schema: Schema
+    model: str
+    key: bytes
+    signature: str = ""
+    table: TableTold | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What the others should know: rules of its policy, columns on another scale."""
+
+    @classmethod
+    def from_reply(cls, reply: Reply) -> Hello:
+        """Read a reply, or raise :class:`WireError`."""
+        n = reply.numbers
+        try:
+            sizes = {str(k): int(v) for k, v in n["sizes"].items()}
+            hello = cls(
+                str(n["name"]),
+                None if n["partition"] is None else int(n["partition"]),
+                {str(k): str(v) for k, v in n["versions"].items()},
+                sizes,
+                Schema.from_dict(n["schema"]),
+                str(n["model"]),
+                bytes.fromhex(n["key"]),
+                str(n.get("signature", ""))[:1000],
+                TableTold.from_dict(n["table"]) if n.get("table") else None,
+                tuple(str(note)[:300] for note in n.get("notes", [])[:20]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise WireError("the hello is incomplete") from None
+        if sizes.get("train", 0) < 1 or not hello.name or len(hello.name) > 200:
+            raise WireError("the hello names no samples, or no client")
+        if not all(0 <= size <= LARGEST_SIZE for size in sizes.values()):
+            raise WireError("the hello names a number of samples that nobody has")
+        return hello
+
+    def is_current(self) -> bool:
+        """Tell whether the client has the minor version of equifed that runs here."""
+        own = package_versions(["equifed"])["equifed"]
+        return self.versions.get("equifed", "?").split(".")[:2] == own.split(".")[:2]
+
+
+def check_versions(hellos: Sequence[Hello]) -> None:
+    """Refuse clients with another minor version: their local work may differ."""
+    wrong = [h for h in hellos if not h.is_current()]
+    if wrong:
+        listed = ", ".join(f"{h.name} has {h.versions.get('equifed', '?')[:20]}" for h in wrong)
+        raise StartError(
+            f"The server has equifed {package_versions(['equifed'])['equifed']}, but {listed}; "
+            "install the same minor version everywhere."
+        )
+
+
+def check_schemas(hellos: Sequence[Hello]) -> None:
+    """Refuse clients whose data are of another kind than the first one's."""
+    first = hellos[0]
+    for other in hellos[1:]:
+        told = describe_difference(first, other)
+        if told:
+            raise StartError(told)
+
+
+def check_models(hellos: Sequence[Hello], fingerprint: str) -> None:
+    """Refuse clients that built another model than the server."""
+    wrong = [hello.name for hello in hellos if hello.model != fingerprint]
+    if wrong:
+        raise StartError(
+            f"{', '.join(wrong)} built another model than the server; all parties must run the "
+            "same app with the same settings of model, loss, l2 and dtype."
+        )
+
+
+def describe_difference(first: Hello, other: Hello) -> str:
+    """Say where the data of two clients differ, and what to do; nothing if they do not."""
+    if first.schema == other.schema:
+        return ""
+    names = (first.schema.names, other.schema.names)
+    if all(names) and names[0] != names[1]:
+        return (
+            f"{_compare_lists(first, other, 'column', *names)}. Bring both files to the same "
+            "columns in the same order, or list features in [data] of the app: then columns are "
+            "matched by name."
+        )
+    titles = (first.schema.class_names, other.schema.class_names)
+    if all(titles) and titles[0] != titles[1]:
+        return (
+            f"{_compare_lists(first, other, 'class', *titles)}. Labels would be mixed up: use the "
+            "same classes in the same order."
+        )
+    a, b = first.schema.to_dict(), other.schema.to_dict()
+    key = next((key for key in a if a[key] != b[key]), "")
+    if key == "digest" and first.table is not None:
+        return f"{first.name} and {other.name} have other columns, or another order of them."
+    if key == "digest":
+        return (
+            f"{first.name} and {other.name} prepared their data in different ways (the digests of "
+            "their preparations differ); fit one preparation for all."
+        )
+    return (
+        f"{first.name} and {other.name} have different data: {key} is {a[key]} and {b[key]}. "
+        "Bring both to the same columns, dtype and number of classes."
+    )
+
+
+def _compare_lists(
+    first: Hello, other: Hello, what: str, one: Sequence[str], two: Sequence[str]
+) -> str:
+    """Name the first place where two lists differ.
+
+    Both names are the sites' own words, so that they are shown shortened.
+    """
+    at = next((k for k, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), None)
+    if at is None:
+        longer, shorter = (first, other) if len(one) > len(two) else (other, first)
+        at = min(len(one), len(two))
+        extra = (one if len(one) > len(two) else two)[at]
+        return f"{longer.name} has the {what} {extra!r:.60}, {shorter.name} has not"
+    return f"{other.name}: {what} {at + 1} is {two[at]!r:.60}, {first.name}: {one[at]!r:.60}"
+
+
+def check_tables(hellos: Sequence[Hello], settings: TableSettings, told: Mapping[str, Any]) -> None:
+    """Refuse sites whose app, units or columns are not those that were agreed on.
+
+    ``told`` are the settings as plain values.
+    """
+    for hello in hellos:
+        table = hello.table
+        if table is None:
+            raise StartError(
+                f"{hello.name} gives arrays and others give tables; all sites must run the same "
+                "app."
+            )
+        for key in sorted({*told, *table.settings}):
+            if table.settings.get(key) != told.get(key):
+                raise StartError(
+                    f"{hello.name} runs the app with other settings: data.{key} is "
+                    f"{table.settings.get(key)!r:.80} there and {told.get(key)!r:.80} here; "
+                    "install the same app at every site."
+                )
+        for column, unit in table.units.items():
+            agreed = settings.unit if column == settings.target else None
+            agreed = agreed or (settings.units or {}).get(column)
+            if agreed is not None and unit != agreed:
+                raise StartError(
+                    f"{hello.name}: column {column!r} is in {unit!r:.40}, agreed is {agreed!r}; "
+                    "convert it there."
+                )
+    _compare_units(hellos)
+    _compare_kinds(hellos)
+
+
+def _compare_units(hellos: Sequence[Hello]) -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for hello in hellos:
+        for column, unit in (hello.table.units if hello.table else {}).items():
+            who, other = seen.setdefault(column, (hello.name, unit))
+            if unit != other:
+                raise StartError(
+                    f"{hello.name}: column {column!r:.60} is in {unit!r:.40}, {who}: {other!r:.40}"
+                    "; convert it at one of them, and write the agreed unit into [data.units]."
+                )
+
+
+def _compare_kinds(hellos: Sequence[Hello]) -> None:
+    """Refuse numbers at one site and text at another."""
+    seen: dict[str, tuple[str, str]] = {}
+    for hello in hellos:
+        for column, kind in hello.table.columns if hello.table else ():
+            if kind == "empty":
+                continue
+            who, other = seen.setdefault(column, (hello.name, kind))
+            if (kind == "numbers") != (other == "numbers"):
+                raise StartError(
+                    f"{hello.name}: column {column!r:.60} holds {kind}, {who}: {other}; make them "
+                    "alike, or list it in prepare.categorical."
+                )
+
+
+def find_odd_labels(hellos: Sequence[Hello]) -> list[str]:
+    """Name sites that share no label with any other: they may call the classes otherwise."""
+    told = {h.name: set(h.table.target["labels"]) for h in hellos if h.table}
+    return [
+        f"{name}: no other site has its labels {', '.join(sorted(labels))[:80]}; does it call the "
+        "classes otherwise? class_names in [data] says which there are"
+        for name, labels in told.items()
+        if labels and not labels & set().union(*(s for n, s in told.items() if n != name))
+    ]
+
+
+def combine_told_targets(hellos: Sequence[Hello], settings: TableSettings) -> Target:
+    """Return the target with the classes of all sites."""
+    if settings.class_names is not None:
+        for hello in hellos:
+            labels = hello.table.target["labels"] if hello.table else ()
+            odd = [label for label in labels if label not in settings.class_names]
+            if odd:
+                raise StartError(
+                    f"{hello.name} has the label {odd[0]!r:.60}, which is none of the agreed "
+                    f"classes {', '.join(settings.class_names)[:200]}; correct it there, or add it "
+                    "to class_names in [data]."
+                )
+        return Target(settings.target, tuple(settings.class_names), settings.unit)
+    told = {hello.name: hello.table.target for hello in hellos if hello.table}
+    try:
+        return combine_targets(
+            settings.target, told, settings.task, settings.classes, settings.unit
+        )
+    except DataError as error:
+        raise StartError(f"{error} Settings of the app stand in [data] of equifed.toml.") from None

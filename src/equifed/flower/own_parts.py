@@ -1,0 +1,98 @@
+"""Own parts on a real federation: they are on the sites' disks, and the server knows of them only.
+
+A site begins with the own part of the model that the run draws, which it draws itself, and keeps
+the one that its local steps of a round ended with. A round starts from that of an earlier round, so
+that a round may be repeated and a run resumed. A site whose answer was lost keeps what it trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equifed.contract.arrays import Losses, Vector
+from equifed.contract.own import Inexactness
+from equifed.contract.streams import Stream
+from equifed.engines.own_parts import JOINT, OwnRows
+from equifed.flower.memory import Memory
+from equifed.flower.messenger import Messenger, pack_tensor
+from equifed.flower.task import OneClient
+from equifed.flower.wire import Reply, digest_model, expect_number
+
+
+def bind_own_part(engine: OneClient, memory: Memory, args: dict[str, Any], before: int) -> None:
+    """Let a site's engine start from the own part of the last round before another one."""
+    if not engine.remembers_own():
+        return
+    kept = memory.own_before(before)
+    if kept is None or kept.shape != (engine.model.own_size,):
+        seed, *address = args["start"]
+        engine.initial(Stream(int(seed), tuple(address)))  # draws the own part, too
+        engine.own_rows = OwnRows(engine.own_rows.start)
+        return
+    row = engine.own_rows.start.new_tensor(kept)
+    engine.own_rows = OwnRows(row[None])
+
+
+def measure_error(engine: OneClient, x: Tensor) -> dict[str, list[float]]:
+    """Return how far loss and gradient at x may be off, where own parts are found numerically."""
+    found = engine.inexactness(x)
+    if not isinstance(found, Inexactness):
+        return {}
+    return {"own_error": [float(found.losses[0]), float(found.gradients[0])]}
+
+
+class OwnPartsElsewhere(Messenger):
+    """What the server says of own parts (:class:`equifed.contract.own.TellsOwn`)."""
+
+    def describe_own(self) -> str | None:
+        """Say what the own parts are, how they are found, and where; None: there are none."""
+        told = self.members.engine.describe_own()
+        return None if told is None else f"{told}, which stay at the sites"
+
+    def warn_of_own(self) -> str | None:
+        """Return None: which classes a site has is not known here."""
+        return None
+
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        """Return how far answers at x may be off, as the sites said with their gradients."""
+        engine = self.members.engine
+        if engine.own is None:
+            return None
+        if engine.remembers_own():
+            return JOINT
+        errors = self._own_errors.get(digest_model(pack_tensor(x).data))
+        if errors is None:
+            return "the sites have not said how exact their own parts are at this model"
+        return Inexactness(errors[:, 0], errors[:, 1])
+
+    _own_errors: dict[str, NDArray[np.float64]]
+
+    def keep_errors(self, x: Vector, replies: dict[int, Reply]) -> None:
+        """Remember what the sites said with their gradients at x."""
+        engine = self.members.engine
+        if engine.own is not None and not engine.remembers_own():
+            errors: Losses = np.full((len(self.members.names), 2), np.inf)
+            for i, reply in replies.items():
+                errors[i] = reply.numbers["own_error"]
+            self._own_errors.clear()
+            self._own_errors[digest_model(pack_tensor(x).data)] = errors
+
+    def check_error(self, reply: Reply) -> None:
+        """Refuse a statement about own parts that is none."""
+        engine = self.members.engine
+        if engine.own is not None and not engine.remembers_own():
+            told = reply.numbers.get("own_error")
+            both = told if isinstance(told, list) and len(told) == 2 else [None, None]
+            for name, value in zip(("loss", "gradient"), both, strict=True):
+                expect_number(f"error of the {name}", value, least=0.0)
+
+    def round_of(self, x: Vector) -> int:
+        """Return the round whose own parts belong to a model: the one it was first measured in."""
+        digest = digest_model(pack_tensor(x).data)
+        return self._own_rounds.setdefault(digest, self.round)
+
+    _own_rounds: dict[str, int]

@@ -1,0 +1,167 @@
+"""Fitting one preparation across sites: questions go out, and sums of the answers come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from equifed.contract.clients import MissingClients
+from equifed.contract.streams import Stream
+from equifed.data.combine_preparation import Question
+from equifed.data.fit_preparation import ask_kinds
+from equifed.data.preparation import Preparation
+from equifed.data.split import DataError
+from equifed.data.sum_answers import (
+    BASE,
+    MOST_NAMES,
+    Vector,
+    fit_by_sums,
+    from_vector,
+    measure_vector,
+)
+from equifed.flower.hello import (
+    Hello,
+    StartError,
+    check_tables,
+    combine_told_targets,
+    find_odd_labels,
+)
+from equifed.flower.mailbox import Mailbox
+from equifed.flower.members import Members
+from equifed.flower.messenger import HiddenSums, Messenger
+from equifed.flower.site_data import TableSettings
+from equifed.flower.site_work import describe_settings, list_totals
+from equifed.flower.task import OneClient, Task
+from equifed.flower.wire import Reply, WireError, expect_vector
+
+UNANSWERED = "Not every site answered while the tables were prepared"
+
+
+@dataclass
+class Fit:
+    """Fits the preparation of sites that said hello with their tables.
+
+    Parameters
+    ----------
+    settings : TableSettings
+        What was agreed on.
+    task : Task
+        Model and loss, which the fit does not use.
+    hidden : HiddenSums, optional
+        How to sum without seeing the terms; without it sites send their answers.
+    """
+
+    settings: TableSettings
+    task: Task
+    hidden: HiddenSums | None = None
+    totals: dict[str, list[float]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    _counts: dict[str, int] = field(default_factory=dict)
+
+    def run(self, mailbox: Mailbox, run: str, hellos: Sequence[Hello]) -> Preparation:
+        """Ask until the preparation is known; :class:`StartError` if that cannot be."""
+        settings = self.settings
+        check_tables(hellos, settings, describe_settings(settings))
+        first = hellos[0].table
+        assert first is not None
+        asked = ask_kinds(
+            [name for name, _ in first.columns],
+            combine_told_targets(hellos, settings),
+            settings.prepare,
+            client=settings.client,
+            choosy=settings.features is None,
+            left_out=first.rest,
+        )
+        asked["salt"] = run
+        self.warnings = find_odd_labels(hellos)
+        asker = _Asker(mailbox, run, hellos, self.task, self.hidden)
+
+        def add(asked: Question) -> Vector:
+            total = asker.add(asked)
+            if asked["stage"] == "sums":
+                found = from_vector(asked, total)
+                self._counts = {c: told.get("count", 0) for c, told in found.items()}
+            return total
+
+        try:
+            fitted = fit_by_sums(asked, add, asker.collect)
+        except DataError as error:
+            raise StartError(f"The sites' tables cannot be prepared: {error}") from error
+        except (ArithmeticError, ValueError, KeyError, StopIteration) as error:
+            raise StartError(
+                "The sites' answers do not fit together, so that no preparation comes of them "
+                f"({type(error).__name__}); see what they have: equifed flower statistics."
+            ) from error
+        self.totals = list_totals(fitted, self._counts)
+        return fitted
+
+
+class _Asker:
+    """Sends questions to all sites and adds what they answer."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        run: str,
+        hellos: Sequence[Hello],
+        task: Task,
+        hidden: HiddenSums | None,
+    ) -> None:
+        nothing = SimpleNamespace(size=0, dtype=torch.float64, device="cpu")
+        engine = cast(OneClient, SimpleNamespace(model=nothing))  # there is no model yet
+        self.messenger = Messenger(mailbox, Members(run, task, list(hellos), engine), hidden)
+
+    def add(self, asked: Question) -> Vector:
+        """Return the sum of all sites' answers."""
+        size = measure_vector(asked)
+        messenger = self.messenger
+        where = Stream(0, ("prepare", str(asked["stage"]), int(asked.get("pass", 0))))
+        requests = messenger.write_requests("prepare", where, {"asked": asked}, {})
+        if messenger.hidden is not None:
+            try:
+                return messenger.hidden.total(
+                    messenger, requests, np.ones(len(requests)), "vector", messenger.mailbox.ask,
+                    size,
+                )  # fmt: skip
+            except MissingClients as lost:
+                raise StartError(f"{UNANSWERED}: {lost}") from lost
+
+        def check(i: int, reply: Reply) -> None:
+            vector = expect_vector(reply.arrays, "vector", size, "float64")
+            if not (vector == np.rint(vector)).all() or (np.abs(vector) >= 1 << BASE).any():
+                raise WireError("answered with something else than whole numbers")
+
+        replies = self._ask(messenger, requests, check)
+        vectors = [replies[i].arrays["vector"] for i in sorted(replies)]
+        total: Vector = np.sum(vectors, axis=0, dtype=np.float64)
+        return total
+
+    def collect(self, asked: Question) -> list[Mapping[str, Sequence[str]]]:
+        """Return the names that every site told."""
+        where = Stream(0, ("prepare", "names"))
+        requests = self.messenger.write_requests("prepare", where, {"asked": asked}, {})
+
+        def check(i: int, reply: Reply) -> None:
+            names = reply.numbers.get("names")
+            if not isinstance(names, dict) or set(names) != set(asked["columns"]):
+                raise WireError("named categories of other columns than asked for")
+            for listed in names.values():
+                texts = isinstance(listed, list) and all(isinstance(t, str) for t in listed)
+                if not texts or len(listed) > MOST_NAMES:
+                    raise WireError("named something else than categories")
+
+        replies = self._ask(self.messenger, requests, check)
+        return [replies[i].numbers["names"] for i in sorted(replies)]
+
+    def _ask(self, messenger: Messenger, requests: Any, check: Any) -> dict[int, Reply]:
+        answers = messenger.mailbox.ask(requests, check)
+        if answers.failures:
+            names = messenger.members.names
+            told = "; ".join(f"{names[i]}: {f.reason}" for i, f in answers.failures.items())
+            raise StartError(f"{UNANSWERED}: {told}.")
+        return answers.replies

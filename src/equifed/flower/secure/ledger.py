@@ -1,0 +1,139 @@
+r"""Which sums the server opened, and which it may open besides.
+
+Sums at one model can be subtracted. With the rows :math:`w^{(1)}, \dots, w^{(k)}` of public weights
+the server can form :math:`\sum_i c_i v_i` for every c in their span, so it is the span that must
+show nobody. With H the orthogonal projection onto it, :math:`h_{ii}` is the largest share of
+:math:`|c|^2` that one client can have, and the larger eigenvalue of a 2 x 2 block that of a pair.
+
+A sum is opened only if, among all of its round and of its model,
+
+* its members (those with a weight) are those of every other sum, or at least
+  :data:`APART` of them differ,
+* no combination with others of the same vectors leaves fewer than three members, and none has more
+  than :data:`LARGEST_SHARE` of its squared weights on one client.
+
+What may not be opened is answered from what was: by the nearest combination of the sums of these
+vectors at this model, which the server could have formed anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+APART = 3
+"""Members by which two sums at one model differ at least, if at all."""
+
+LARGEST_SHARE = 0.99
+"""Of the squared weights of a sum, or of a difference of sums, that one client may have."""
+
+PAIR_SHARE = 1 - 1e-6
+"""Of the squared weights of a difference of sums that two clients may have."""
+
+REMEMBERED = 4096
+"""Sums whose rows are remembered."""
+
+TOTALS = 64
+"""Sums whose totals are remembered, to stand in for others."""
+
+
+class PrivacyError(RuntimeError):
+    """A sum that would show one client's vector."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """One weighted sum: of what, at which model, in which round, with which weights of all N."""
+
+    kind: str
+    model: str
+    round: int
+    row: NDArray[np.float64]
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Positions of those with a weight."""
+        return frozenset(np.flatnonzero(self.row).tolist())
+
+
+@dataclass
+class Ledger:
+    """The sums that were opened in a run, and what was said about those that were not."""
+
+    sums: list[Sum] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _totals: list[tuple[Sum, Tensor]] = field(default_factory=list)
+
+    def refuse(self, wanted: Sum) -> str | None:
+        """Return why a sum may not be opened; None: it may."""
+        if len(wanted.members) < 2:
+            return "no other client has any weight"
+        near = [s for s in self.sums if s.model == wanted.model or s.round == wanted.round]
+        for other in near:
+            if not are_apart(wanted.members, other.members):
+                return f"a sum opened before at this model has {_count_apart(wanted, other)}"
+        same = [s.row for s in near if s.kind == wanted.kind]
+        return _expose(np.stack([*same, wanted.row]))
+
+    def add(self, opened: Sum, total: Tensor) -> None:
+        """Write down a sum that was opened."""
+        self.sums = [*self.sums[-REMEMBERED + 1 :], opened]
+        self._totals = [*self._totals[-TOTALS + 1 :], (opened, total)]
+
+    def stand_in(self, wanted: Sum) -> Tensor | None:
+        """Return the nearest combination of opened sums of the same vectors; None without any."""
+        held = [
+            (s.row, total)
+            for s, total in self._totals
+            if (s.kind, s.model) == (wanted.kind, wanted.model)
+        ]
+        if not held:
+            return None
+        rows, totals = np.stack([row for row, _ in held]), torch.stack([t for _, t in held])
+        shares = np.linalg.lstsq(rows.T, wanted.row, rcond=1e-9)[0]
+        return torch.as_tensor(shares, dtype=totals.dtype, device=totals.device) @ totals
+
+    def take_notes(self) -> list[str]:
+        """Return what was said since the last call."""
+        notes, self.notes = list(dict.fromkeys(self.notes)), []
+        return notes
+
+
+def are_apart(one: Iterable[int], other: Iterable[int]) -> bool:
+    """Tell whether two sets of members are equal, or differ by enough.
+
+    >>> are_apart([1, 2, 3], [3, 2, 1]), are_apart([1, 2, 3], [1, 2]), are_apart([1, 2, 3, 4], [4])
+    (True, False, True)
+    """
+    different = len(set(one) ^ set(other))
+    return different == 0 or different >= APART
+
+
+def _count_apart(one: Sum, other: Sum) -> str:
+    count = len(one.members ^ other.members)
+    return f"{count} member{'s' if count > 1 else ''} more or fewer"
+
+
+def _expose(rows: NDArray[np.float64]) -> str | None:
+    """Return what combinations of sums with these rows of weights would show; None: nobody."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    _, sizes, basis = np.linalg.svd(rows / lengths, full_matrices=False)
+    basis = basis[sizes > 1e-9 * sizes[0]]
+    leverage = np.square(basis).sum(axis=0)
+    if leverage.max() > LARGEST_SHARE:
+        return "it would show one client's vector, or nearly so"
+    if len(basis) == 1:
+        return None
+    for i in np.flatnonzero(leverage >= 0.5 * PAIR_SHARE):
+        shared = basis[:, i] @ basis
+        half, mean = (leverage[i] - leverage) / 2, (leverage[i] + leverage) / 2
+        largest = mean + np.sqrt(half**2 + shared**2)
+        largest[i] = 0.0
+        if largest.max() > PAIR_SHARE:
+            return "the difference to sums opened before would have two members"
+    return None

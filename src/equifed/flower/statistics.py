@@ -1,0 +1,174 @@
+"""What sites tell of their rows before a run: how many, gaps, labels, means; and who is unlike."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from equifed.data.columns import to_numbers
+from equifed.data.describe_columns import Described, describe_values, tabulate_columns
+from equifed.data.federation import Federation
+from equifed.data.prepared_columns import name_category
+from equifed.data.site_table import SiteTable
+from equifed.data.tables import Table
+from equifed.flower.wire import WireError, expect_number
+
+FAR = 3.0
+"""Deviations of the others by which a site's mean must lie apart to be called outlying."""
+
+Told = dict[str, Any]
+"""One site's statistics: ``rows`` by split, ``columns`` and ``labels``; without the last two where
+it does not show them by name."""
+
+
+def describe_table(table: SiteTable, shown: bool) -> Told:
+    """Return a site's statistics of its training rows."""
+    told: Told = {"rows": table.sizes}
+    if not shown:
+        return told
+    target = table.request.target
+    columns = table.take([*table.features, target], "train")
+    told["columns"] = {name: describe_values(columns[name]) for name in table.features}
+    task, values = table.request.task, columns[target]
+    numbers = to_numbers(values)
+    if task == "regression" or (numbers is not None and not (numbers == np.rint(numbers)).all()):
+        told["columns"][target] = describe_values(values)
+    else:
+        labels = Counter(name_category(v) for v in values)
+        told["labels"] = {text: labels[text] for text in sorted(labels)[:50]}
+    return told
+
+
+def describe_arrays(federation: Federation, shown: bool) -> Told:
+    """Return the statistics of a client that gives arrays."""
+    told: Told = {"rows": {k: len(split) for k, split in federation.splits().items()}}
+    if not shown:
+        return told
+    inputs, targets = federation.train.inputs, federation.train.targets
+    flat = inputs.reshape(len(inputs), -1).astype(np.float64)
+    prepared = federation.preparation
+    names: Sequence[str] = () if prepared is None else prepared.feature_names
+    if len(names) != flat.shape[1]:
+        names = [f"feature {k + 1}" for k in range(min(flat.shape[1], 200))]
+    told["columns"] = {
+        name: {
+            "rows": len(flat),
+            "missing": 0,
+            "mean": float(flat[:, k].mean()),
+            "deviation": float(flat[:, k].std()),
+        }
+        for k, name in enumerate(names)
+    }
+    if federation.classes is not None:
+        counts = np.bincount(targets.ravel(), minlength=federation.classes).tolist()
+        titles = federation.class_names or [f"class {k}" for k in range(len(counts))]
+        told["labels"] = dict(zip(titles, counts, strict=True))
+    return told
+
+
+def read_statistics(numbers: Mapping[str, Any]) -> Told:
+    """Read a site's reply, or raise :class:`WireError`."""
+    try:
+        given = numbers["statistics"]
+        told: Told = {"rows": {str(k): _count(v) for k, v in given["rows"].items()}}
+        if "columns" in given:
+            told["columns"] = {str(c): _read_column(d) for c, d in given["columns"].items()}
+            labels = given.get("labels")
+            if labels is not None:
+                told["labels"] = {str(text): _count(n) for text, n in labels.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError("sent no statistics") from error
+    return told
+
+
+def tabulate(found: Mapping[str, Told]) -> list[Table]:
+    """Return tables of rows, labels, gaps and means, sites as rows."""
+    splits = list(dict.fromkeys(k for told in found.values() for k in told["rows"]))
+    rows = [(who, *(str(told["rows"].get(k, 0)) for k in splits)) for who, told in found.items()]
+    tables = [Table("rows", ("site", *splits), rows)]
+    shown = {who: told for who, told in found.items() if "columns" in told}
+    labels = list(dict.fromkeys(t for told in shown.values() for t in told.get("labels", {})))
+    if labels:
+        shares = []
+        for who, told in shown.items():
+            counts = told.get("labels", {})
+            total = max(sum(counts.values()), 1)
+            shares.append((who, *(f"{100 * counts.get(t, 0) / total:.1f}" for t in labels)))
+        tables.append(Table("share of each label in %", ("site", *labels), shares))
+    if shown:
+        described = _turn(shown)
+        tables += tabulate_columns("training rows", described)
+    return tables
+
+
+def find_outlying(found: Mapping[str, Told]) -> list[str]:
+    """Name sites whose column has a mean far from the others', no values, or one label alone."""
+    shown = {who: told for who, told in found.items() if "columns" in told}
+    out = [f"{who} does not show its numbers by name" for who in found if who not in shown]
+    columns = list(dict.fromkeys(c for told in shown.values() for c in told["columns"]))
+    for column in columns:
+        told = {w: t["columns"][column] for w, t in shown.items() if column in t["columns"]}
+        out += [
+            f"{who}: column {column!r} has no value at all"
+            for who, d in told.items()
+            if d["rows"] and d["missing"] == d["rows"]
+        ]
+        numbers = {who: d for who, d in told.items() if "mean" in d}
+        for who in numbers:
+            others = [d for name, d in numbers.items() if name != who]
+            if others:
+                out += _compare(who, column, numbers[who], others)
+    for who, t in shown.items():
+        labels = {text: n for text, n in t.get("labels", {}).items() if n}
+        if "labels" in t and len(labels) == 1:
+            out.append(f"{who}: every training row has the label {next(iter(labels))!r}")
+    return out
+
+
+def _compare(
+    who: str, column: str, own: Mapping[str, float], others: Sequence[Mapping[str, float]]
+) -> list[str]:
+    sizes = [d["rows"] - d["missing"] for d in others]
+    total = sum(sizes)
+    mean = math.fsum(n * d["mean"] for n, d in zip(sizes, others, strict=True)) / total
+    square = math.fsum(
+        n * (d["deviation"] ** 2 + (d["mean"] - mean) ** 2)
+        for n, d in zip(sizes, others, strict=True)
+    )
+    deviation = math.sqrt(square / total)
+    apart = abs(own["mean"] - mean)
+    if apart <= FAR * deviation or apart <= 1e-9 * max(abs(mean), abs(own["mean"])):
+        return []
+    how = f"{apart / deviation:.1f} deviations" if deviation else f"{apart:.3g}"
+    factor = f", {own['mean'] / mean:.3g} times theirs" if mean and own["mean"] / mean > 0 else ""
+    return [
+        f"{who}: column {column!r} has the mean {own['mean']:.4g}, the other sites "
+        f"{mean:.4g} ± {deviation:.2g}: {how} apart{factor}. Are its units the same?"
+    ]
+
+
+def _turn(shown: Mapping[str, Told]) -> Described:
+    """Return statistics by column, then by site."""
+    columns = list(dict.fromkeys(c for told in shown.values() for c in told["columns"]))
+    nothing = {"rows": 1, "missing": 1}
+    return {c: {who: t["columns"].get(c, nothing) for who, t in shown.items()} for c in columns}
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("no count")
+    return value
+
+
+def _read_column(told: Mapping[str, Any]) -> dict[str, float]:
+    out: dict[str, float] = {"rows": _count(told["rows"]), "missing": _count(told["missing"])}
+    if out["missing"] > out["rows"]:
+        raise ValueError("more gaps than rows")
+    if "mean" in told and out["missing"] < out["rows"]:
+        out["mean"] = expect_number("mean", told["mean"])
+        out["deviation"] = expect_number("deviation", told["deviation"], least=0.0)
+    return out

@@ -1,0 +1,233 @@
+"""The evidence pack: one zip with what an auditor asks about a run, and which file answers what.
+
+Its README follows Annex IV (technical documentation) of the EU AI Act, Regulation (EU) 2024/1689.
+The same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.contract.names import show_text
+from equifed.report import Method, build, csv_text, read_methods, write_report
+from equifed.runs.trained import CARD, write_model_card
+from equifed.training.files import RunFolderError, digest, write_file
+from equifed.training.history import History
+from equifed.training.provenance import CONFIG, PREPARATION, RUN
+from equifed.training.tables import (
+    ALONE,
+    CHECKSUMS,
+    DETAILS,
+    EVENTS,
+    FILES,
+    MODEL,
+    OWN,
+    SUMMARY,
+    check_folder,
+    is_complete,
+)
+
+__all__ = ["pack_evidence"]
+
+README, CLIENT_TABLE, CERTIFICATE, VERSIONS, SUMS = (
+    "README.md", "clients.csv", "certificate.json", "versions.json", "SHA256SUMS"
+)  # fmt: skip
+FEDERATION = "flower.json"
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The time of every file in the zip."""
+
+QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("1 (c), 2 (c)", "Which software, in which versions?", (VERSIONS, f"run/{RUN}")),
+    ("2 (a), 2 (b)", "How was it developed: methods, steps, design choices, and what is it "
+     "optimised for?", (f"run/{CONFIG}", CARD)),
+    ("2 (b)", "Which trade-offs were made between those concerned?", ("report.html", CLIENT_TABLE)),
+    ("2 (d)", "Which data: where from, how selected and prepared?",
+     (f"run/{RUN}", f"run/{PREPARATION}", CARD)),
+    ("2 (g)", "How was it validated and tested, by which metrics, and what did the tests log?",
+     ("report.html", "run/metrics.csv", f"run/{DETAILS}", "run/rounds.csv")),
+    ("2 (g), 3", "How accurate is it for specific groups of persons, here the clients, and what "
+     "are its limits?", (CLIENT_TABLE, CARD, f"run/{DETAILS}", f"run/{ALONE}")),
+    ("2 (g), 2 (h)", "What went wrong on the way: who was left out, kept in bounds, or stood out?",
+     (f"run/{EVENTS}", "report.html")),
+    ("2 (h)", "Which measures protected the participants?", (f"run/{FEDERATION}",)),
+    ("2 (b), 4", "Is the optimisation finished, and is that proved?", (CERTIFICATE,)),
+    ("4", "Are the metrics appropriate, and how sure are they?", ("report.html",)),
+    ("6", "Is this what was run, unchanged since?", (f"run/{CHECKSUMS}", SUMS)),
+)  # fmt: skip
+"""Points of Annex IV, what they ask, and the files that answer."""
+
+LEFT = (
+    "1 (a), (b), (d) to (h): intended purpose, provider, how it reaches the market, instructions",
+    "2 (d): why these participants were chosen, and how their labels came about",
+    "2 (e), 3: human oversight",
+    "2 (f): changes that are planned",
+    "5: the risk management system (Article 9)",
+    "7, 8: harmonised standards, the declaration of conformity",
+    "9: the plan of monitoring after it is on the market (`equifed evaluate` measures new rows)",
+)
+"""What no run can answer."""
+
+
+def pack_evidence(
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    with_model: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Write the evidence pack of a complete run, and return its path.
+
+    Parameters
+    ----------
+    folder : path
+        The run. One that has not ended, or of which a file is damaged, is refused.
+    out : path, optional
+        The zip; ``RUN-evidence.zip`` beside the folder by default.
+    with_model : bool
+        Put the model's parameters in, too.
+    overwrite : bool
+        Replace a file that is there.
+    """
+    path = Path(folder)
+    target = path.absolute().with_name(path.absolute().name + "-evidence.zip")
+    target = target if out is None else Path(out)
+    if target.is_dir():
+        raise RunFolderError(f"{target} is a folder; give the name of a zip file.")
+    if target.exists() and not overwrite:
+        raise RunFolderError(f"{target} is there already; give --overwrite, or another --out.")
+    files = collect_evidence(path, with_model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_file(target, _zip(files))
+    return target
+
+
+def collect_evidence(path: Path, with_model: bool = True) -> dict[str, bytes]:
+    """Return the files of the pack by name."""
+    if not (path / "rounds.csv").exists():
+        raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
+    if not is_complete(path):
+        raise RunFolderError(
+            f"{path} has not ended, so there is no model to give evidence of; go on with: equifed "
+            f"resume {path}"
+        )
+    check_folder(path)
+    history = History.load(path, model=False)
+    files = _copy_run(path, with_model)
+    files |= _write_pages(path)
+    files[CLIENT_TABLE] = tabulate_clients(history).encode()
+    proved = {"certificate": history.certificate(), "in_words": history.describe_certificate()}
+    files[CERTIFICATE] = _write_json(proved)
+    files[VERSIONS] = _write_json(history.provenance.get("versions", {}))
+    files[README] = write_readme(history, files).encode()
+    sums = [f"{digest(files[name])}  {name}" for name in sorted(files)]
+    return {**files, SUMS: ("\n".join(sums) + "\n").encode()}
+
+
+def _copy_run(path: Path, with_model: bool) -> dict[str, bytes]:
+    left = () if with_model else (MODEL, OWN)
+    names = [n for n in (*FILES, SUMMARY, CHECKSUMS, FEDERATION) if n not in left]
+    return {f"run/{n}": (path / n).read_bytes() for n in names if (path / n).exists()}
+
+
+def _write_pages(path: Path) -> dict[str, bytes]:
+    """Return the report and the model card; the reason in the card's place where there is none."""
+    with tempfile.TemporaryDirectory() as scratch:
+        methods = [_name_folder(method) for method in read_methods([path])]
+        page = write_report(build(methods), Path(scratch) / "report.html")
+        files = {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
+        try:
+            files[CARD] = write_model_card(path, scratch).read_bytes()
+        except (ValueError, RunFolderError) as error:
+            files[CARD] = f"# Model card\n\nThere is none: {error}\n".encode()
+    return files
+
+
+def _name_folder(method: Method) -> Method:
+    """Let a report name the algorithm and the pack's own folder, not where the run once was."""
+    runs = tuple(replace(run, folder="run") for run in method.runs)
+    return Method(runs[0].history.method, runs)
+
+
+def tabulate_clients(history: History) -> str:
+    """Return a table with one line per client: every last metric, weight, events about it."""
+    shown = list(dict.fromkeys((r.split, r.metric) for r in history.metrics))
+    records = [history.last(metric, split) for split, metric in shown]
+    weights = history.weights[max(history.weights)] if history.weights else None
+    kinds = ("quarantine", "guard", "watch")
+    columns = ["client"]
+    for split, metric in shown:
+        columns += [f"{split} {metric}", f"{split} {metric} n"]
+    columns += ["weight", *(f"rounds with {kind}" for kind in kinds)]
+    rows: list[list[object]] = []
+    for i, name in enumerate(history.names):
+        cells: list[object] = [name]
+        for record in records:
+            assert record is not None
+            cells += [float(record.values[i]), int(record.sizes[i])]
+        cells.append(float("nan") if weights is None else float(weights[i]))
+        cells += [count_rounds(history, kind, name) for kind in kinds]
+        rows.append(cells)
+    return csv_text(columns, rows)
+
+
+def count_rounds(history: History, kind: str, client: str) -> int:
+    """Return in how many rounds events of a kind are about a client."""
+    found = {e.get("round") for e in history.events
+             if e["event"] == kind and e.get("client") == client}  # fmt: skip
+    return len(found)
+
+
+def write_readme(history: History, files: dict[str, bytes]) -> str:
+    """Return which file answers which question."""
+    chosen = history.main_metric()
+    served = "nothing was evaluated"
+    if chosen is not None and (clients := history.per_client(*chosen)):
+        values = np.array(list(clients.values()))
+        served = f"{chosen[1]} {chosen[0]} from {values.min():.4g} to {values.max():.4g}"
+    proved = history.describe_certificate() or "no certificate"
+    lines = [
+        "# Evidence of one run",
+        "",
+        f"{len(history.names)} clients, {len(history.rounds)} rounds of `{history.method}`, seed "
+        f"{history.seed}; {served}; {show_text(proved)}.",
+        "",
+        "Made by `equifed evidence`. `run/` is the run folder as it was written; the other files "
+        f"follow from it. Check them with `sha256sum -c {SUMS}`. Nobody's samples are in here.",
+        "",
+        "Points are those of Annex IV of the EU AI Act (Regulation (EU) 2024/1689). This list "
+        "helps to find things; it is no statement that the Act is complied with.",
+        "",
+        "| point | question | answered by |",
+        "|---|---|---|",
+    ]
+    for point, question, names in QUESTIONS:
+        there = [f"`{name}`" for name in names if name in files]
+        if SUMS in names:
+            there.append(f"`{SUMS}`")
+        lines.append(f"| {point} | {question} | {', '.join(there) or 'not part of this run'} |")
+    lines += ["", "Not answered here, since no run can; the provider writes it:", ""]
+    return "\n".join([*lines, *(f"* {text}" for text in LEFT), ""])
+
+
+def _write_json(document: Any) -> bytes:
+    """Return JSON that every reader accepts: null for what is no finite number."""
+    plain = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return (json.dumps(plain, indent=1) + "\n").encode()
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as pack:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, EPOCH)
+            info.external_attr = 0o644 << 16
+            pack.writestr(info, files[name], zipfile.ZIP_DEFLATED)
+    return out.getvalue()

@@ -1,0 +1,139 @@
+"""Second derivatives over Flower: the sums of the loop, traffic, and matrices that are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from tests.flower.grid import MemoryGrid, convex, flower_clients, loop_clients, memory_grid, task
+
+from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.clients import MissingClients
+from equifed.contract.curvature import CurvatureSum
+from equifed.contract.streams import Stream
+from equifed.flower.curvature import pack_blocks, unpack_blocks
+from equifed.flower.secure.sums import PairSums, SecureSums
+from equifed.flower.wire import Reply
+from equifed.objectives import ChiSquare
+from equifed.training.loop import train
+
+pytestmark = pytest.mark.long
+
+HIDDEN: dict[str, Any] = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
+WEIGHTS = np.array([0.4, 0.3, 0.2, 0.1])
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> MemoryGrid:
+    return memory_grid(convex(), task(), tmp_path)
+
+
+@pytest.mark.parametrize("privacy", HIDDEN)
+@pytest.mark.parametrize("form", ["full", "blocks", "diagonal", "thin"])
+def test_the_sum_is_that_of_the_loop_engine(form: str, privacy: str, grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task(), hidden=HIDDEN[privacy]())
+    x = torch.linspace(-1, 1, clients.model.size, dtype=torch.float64)
+    thin = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(6, 2) if form == "thin" else None
+    given: tuple[Any, Any] = ("blocks" if form == "thin" else form, thin)
+    sent = len(grid.received)
+    found = clients.curvature_sum(x, WEIGHTS, *given)
+    expected = loop_clients(convex(), task()).curvature_sum(x, WEIGHTS, *given)
+    assert isinstance(found, CurvatureSum) and isinstance(expected, CurvatureSum)
+    torch.testing.assert_close(found.blocks, expected.blocks, rtol=0, atol=1e-10)
+    assert found.penalty == pytest.approx(expected.penalty)
+    assert (found.exact, found.constant) == (expected.exact, expected.constant)
+    assert torch.equal(found.places, expected.places)
+    replies = [Reply.from_records(m.content) for m in grid.received[sent:]]
+    arrays = [a for r in replies for a in r.arrays.values()]
+    numbers = {"full": 18 * 19 // 2, "blocks": 3 * 6 * 7 // 2, "diagonal": 18, "thin": 3 * 6 * 2}
+    assert {a.size for a in arrays} == {numbers[form]}  # of symmetric matrices one triangle
+    assert {a.dtype.name for a in arrays} == {"float64" if privacy == "none" else "uint64"}
+    up = int(clients.traffic.up.sum())
+    assert up >= 4 * 8 * numbers[form]
+
+
+def test_packing_keeps_symmetric_matrices() -> None:
+    a = torch.randn(3, 5, 5, dtype=torch.float64)
+    a = a + a.mT
+    packed = pack_blocks(a, thin=False)
+    assert packed.numel() == 3 * 15
+    assert torch.equal(unpack_blocks(packed, a.shape, thin=False), a)
+
+
+def hostile(change: Any) -> Any:
+    def tamper(partition: int, request: Message, reply: Message) -> list[Message]:
+        if partition != 2 or request.metadata.message_type != "train.curvature":
+            return [reply]
+        told = Reply.from_records(reply.content)
+        arrays = {"curvature": change(told.arrays["curvature"])}
+        return [Message(replace(told, arrays=arrays).to_records(), reply_to=request)]
+
+    return tamper
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "not positive": (lambda v: -v, "negative eigenvalue"),
+    "not finite": (lambda v: v * np.nan, "not finite"),
+    "huge": (lambda v: v * 1e12, "that of the median client"),
+    "another size": (lambda v: v[:-1], "expected float64 of shape"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_a_hostile_matrix_is_refused_and_named(form: Any, case: str, grid: MemoryGrid) -> None:
+    change, reason = BAD[case]
+    grid.tamper = hostile(change)
+    clients = flower_clients(grid, task())
+    x = torch.zeros(clients.model.size, dtype=torch.float64)
+    with pytest.raises(MissingClients, match=reason) as caught:
+        clients.curvature_sum(x, WEIGHTS, form)
+    assert list(caught.value.reasons) == [2]
+
+
+def test_a_product_that_is_not_symmetric_is_refused(grid: MemoryGrid) -> None:
+    grid.tamper = hostile(lambda v: v[::-1].copy())
+    clients = flower_clients(grid, task())
+    x = torch.zeros(clients.model.size, dtype=torch.float64)
+    thin = torch.eye(6, dtype=torch.float64)[:, :3]
+    with pytest.raises(MissingClients, match="its curvature") as caught:
+        clients.curvature_sum(x, WEIGHTS, "blocks", thin)
+    assert list(caught.value.reasons) == [2]
+
+
+def test_models_without_second_derivatives_decline(tmp_path: Path) -> None:
+    the_task = task("mlp", hidden=(4,))
+    clients = flower_clients(memory_grid(convex(), the_task, tmp_path), the_task)
+    assert clients.curvature_sum(clients.initial(Stream(0)), WEIGHTS) == "the model is not linear"
+
+
+def test_scaff_pd_takes_its_metric_as_in_a_simulation(grid: MemoryGrid) -> None:
+    algorithm = ScaffPD(ChiSquare(0.5))
+    expected = train(algorithm, loop_clients(convex(), task()), rounds=8, seed=3)
+    found = train(algorithm, flower_clients(grid, task()), rounds=8, seed=3)
+    notes = [e["reason"] for e in found.events if "metric of the clients' curvature" in e["reason"]]
+    assert len(notes) == 1
+    assert found.parameters is not None and expected.parameters is not None
+    for key, value in expected.parameters.items():
+        torch.testing.assert_close(found.parameters[key], value, rtol=0, atol=1e-8)
+    for a, b in zip(found.rounds, expected.rounds, strict=True):
+        assert a.objective == pytest.approx(b.objective, abs=1e-9)
+
+
+def test_a_hostile_matrix_ends_no_run(grid: MemoryGrid) -> None:
+    grid.tamper = hostile(lambda v: -v)
+    history = train(ScaffPD(ChiSquare(0.5)), flower_clients(grid, task()), rounds=3)
+    reasons = [e for e in history.events if e["event"] == "quarantine"]
+    assert {e["client"] for e in reasons} == {"client-2"} and len(history.rounds) == 3
+
+
+@pytest.mark.parametrize("privacy", ["sums", "secure"])
+def test_hidden_gradients_are_not_compared(privacy: str, grid: MemoryGrid) -> None:
+    clients = flower_clients(grid, task(), hidden=HIDDEN[privacy]())
+    _, gradients = clients.value_and_gradient(clients.initial(Stream(0)), Stream(0))
+    assert "hidden from the server" in str(clients.inner_products(gradients, lambda rows: rows))

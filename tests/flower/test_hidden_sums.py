@@ -1,0 +1,33 @@
+"""A server that keeps all it opened and subtracts: nobody is in any difference.
+
+``scripts/trust/hidden_sums.py`` loses the client at every point; here at a few.
+"""
+
+from __future__ import annotations
+
+import pytest
+from scripts.trust.hidden_sums import CASES, play
+
+from equifed.flower.secure.ledger import Ledger
+
+pytestmark = pytest.mark.long
+
+MANY = ("scaffold fresh", "scaffold stored", "drfa average", "scaff-pd cvar", "rfedfair average")
+"""Algorithms with several sums in a round."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_difference_of_opened_sums_shows_a_client(name: str) -> None:
+    for k in (5, 6, 7) if name in MANY else (6,):
+        seen, _, end = play(CASES[name], k)
+        assert sum(len(sums) for sums in seen.sums.values()) > 0
+        assert seen.recoveries() == [] and end == ""
+
+
+@pytest.mark.parametrize("name", ["scaffold fresh", "drfa average"])
+def test_without_the_ledger_a_lost_client_is_recovered(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "refuse", lambda ledger, wanted: None)
+    monkeypatch.setattr("equifed.flower.secure.masking.are_apart", lambda one, other: True)
+    assert any(play(CASES[name], k)[0].recoveries() for k in (6, 7, 8))

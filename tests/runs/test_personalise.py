@@ -1,0 +1,130 @@
+"""Own parts after training: chosen on held-out samples, never on test samples, kept in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import equifed as ef
+from equifed.algorithms import FedAvg
+from equifed.cli.main import app
+from equifed.contract.local import LocalSGD
+from equifed.runs.personalise import personalise
+from equifed.training.files import RunFolderError
+
+
+def skewed(clients: int = 6, seed: int = 0, shift: float = 3.0, m: int = 150) -> ef.Federation:
+    """Clients that differ in how frequent their classes are, and in nothing else."""
+    draw = np.random.default_rng(seed)
+    centres, data = draw.normal(size=(3, 4)), {}
+    for i in range(clients):
+        shares = np.exp(shift * draw.normal(size=3))
+        labels = draw.choice(3, size=m, p=shares / shares.sum())
+        data[f"client {i}"] = (centres[labels] + 1.5 * draw.normal(size=(m, 4)), labels)
+    return ef.Federation.from_clients(data, classes=3).split(validation=0.3, test=0.4)
+
+
+def trained(data: ef.Federation, model: str = "logistic", **options: Any) -> Any:
+    clients = ef.simulate(data, model, l2=0.01, **options)
+    return ef.train(FedAvg(LocalSGD(lr=0.3, steps=10)), clients, rounds=15)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_own_biases_help_under_label_skew(model: str) -> None:
+    data = skewed()
+    history = trained(data, model)
+    found = history.personalise(data)
+    assert set(found.fitted_on) == {"validation"}
+    assert found.average is not None and found.average.lower > 0.02
+    for i, name in enumerate(data.names):  # what is told is what the predictor does
+        assert data.test is not None
+        rows, labels = data.test.client(i)
+        right = found.predictor.predict(rows, name) == labels.astype(str)
+        assert right.mean() == pytest.approx(found.after[i])
+        limits = found.differences[i]
+        assert limits is not None and limits.lower <= found.after[i] - found.before[i]
+
+
+def test_nothing_is_changed_where_nothing_helps() -> None:
+    """Labels without skew: the choice may be to change nothing, and nobody loses much."""
+    found = trained(data := skewed(shift=0.0, m=400)).personalise(data)
+    assert found.average is not None and abs(found.average.estimate) < 0.02
+
+
+def test_small_clients_are_fitted_to_their_training_samples() -> None:
+    data = skewed(m=50)  # 15 validation samples each
+    found = trained(data).personalise(data)
+    assert set(found.fitted_on) == {"train"} and set(found.choices) == {"train"}
+
+
+def test_test_samples_have_no_part_in_the_fit() -> None:
+    data = skewed()
+    history = trained(data)
+    ours = personalise(history, data).predictor.own
+    assert data.test is not None
+    wrong = (data.test.targets + 1) % 3
+    other = ef.Federation(data.name, data.names, data.train, data.validation,
+                          type(data.test)(data.test.inputs, wrong, data.test.offsets),
+                          classes=3)  # fmt: skip
+    history.provenance = {}
+    theirs = personalise(history, other).predictor.own
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_it_goes_on_from_own_parts_of_training() -> None:
+    data = skewed()
+    history = trained(data, own="bias")
+    found = history.personalise(data)
+    assert found.average is not None and abs(found.average.estimate) < 0.05
+    head = trained(data, "mlp").personalise(data, own="head")
+    assert sorted(head.names) == ["3.bias", "3.weight"]
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    data = skewed()
+    history = trained(data)
+    with pytest.raises(ValueError, match="nothing would be shared"):
+        history.personalise(data, own="head")
+    with pytest.raises(ValueError, match="say how its data are loaded; give data="):
+        history.personalise()
+    bare = ef.Federation(data.name, data.names, data.train, test=data.test, classes=3)
+    plain = trained(bare)
+    with pytest.raises(ValueError, match=r"validation = 0\.2.*temperature= and penalty="):
+        plain.personalise(bare)
+    assert plain.personalise(bare, temperature=1.0, penalty=1.0).fitted_on[0] == "train"
+    with pytest.raises(ValueError, match="penalty must be a number above 0, got -1"):
+        plain.personalise(bare, temperature=1.0, penalty=-1.0)
+    with pytest.raises(ValueError, match=r"other data|clients are"):
+        history.personalise(skewed(seed=1))
+
+
+@pytest.mark.long
+def test_a_run_folder_keeps_it_and_predict_uses_it_when_asked(tmp_path: Path) -> None:
+    config = {
+        "rounds": 5,
+        "data": {"name": "heart-disease", "validation": 0.3, "test": 0.3},
+        "model": {"name": "logistic", "l2": 0.01},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    }
+    folder = tmp_path / "run"
+    ef.run(config, folder)
+    with pytest.raises(RunFolderError, match="equifed personalise"):
+        ef.load_predictor(folder, personalised=True)
+    told = CliRunner().invoke(app, ["personalise", str(folder)])
+    assert told.exit_code == 0 and "Cleveland" in told.output
+    before, after = ef.load_predictor(folder), ef.load_predictor(folder, personalised=True)
+    found = ef.History.load(folder).personalise()
+    name = next(iter(found.predictor.own))
+    assert not before.own and torch.equal(after.own[name], found.predictor.own[name])
+    rows = ef.load("heart-disease").train.inputs[:5]
+    assert not np.array_equal(before.decision_function(rows),
+                              after.decision_function(rows, "Switzerland"))  # fmt: skip
+    content = (folder / "personalised.safetensors").read_bytes()
+    (folder / "personalised.safetensors").write_bytes(content[:-1] + b"x")
+    with pytest.raises(RunFolderError, match=r"damaged or belongs to another model"):
+        ef.load_predictor(folder, personalised=True)
