@@ -26,10 +26,12 @@ from tests.problems import classification, least_squares, logistic
 
 from equifed.algorithms import (
     AFL,
+    DRDM,
     DRFA,
     AgnosticFedAvg,
     DeltaFL,
     FedAvg,
+    FedDyn,
     FedEBA,
     QFedAvg,
     Reweighted,
@@ -92,6 +94,8 @@ CASES: dict[str, Case] = {
     "drfa, chi-square": Case(
         DRFA(WORK, 0.02, ChiSquare(0.1)), lambda sizes: ChiSquare(0.1), swings=True
     ),
+    "feddyn": Case(FedDyn(WORK), lambda sizes: Average()),
+    "drdm": Case(DRDM(WORK), lambda sizes: WorstCase(), swings=True),
     "rfedfair": Case(RFedFair(WORK), lambda sizes: HeterogeneousCVaR(0.5, sizes)),
     "q-fedavg": Case(QFedAvg(WORK), lambda sizes: QFair(0.2)),
     "q-fedsgd": Case(qfedsgd(), lambda sizes: QFair(0.2)),

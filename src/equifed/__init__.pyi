@@ -5,6 +5,7 @@ from equifed import metrics as metrics
 from equifed import objectives as objectives
 from equifed import steps as steps
 from equifed import testing as testing
+from equifed.algorithms.aaggff import AAggFF as AAggFF
 from equifed.algorithms.afl import AFL as AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg as AgnosticFedAvg
 from equifed.algorithms.averaged import Averaged as Averaged
@@ -16,9 +17,13 @@ from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
 from equifed.algorithms.drfa import DRFA as DRFA
 from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
+from equifed.algorithms.feddg_ga import FedDGGA as FedDGGA
+from equifed.algorithms.feddyn import DRDM as DRDM
+from equifed.algorithms.feddyn import FedDyn as FedDyn
 from equifed.algorithms.fedeba import FedEBA as FedEBA
 from equifed.algorithms.guard_view import Guard as Guard
 from equifed.algorithms.guarded import Guarded as Guarded
+from equifed.algorithms.normalised import Normalised as Normalised
 from equifed.algorithms.paced import Paced as Paced
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd

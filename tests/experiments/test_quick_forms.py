@@ -14,6 +14,7 @@ pytestmark = pytest.mark.long
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 SELF_CONTAINED = [
+    "flamby-heart",
     "scaff-pd-synthetic",
     "scaff-pd-cifar10",
     "rc-fashion",

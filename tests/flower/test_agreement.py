@@ -61,7 +61,7 @@ CASES |= {  # whatever else the catalogue has
     name: conformance.CASES[f"{name}/plain"] for name in catalogue.ALGORITHMS if name not in CASES
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
-BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd")
+BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd", "feddyn")
 """Algorithms to run with hidden sums too: stored, averaged, fused, counted and plain vectors."""
 
 

@@ -1,5 +1,6 @@
 """Algorithms: a state, and a round that maps it to the next; one file each."""
 
+from equifed.algorithms.aaggff import AAggFF
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
 from equifed.algorithms.averaged import Averaged
@@ -8,9 +9,12 @@ from equifed.algorithms.conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
+from equifed.algorithms.feddg_ga import FedDGGA
+from equifed.algorithms.feddyn import DRDM, FedDyn
 from equifed.algorithms.fedeba import FedEBA
 from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.measured_step import with_measured_step
+from equifed.algorithms.normalised import Normalised
 from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.remembering import Remembering
@@ -27,7 +31,9 @@ from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
 
 __all__ = [
     "AFL",
+    "DRDM",
     "DRFA",
+    "AAggFF",
     "AgnosticFedAvg",
     "Algorithm",
     "AnyAlgorithm",
@@ -35,11 +41,14 @@ __all__ = [
     "Certified",
     "DeltaFL",
     "FedAvg",
+    "FedDGGA",
+    "FedDyn",
     "FedEBA",
     "FedFV",
     "FedMGDA",
     "Guarded",
     "Info",
+    "Normalised",
     "Paced",
     "QFedAvg",
     "RFedFair",

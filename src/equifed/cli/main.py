@@ -188,11 +188,11 @@ def resume(
 
 def _ask_for_trust(folder: Path) -> bool:
     """Show what code a run's configuration names, and ask whether to load it."""
-    from equifed.runs import run as runs
+    from equifed.runs.modules import find_code
     from equifed.training.provenance import CONFIG
 
     with explain_errors(run=folder):
-        code = runs.find_code(folder) if (folder / CONFIG).exists() else []
+        code = find_code(folder) if (folder / CONFIG).exists() else []
     for address in code:
         typer.echo(f"{folder / CONFIG} loads {address}", err=True)
     return bool(code) and typer.confirm("Load and run it?", err=True)

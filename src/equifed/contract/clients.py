@@ -69,9 +69,9 @@ class Moved:
         x - u_i, from the server's model to where the client ended.
     steps : array of int, shape (n,)
         Local steps each client took.
-    snapshot, average, mean_gradient : ClientVectors, optional
+    snapshot, average, mean_gradient, multiplier : ClientVectors, optional
         The iterate after ``snapshot`` steps, the mean of the iterates, the mean of the plain
-        gradients; each present if the local work asked for it.
+        gradients, the correction of the next round; each present if the local work asked for it.
     thresholds : array, shape (n,), optional
         Where each client's copy of the hinge's threshold ended.
     """
@@ -81,6 +81,7 @@ class Moved:
     snapshot: ClientVectors | None = None
     average: ClientVectors | None = None
     mean_gradient: ClientVectors | None = None
+    multiplier: ClientVectors | None = None
     thresholds: Losses | None = None
 
 

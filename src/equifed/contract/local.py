@@ -77,6 +77,8 @@ class LocalSGD:
     mean_gradient : bool
         Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
         II).
+    multiplier : bool
+        Also return :math:`c_i - c + \text{proximal}\,(x - u)` at the end (FedDyn's :math:`h_i`).
     hinge : SmoothedHinge, optional
         Outer transform of the client's loss (rFedFair).
 
@@ -95,6 +97,7 @@ class LocalSGD:
     snapshot: int | None = None
     average: bool = False
     mean_gradient: bool = False
+    multiplier: bool = False
     hinge: SmoothedHinge | None = None
 
     def __post_init__(self) -> None:
@@ -143,6 +146,7 @@ class LocalSGD:
             "snapshot": self.snapshot is not None,
             "average": self.average,
             "mean_gradient": self.mean_gradient,
+            "multiplier": self.multiplier,
         }
         return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
 

@@ -31,7 +31,9 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.own import Inexactness, KeepsOwn, TellsOwn
 from equifed.contract.streams import Stream
 
-Kind = Literal["gradient", "displacement", "snapshot", "average", "mean_gradient", "memory"]
+Kind = Literal[
+    "gradient", "displacement", "snapshot", "average", "mean_gradient", "multiplier", "memory"
+]
 ITERATES = ("snapshot", "average")
 """Kinds of vectors that are models; the others are steps or gradients."""
 

@@ -493,9 +493,11 @@ def resolve_model(
 def check_local_arguments(
     work: LocalSGD, control: object | None, target: object | None, slopes: object | None
 ) -> None:
-    """Refuse half a correction, or a hinge without slopes."""
+    """Refuse half a correction, a multiplier without one, or a hinge without slopes."""
     if (control is None) != (target is None):
         raise ValueError("local_steps takes control and target together or neither.")
+    if work.multiplier and control is None:
+        raise ValueError("local.multiplier is c_i - c + proximal (x - u): it needs a control.")
     if (work.hinge is None) != (slopes is None):
         raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
 

@@ -108,6 +108,10 @@ class LoopClients(InProcessClients):
         )
         named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
         moved = {kind: rows for kind, rows in named if rows is not None}
+        if work.multiplier and control is not None and target is not None:
+            # c_i - c + proximal (x - u)
+            rest = work.proximal * moved["displacement"][:, : self.model.size]
+            moved["multiplier"] = control.matrix - target + rest
         lengths = DenseVectors(moved["displacement"]).squared_norms()
         self.refuse_non_finite(lengths, "squared length of the local update")
         ends, d = None if thresholds is None else to_numpy(thresholds), self.model.size

@@ -15,7 +15,7 @@ from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import Sum
 from equifed.flower.vectors import FlowerVectors
-from equifed.flower.wire import PARTS, Reply, WireError, expect_number
+from equifed.flower.wire import Reply, WireError, expect_number
 
 
 class LocalWork:
@@ -36,8 +36,7 @@ class LocalWork:
         self.messenger, self.requests, self.work, self.control = messenger, requests, work, control
         self.x, self.target = x, target
         self.steps = work.steps_for(messenger.members.sizes[messenger.index])
-        wanted = (True, work.snapshot is not None, work.average, work.mean_gradient)
-        self.parts = [part for part, asked in zip(PARTS, wanted, strict=True) if asked]
+        self.parts = list(work.results)
         self.thresholds: Losses | None = None
         self.done = False
 

@@ -65,7 +65,7 @@ OPERATIONS = {
 ALWAYS = ("loss", "accuracy", "mse")
 """Metrics that a client measures whether or not they are asked for, where its data have them."""
 
-PARTS = ("displacement", "snapshot", "average", "mean_gradient")
+PARTS = ("displacement", "snapshot", "average", "mean_gradient", "multiplier")
 """Vectors that local work may give."""
 
 REPLY_ARRAYS: Mapping[str, tuple[str, ...]] = {

@@ -2,11 +2,12 @@
 
 from equifed.models.architectures import MODELS, build, initialise
 from equifed.models.losses import LOSSES, loss_by_name, outputs_for, predicted_classes
-from equifed.models.tangent import convexify
+from equifed.models.tangent import TangentHead, convexify
 
 __all__ = [
     "LOSSES",
     "MODELS",
+    "TangentHead",
     "build",
     "convexify",
     "initialise",

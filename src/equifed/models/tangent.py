@@ -95,6 +95,51 @@ def tangent_features(
     return torch.cat(rows)
 
 
+class TangentHead(nn.Module):
+    r"""The linearised network: :math:`o_k(x) = h_k(x) + \langle \phi_k(x), w\rangle`, convex in w.
+
+    Its inputs are those of :func:`convexify` with ``per_class=True``: for every class the
+    derivatives :math:`\phi_k` of its logit and, last, the trained network's logit :math:`h_k`
+    itself. w begins at zero, which is the trained network.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int | None = None) -> None:
+        super().__init__()
+        if len(input_shape) != 2 or (outputs is not None and outputs != input_shape[0]):
+            raise ValueError(
+                f"TangentHead takes (classes, coordinates + 1) numbers per sample, got shape "
+                f"{input_shape}; make them with convexify(..., per_class=True)."
+            )
+        self.weight = nn.Parameter(torch.zeros(input_shape[1] - 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return one number per class."""
+        return inputs[..., :-1] @ self.weight + inputs[..., -1]
+
+
+def _per_class(
+    module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor, chosen: Index,
+    chunk: int | None,
+) -> Tensor:  # fmt: skip
+    """Return derivatives of every class's logit and the logit itself, (samples, classes, m + 1)."""
+    steps = range(0, max(len(inputs), 1), chunk or 1024)
+    with torch.no_grad():
+        own = [
+            functional_call(module.eval(), parameters, (inputs[a : a + (chunk or 1024)],))
+            for a in steps
+        ]
+    logits = torch.cat(own).reshape(len(inputs), -1)
+    blocks = [
+        tangent_features(module, parameters, inputs, chosen, output=_pick(k), chunk=chunk)
+        for k in range(logits.shape[1])
+    ]
+    return torch.cat([torch.stack(blocks, dim=1), logits.unsqueeze(2)], dim=2)
+
+
+def _pick(k: int) -> Callable[[Tensor], Tensor]:
+    return lambda outputs: outputs[k]
+
+
 def convexify(
     federation: Federation,
     module: nn.Module,
@@ -103,6 +148,7 @@ def convexify(
     coordinates: int = 50_000,
     seed: int = 0,
     normalise: bool = True,
+    per_class: bool = False,
     dtype: Any = np.float32,
     device: str | torch.device = "cpu",
     chunk: int | None = None,
@@ -128,6 +174,10 @@ def convexify(
     normalise : bool
         Divide the features by the root of the mean squared norm on the training samples, so that
         the problem's smoothness is of order one. (Ours: the paper does not say.)
+    per_class : bool
+        Take the derivatives of every class's logit, for a :class:`TangentHead`, which is the
+        linearised network itself. The paper's sum of all logits makes the columns of the last
+        layer repeat, once for each class, and cannot tell classes apart there.
     dtype : NumPy dtype
         Precision of the features.
     device, chunk
@@ -141,15 +191,22 @@ def convexify(
 
     def features(inputs: NDArray[Any]) -> NDArray[Any]:
         data = as_data(inputs, precision, device)
-        out = tangent_features(module, parameters, data, chosen, chunk=chunk)
+        if per_class:
+            out = _per_class(module, parameters, data, chosen, chunk)
+        else:
+            out = tangent_features(module, parameters, data, chosen, chunk=chunk)
         return np.asarray(out.to("cpu").numpy(), dtype=dtype)
 
     converted = {label: features(split.inputs) for label, split in federation.splits().items()}
     if normalise:
-        scale = np.sqrt(np.mean(np.sum(converted["train"].astype(np.float64) ** 2, axis=1)))
+        held = converted["train"][..., :-1] if per_class else converted["train"]
+        scale = np.sqrt(np.mean(np.sum(held.astype(np.float64) ** 2, axis=-1)))
         if scale > 0:
-            converted = {k: np.asarray(v / scale, dtype=dtype) for k, v in converted.items()}
-    about = {"features": f"{len(chosen)} of {size} tangent coordinates, seed {seed}"}
+            factors = np.full(converted["train"].shape[-1], 1 / scale)
+            factors[-1] = 1.0 if per_class else factors[-1]  # the logit stays
+            converted = {k: np.asarray(v * factors, dtype=dtype) for k, v in converted.items()}
+    kind = "tangent coordinates per class" if per_class else "tangent coordinates"
+    about = {"features": f"{len(chosen)} of {size} {kind}, seed {seed}"}
     return replace(
         federation.with_inputs(converted),
         name=f"{federation.name}, tangent",

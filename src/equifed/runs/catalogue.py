@@ -95,6 +95,24 @@ ALGORITHMS = {
         "weights of maximal entropy, local steps aligned where losses differ much",
         "FedEBA+",
     ),
+    "feddyn": Entry(
+        "equifed.algorithms.feddyn:FedDyn",
+        "local losses tilted until every client's optimum is the shared one",
+        "Acar et al. 2021",
+    ),
+    "drdm": Entry(
+        "equifed.algorithms.feddyn:DRDM", "DRFA's dual steps with FedDyn's local steps", "DRDM"
+    ),
+    "aaggff": Entry(
+        "equifed.algorithms.aaggff:AAggFF",
+        "weights by an online learner that bets on large losses",
+        "Hahn et al. 2024",
+    ),
+    "feddg-ga": Entry(
+        "equifed.algorithms.feddg_ga:FedDGGA",
+        "weights follow the gap between the shared model and the clients' own, on held-out data",
+        "Zhang et al. 2023",
+    ),
     "fedmgda": Entry(
         "equifed.algorithms.conflicts:FedMGDA",
         "the shortest combination of the normalised updates",
@@ -138,6 +156,11 @@ ALGORITHMS = {
         "any of these; the server steps by momentum, Adagrad, Adam or Yogi",
         "Reddi et al. 2021",
     ),
+    "normalised": Entry(
+        "equifed.algorithms.normalised:Normalised",
+        "any of plain local steps; updates divided by their number of steps or their length",
+        "Wang et al. 2020 (FedNova)",
+    ),
     "paced": Entry(
         "equifed.algorithms.paced:Paced",
         "any of these; local steps warm up and decay over the rounds",
@@ -154,12 +177,16 @@ ALGORITHMS = {
 }
 
 WRAPPERS = (
-    "certified", "safeguarded", "averaged", "server-optimised", "paced", "remembering", "guarded"
+    "certified", "safeguarded", "averaged", "server-optimised", "normalised", "paced",
+    "remembering", "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 
 NEED_GRAM = ("fedmgda", "upgrad", "fedfv")
 """Algorithms that need inner products of updates, which a real federation does not give."""
+
+NO_OBJECTIVE = (*NEED_GRAM, "aaggff", "feddg-ga")
+"""Algorithms that minimise no function of the client losses."""
 
 OBJECTIVES = {
     "average": Entry("equifed.objectives:Average", "mean client loss, uniform or by a prior"),

@@ -53,6 +53,25 @@ MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
+class FrozenFeatures:
+    """``[model.features]``: the model sees what a frozen module makes of the samples.
+
+    ``of`` is the folder of a trained run, or ``package.module:Name`` for a module of your own,
+    pretrained; ``layer`` and ``chunk`` are as for :func:`equifed.features`. What was made once is
+    kept in ``EQUIFED_CACHE`` unless ``cache`` is false.
+    """
+
+    of: str
+    layer: str | None = None
+    chunk: int = 1024
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 sample, got {self.chunk}.")
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
 
@@ -70,6 +89,7 @@ class ModelSettings:
     own: str | tuple[str, ...] | None = None
     own_l2: float | None = None
     own_steps: OwnSteps = "auto"
+    features: FrozenFeatures | None = None
 
     def __post_init__(self) -> None:
         if not self.l2 >= 0:
@@ -233,6 +253,7 @@ class RunConfig:
         checker.raise_problems()
         if base is not None:
             resolved["data"] = _absolute(resolved["data"], base)
+            resolved["model"] = _absolute_features(resolved["model"], base)
         code = tuple(checker.code.items())
         return cls(**{**resolved, **_constructed(resolved)}, loaded_code=code)
 
@@ -272,7 +293,22 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     if isinstance(loss, str) and loss != AUTO:
         found = checker.find(SECTIONS["losses"], loss, "model.loss")
         table["loss"] = loss if found is None else found[0]
+    if key == "model" and isinstance(table.get("features"), dict):
+        _find_features(checker, table["features"])
     return table
+
+
+def _find_features(checker: Checker, features: Table) -> None:
+    """Look the module of ``[model.features]`` up, and put the file of own code into its address."""
+    of = features.get("of")
+    if isinstance(of, str) and is_address(of):
+        found = checker.find(SECTIONS["models"], of, "model.features.of")
+        features["of"] = of if found is None else found[0]
+
+
+def is_address(of: str) -> bool:
+    """Tell whether a text is ``package.module:Name`` and no path."""
+    return ":" in of and not Path(of).exists() and of.rpartition(":")[2].isidentifier()
 
 
 def find_metrics(checker: Checker, evaluate: Table) -> None:
@@ -343,6 +379,13 @@ def _absolute(data: Table, base: Path) -> Table:
     wanted = settings(SECTIONS["data"][data["name"]].load())
     paths = [k for k in data if k in wanted and wanted[k].is_path and isinstance(data[k], str)]
     return {**data, **{key: str((base / data[key]).absolute()) for key in paths}}
+
+
+def _absolute_features(model: Table, base: Path) -> Table:
+    features = model.get("features")
+    if not isinstance(features, dict) or is_address(features["of"]):
+        return model
+    return {**model, "features": {**features, "of": str((base / features["of"]).absolute())}}
 
 
 def apply_override(table: Table, override: str) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
@@ -21,14 +20,14 @@ from equifed.data.preparation import Preparation
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import CHOSEN, ModelSettings, RunConfig, build_algorithm
+from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.entries import load_address
+from equifed.runs.modules import build_module, find_code, freeze_features
 from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.workers import is_first
 from equifed.training import tables
 from equifed.training.callback import Callback
 from equifed.training.files import (
-    Damaged,
     RunFolderError,
     digest,
     lock_folder,
@@ -44,9 +43,6 @@ from equifed.training.loop import train
 from equifed.training.provenance import CONFIG, FORMAT, PREPARATION, RUN
 from equifed.training.tables import SUMMARY, check_format, is_complete
 from equifed.training.versions import package_versions
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ def build(config: RunConfig) -> Run:
 
 
 def _build(config: RunConfig) -> Run:
-    federation = load_data(config.data)
+    federation = freeze_features(config, load_data(config.data))
     config = _settled(config, federation)
     with limit_threads(config.threads):
         clients = _engine(config, federation)
@@ -199,18 +195,6 @@ def _settled_engine(engine: Table, clients: Clients) -> Table:
     name = type(clients).__name__.removesuffix("Clients").lower()
     known = settings(SECTIONS["engines"][name].load())
     return {"name": name} | {key: value for key, value in engine.items() if key in known}
-
-
-def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return the module of a configuration; own code may draw: by the seed, for nobody else."""
-    import torch
-
-    section = SECTIONS[CHOSEN["model"][0]]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
-        module: nn.Module = choose(section, config.model, "model", **given)
-    return module
 
 
 def _check_device(device: str) -> None:
@@ -497,25 +481,3 @@ def check_config(out: Path, accept: bool = False) -> dict[str, Any]:
     if is_first():
         write_file(out / RUN, seal(told))
     return told
-
-
-def find_code(out: Path) -> list[str]:
-    """Return the code of one's own that a folder's configuration names, without loading it."""
-    try:
-        table = tomllib.loads((out / CONFIG).read_bytes().decode())
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"{out / CONFIG} is damaged: it cannot be read ({error}).") from None
-    data = table.get("data")
-    named = table | {"data": {"name": data.get("name", "") if isinstance(data, dict) else ""}}
-    return sorted(set(_addresses(named)))
-
-
-def _addresses(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, str):
-        if ":" in value:
-            yield value
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _addresses(inner)

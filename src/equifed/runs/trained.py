@@ -19,7 +19,8 @@ from equifed.data.prepared_columns import CategoryColumn, name_categories
 from equifed.data.split import DataError, DataWarning, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.run import build_module, load_preparation
+from equifed.runs.modules import build_module
+from equifed.runs.run import load_preparation
 from equifed.training.files import RunFolderError, digest, read_sealed
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
@@ -76,6 +77,12 @@ def load_predictor(
         own, loss, own_l2 = _read_own(path, made.get("own")), None, 0.0
     else:
         config, told = _read_run(path)
+        if config.model.get("features") is not None and model is None:
+            raise RunFolderError(
+                f"{path} holds the head on frozen features of {config.model['features']['of']}, "
+                "which takes features and no samples. Make them (equifed.features) and hand over "
+                "the head: equifed.load_predictor(folder, model=head)."
+            )
         shape = tuple(told["input_shape"])
         module = build_module(config, shape, told["outputs"]) if model is None else (
             copy.deepcopy(model)

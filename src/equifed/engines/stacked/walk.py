@@ -105,6 +105,7 @@ class Walk:
         self._x, self._work, self._steps, self._slope = x, work, steps, slope
         self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
         self._u = (empty_rows(len(steps), x) if room is None else room).copy_(x)
+        self._correction = correction
         self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
         if correction is not None:
             self._pull = -work.lr * correction
@@ -186,13 +187,17 @@ class Walk:
         return self._x[:, self._size :] - self.result("displacement")[:, self._size :]
 
     def result(self, kind: str) -> Tensor:
-        """Return displacement, snapshot, average or mean_gradient of every client, (c, d).
+        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d).
 
         ``lengths`` are the displacements' norms, (c,).
         """
         if kind not in self._results:
             if kind == "lengths":
                 made = torch.linalg.vector_norm(self.result("displacement"), dim=1)
+            elif kind == "multiplier":  # c_i - c + proximal (x - u)
+                assert self._correction is not None
+                rest = self._work.proximal * self.result("displacement")
+                made = rest - self.decode(self._correction)
             else:
                 made = self.decode(self._result(kind))
             self._results[kind] = made

@@ -1,0 +1,134 @@
+"""FedDG-GA: more weight for clients that the shared model serves worse than their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.algorithms.remembering import Remembering
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import (
+    carry_over,
+    check_participation,
+    sample_clients,
+    scale_to_present,
+)
+from equifed.contract.streams import Stream
+
+
+@dataclass(frozen=True)
+class State:
+    """Model and weights; the losses known so far, and the rounds."""
+
+    x: Vector
+    weights: Weights
+    losses: Losses | None = None
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class FedDGGA:
+    r"""Generalisation adjustment (Zhang et al. 2023), equations 8 to 10.
+
+    .. math::
+
+       G_i = f_i(x) - f_i^\star, \qquad
+       p_i \leftarrow \mathrm{clip}_{[0, 1]}\Bigl(p_i + \text{step}\cdot\text{decay}^{t-1}
+       \frac{G_i - \bar G}{\max_j |G_j - \bar G|}\Bigr), \qquad
+       p \leftarrow p / \textstyle\sum_j p_j
+
+    with :math:`f_i(x)` on the client's validation samples (its training samples where the
+    federation has none) and :math:`f_i^\star` the loss of the client's own model, ``references``.
+    The paper takes the client's model of that round for :math:`f_i^\star`, which only the client
+    could measure, and lets the step fall linearly to zero over a number of rounds that is known
+    before; here it decays. Absent clients keep their last loss. It minimises no objective.
+
+    Parameters
+    ----------
+    local, participation, server_lr
+        As for FedAvg.
+    step : float
+        Largest change of a weight, in (0, 1]; the paper tunes it.
+    decay : float
+        Factor of the step per round, in (0, 1].
+    references : tuple of float, optional
+        The loss of every client's own model; None takes 0 for all, so that the gap is the loss.
+    """
+
+    local: LocalSGD = DEFAULT_WORK
+    step: float = 0.05
+    decay: float = 0.99
+    references: tuple[float, ...] | None = None
+    participation: float = 1.0
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+        if not 0 < self.step <= 1:
+            raise ValueError(f"FedDGGA step must lie in (0, 1], got {self.step}.")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"FedDGGA decay must lie in (0, 1], got {self.decay}.")
+        if self.references is not None and not np.isfinite(self.references).all():
+            raise ValueError(f"FedDGGA references must be finite, got {self.references}.")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        n = len(clients.names)
+        if self.references is not None and len(self.references) != n:
+            raise ValueError(
+                f"FedDGGA has {len(self.references)} references for {n} clients; give one each."
+            )
+        return State(x, np.full(n, 1 / n))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        n, t = len(clients.names), state.rounds + 1
+        chosen = sample_clients(clients, self.participation, stream)
+        losses = carry_over(state.losses, chosen.index, held_out(chosen, state.x, stream), n)
+        gap = losses if self.references is None else losses - np.array(self.references)  # (8)
+        step = self.step * self.decay ** (t - 1)
+        weights = adjust(state.weights, gap, step)  # (9), (10)
+        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
+        share = scale_to_present(weights, chosen.index)
+        x = state.x - self.server_lr * moved.displacement.weighted_sum(share)
+        return State(x, weights, losses, t), Info(weights, index=chosen.index)
+
+    def model(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
+
+    def wrapped(self) -> Remembering:
+        """Return the algorithm as training runs it."""
+        return Remembering(self)
+
+
+def held_out(clients: Clients, x: Vector, stream: Stream) -> Losses:
+    """Return the losses on validation samples; on training samples where a client has none."""
+    found = clients.evaluate(x, ("validation",))
+    if not found:
+        return clients.losses(x, stream.at("losses"))
+    values = found[0].metrics["loss"]
+    values = values if len(values) == len(clients.index) else values[clients.index]
+    missing = np.isnan(values)
+    return (
+        np.where(missing, clients.losses(x, stream.at("losses")), values)
+        if missing.any()
+        else (values)
+    )
+
+
+def adjust(weights: Weights, gap: Losses, step: float) -> Weights:
+    """Return weights moved by at most ``step`` towards large gaps, clipped and normalised.
+
+    >>> adjust(np.array([0.5, 0.5]), np.array([1.0, 3.0]), 0.1)
+    array([0.4, 0.6])
+    """
+    far = gap - gap.mean()
+    largest = float(np.abs(far).max())
+    moved = np.clip(weights + step * far / largest, 0, 1) if largest > 0 else weights
+    return np.asarray(moved / moved.sum())

@@ -1,0 +1,243 @@
+"""FedDyn and DRDM: every client's loss is tilted until its own optimum is the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.clients import Clients, ClientVectors, Moved
+from equifed.contract.local import LocalSGD
+from equifed.contract.participation import (
+    ask_clients,
+    carry_over,
+    check_draws,
+    check_participation,
+    draw_clients,
+    estimate_losses,
+    sample_clients,
+    scatter,
+)
+from equifed.contract.streams import Stream
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.dual_steps import DualStep, Euclidean
+from equifed.objectives.worst_case import WorstCase
+
+
+@dataclass(frozen=True)
+class State:
+    """The model, the server's h, and the clients' h_i."""
+
+    x: Vector
+    h: Vector
+    multipliers: ClientVectors | None = None
+
+
+@dataclass(frozen=True)
+class FedDyn:
+    r"""FedDyn (Acar et al. 2021), Algorithm 1: dynamic regularisation of the local losses.
+
+    .. math::
+
+       u_i &\approx \arg\min_u f_i(u) - \langle h_i, u\rangle + \tfrac{\alpha}{2} |u - x|^2,
+       \qquad h_i \leftarrow h_i + \alpha (x - u_i) && i \in S \\
+       h &\leftarrow h + \alpha \textstyle\sum_{i \in S} p_i (x - u_i), \qquad
+       x \leftarrow \sum_{i \in S} \bar p_i u_i - h / \alpha
+
+    by local steps from x; clients keep :math:`h_i`, which become their gradients at the solution.
+    The :math:`p_i` are those over all clients (1/N in the paper) and :math:`\bar p_i` those over S,
+    so that h stays the p-weighted sum of all :math:`h_i`. Few or short local steps leave the
+    argmin far away: then alpha must be large, or the sum h swings (the paper takes whole passes).
+
+    Parameters
+    ----------
+    local : LocalSGD
+        Local work; its ``proximal`` is alpha.
+    alpha : float
+        Strength of the regularisation; the paper tunes it between 0.001 and 0.1, the default suits
+        ten short steps.
+    weighting, participation
+        As for FedAvg.
+    """
+
+    local: LocalSGD = DEFAULT_WORK
+    alpha: float = 1.0
+    weighting: Weighting = "uniform"
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_participation(self.participation)
+        check_dynamic(self.local, self.alpha, "FedDyn")
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round; all h start at zero."""
+        return State(x, torch.zeros_like(x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        everyone = client_weights(self.weighting, all_sizes(clients))  # p
+        chosen = sample_clients(clients, self.participation, stream)
+        share = client_weights(self.weighting, chosen.sizes)  # p over S
+        moved, kept = dynamic_steps(
+            chosen, state.x, self.local, self.alpha, state.multipliers, stream
+        )
+        part = everyone[chosen.index].sum()  # p_i = part * share_i
+        mean = moved.displacement.weighted_sum(share)
+        h = state.h + self.alpha * part * mean
+        info = Info(scatter(share, chosen.index, len(everyone)), index=chosen.index)
+        return State(state.x - mean - h / self.alpha, h, kept), info
+
+    def model(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
+
+
+@dataclass(frozen=True)
+class RobustState:
+    """The model, the weights, the clients' h_i, and their sum by the weights that they count with.
+
+    Losses known, and rounds since each client's last answer.
+    """
+
+    x: Vector
+    weights: Weights
+    h: Vector
+    counted: Weights
+    multipliers: ClientVectors | None = None
+    losses: Losses | None = None
+    away: Index | None = None
+
+
+@dataclass(frozen=True)
+class DRDM:
+    r"""DRDM: the dual steps of DRFA with the local steps of FedDyn.
+
+    .. math::
+
+       x^+ &= x - \textstyle\sum_i \lambda_i (x - u_i) - \tfrac1\alpha \sum_i \lambda_i h_i \\
+       \lambda &\leftarrow \mathrm{prox}(\lambda + \tau\gamma v, \tau\gamma), \qquad
+       v_i = f_i(x'), \quad x' = \textstyle\sum_i \lambda_i u_i^{(t')}
+
+    with :math:`u_i, h_i` as for FedDyn after tau local steps, and t' uniform in 1, ..., tau. The
+    weights change, so the sum of the :math:`h_i` is by the present ones: FedDyn's running sum would
+    stand still where :math:`\sum_i \lambda_i \nabla f_i \ne 0`. Clients that take no part keep
+    their :math:`h_i` and the weight that they had in it, and the model goes as far as the weight of
+    those who are there: all that moves it vanishes at the solution, so nobody is favoured.
+    With ``clients_per_round`` m the displacements are those of m draws by lambda, and v is from a
+    uniform sample of m, as in DRFA.
+
+    Parameters
+    ----------
+    local : LocalSGD
+        tau steps, the same for every client; its ``proximal`` is alpha.
+    alpha : float
+        Strength of the regularisation, as for FedDyn.
+    dual_step : float
+        gamma. The h_i follow the weights late, so it must be smaller than DRFA's: with DRFA's 0.008
+        the weights swing. The default is ours.
+    objective, dual, clients_per_round, patience
+        As for DRFA.
+    """
+
+    local: LocalSGD = DEFAULT_WORK
+    alpha: float = 1.0
+    dual_step: float = 0.001
+    objective: SaddleObjective = WorstCase()  # noqa: RUF009 - a frozen value
+    clients_per_round: int | None = None
+    dual: DualStep = Euclidean()  # noqa: RUF009 - a frozen value
+    patience: int = PATIENCE
+
+    def __post_init__(self) -> None:
+        check_dynamic(self.local, self.alpha, "DRDM")
+        if self.local.steps is None:
+            raise ValueError("DRDM needs local.steps: tau is the same for every client.")
+        self.dual.check(self.objective, "DRDM")
+        if not self.dual_step > 0:
+            raise ValueError(f"DRDM dual_step must be positive, got {self.dual_step}.")
+        check_draws("DRDM", self.clients_per_round, "last")
+        check_participation(1.0, self.patience)
+
+    def init(self, clients: Clients, x: Vector) -> RobustState:
+        """Return the state before the first round; all h start at zero."""
+        weights = self.objective.start(len(clients.names))
+        return RobustState(x, weights, torch.zeros_like(x), np.zeros(len(weights)))
+
+    def round(
+        self, state: RobustState, clients: Clients, stream: Stream
+    ) -> tuple[RobustState, Info]:
+        """Return the state after one round."""
+        assert self.local.steps is not None
+        m, tau = self.clients_per_round, self.local.steps
+        asked = ask_clients(clients, m, stream)
+        roll = take_attendance(self, state, asked)
+        mix = roll.weights / self.objective.total(roll.weights)  # lambda, or its shares
+        chosen, share = clients, mix[clients.index]
+        part = share.sum()  # 1 if everybody is there: so far the model goes
+        if m is not None:
+            chosen, share = draw_clients(clients, mix, m, stream)
+            share = part * share
+        t = int(stream.at("snapshot").generator().integers(1, tau + 1))
+        moved, kept = dynamic_steps(
+            chosen, state.x, replace(self.local, snapshot=t), self.alpha, state.multipliers, stream
+        )
+        assert moved.snapshot is not None
+        h, counted = self._tilt(state, moved, chosen, mix, roll.members)
+        x = state.x - moved.displacement.weighted_sum(share) - part * h / self.alpha
+        at = moved.snapshot.weighted_sum(share) + (1 - part) * state.x  # x'
+        seen = asked.losses(at, stream.at("losses"), self.local.batch_size)
+        losses = carry_over(state.losses, asked.index, seen, len(clients.names))
+        v = estimate_losses(losses, clients.index, asked.index, seen)
+        weights = self.dual.ascend(roll.objective, roll.weights, v, tau * self.dual_step)
+        info = Info(roll.weights, index=chosen.index, notes=roll.notes)
+        return RobustState(x, weights, h, counted, kept, losses, roll.away), info
+
+    def _tilt(
+        self, state: RobustState, moved: Moved, chosen: Clients, mix: Weights, members: Index | None
+    ) -> tuple[Vector, Weights]:
+        """Return the sum of all h_i, and the weights in it: lambda_i for those who were there now.
+
+        It begins anew when somebody leaves for good, whose h_i nobody could take out.
+        """
+        assert moved.multiplier is not None
+        here = chosen.index
+        new = moved.multiplier.weighted_sum(mix[here])
+        gone = members is not None and bool(np.delete(state.counted, members).any())
+        if gone or len(here) == len(mix):
+            return new, scatter(mix[here], here, len(mix))
+        counted, old = state.counted.copy(), chosen.remembered(state.multipliers, here)
+        total = state.h + new - old.weighted_sum(counted[here])
+        counted[here] = mix[here]
+        return total, counted
+
+    def model(self, state: RobustState) -> Vector:
+        """Return the last model."""
+        return state.x
+
+
+def check_dynamic(local: LocalSGD, alpha: float, who: str) -> None:
+    """Refuse an alpha that is none, and two of them."""
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"{who} alpha must be a positive number, got {alpha}; FedAvg has none.")
+    if local.proximal:
+        raise ValueError(
+            f"{who} sets local.proximal to alpha = {alpha}, got local.proximal = {local.proximal}; "
+            "leave it out."
+        )
+
+
+def dynamic_steps(
+    clients: Clients, x: Vector, work: LocalSGD, alpha: float,
+    kept: ClientVectors | None, stream: Stream,
+) -> tuple[Moved, ClientVectors]:  # fmt: skip
+    """Return what came of local steps on f_i - <h_i, .> + alpha/2 |. - x|^2, and all h_i after."""
+    h, work = clients.remembered(kept, clients.index), replace(work, multiplier=True)
+    moved = clients.local_steps(
+        x, replace(work, proximal=alpha), stream.at("local"), control=h, target=torch.zeros_like(x)
+    )
+    assert moved.multiplier is not None
+    return moved, clients.remember(kept, clients.index, moved.multiplier)

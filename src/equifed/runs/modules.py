@@ -1,0 +1,188 @@
+"""Modules of a configuration: built, and frozen as the features of another one's samples."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.data.cache import cache_folder
+from equifed.data.federation import Federation
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import (
+    CHOSEN,
+    FrozenFeatures,
+    ModelSettings,
+    RunConfig,
+    is_address,
+)
+from equifed.runs.entries import load_address
+from equifed.runs.settings import ConfigError, choose, construct
+from equifed.training.files import Damaged, read_sealed, write_file
+from equifed.training.provenance import CONFIG, RUN
+from equifed.training.tables import MODEL, check_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PROBED = 8
+"""Samples whose features are part of a name in the cache."""
+
+
+def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return the module of a configuration; own code may draw: by the seed, for nobody else."""
+    import torch
+
+    section = SECTIONS[CHOSEN["model"][0]]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
+        module: nn.Module = choose(section, config.model, "model", **given)
+    return module
+
+
+def freeze_features(config: RunConfig, federation: Federation) -> Federation:
+    """Return the federation as the model sees it: as it is, or what a frozen module makes of it."""
+    shared: ModelSettings = construct(ModelSettings, config.model, "model")
+    if shared.features is None:
+        return federation
+    try:
+        module = _frozen_module(shared.features, federation)
+        return _features(module, federation, shared.features, config.engine.get("device", "cpu"))
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise ConfigError([f"model.features: {error}"]) from error
+
+
+def _frozen_module(wanted: FrozenFeatures, federation: Federation) -> nn.Module:
+    """Return the trained module of a run folder, or the one that an address makes."""
+    from torch import nn
+
+    if not is_address(wanted.of):
+        return _trained_module(Path(wanted.of), federation)
+    make = load_address(wanted.of)
+    known = {"input_shape": federation.input_shape, "outputs": federation.classes or 1}
+    taken = inspect.signature(make).parameters
+    module = make(**{key: value for key, value in known.items() if key in taken})
+    if not isinstance(module, nn.Module):
+        raise ConfigError([f"model.features.of: {wanted.of} gives no torch module: {module!r:.60}"])
+    return module
+
+
+def _trained_module(folder: Path, federation: Federation) -> nn.Module:
+    from safetensors.torch import load_file
+
+    from equifed.models.checks import load_weights
+
+    if not (folder / CONFIG).exists() or not (folder / MODEL).exists():
+        raise ConfigError(
+            [
+                f"model.features.of: {folder} holds no trained run of a configuration ({CONFIG} "
+                f"and {MODEL}); name one, or a module of your own as package.module:Name"
+            ]
+        )
+    check_folder(folder)
+    code = find_code(folder)
+    if code:
+        raise ConfigError(
+            [
+                f"model.features.of: {folder} would load code ({', '.join(code)}); if it is yours, "
+                "name a function of your own that loads it, as package.module:Name"
+            ]
+        )
+    config, told = RunConfig.read(folder / CONFIG), read_sealed(folder / RUN)["samples"]
+    shape = tuple(told["input_shape"])
+    if shape != federation.input_shape:
+        raise ConfigError(
+            [
+                f"model.features.of: the module in {folder} takes samples of shape {shape}, these "
+                f"data have {federation.input_shape}; use the data it was trained on"
+            ]
+        )
+    for key, why in (("own", "its clients keep parts of their own"), ("features", "it is a head")):
+        if config.model.get(key) is not None:
+            raise ConfigError([f"model.features.of: {folder} cannot be frozen: {why}"])
+    module = build_module(config, shape, told["outputs"])
+    return load_weights(module, load_file(folder / MODEL))
+
+
+def _features(
+    module: nn.Module, federation: Federation, wanted: FrozenFeatures, device: str
+) -> Federation:
+    """Return the features, from the cache if they were made before."""
+    from equifed.models.features import features
+
+    path = cache_folder() / "features" / f"{_digest(module, federation, wanted, device)}.npz"
+    kept = _read_kept(path) if wanted.cache else None
+    if kept is not None:
+        about = f"{type(module).__name__}, {f'layer {wanted.layer}' if wanted.layer else 'output'}"
+        source = {**federation.source, "features": about}
+        made = federation.with_inputs(kept)
+        return replace(made, name=f"{federation.name}, features", source=source)
+    found = features(module, federation, wanted.layer, device=device, chunk=wanted.chunk)
+    if wanted.cache:
+        packed = io.BytesIO()
+        inputs: dict[str, Any] = {k: split.inputs for k, split in found.splits().items()}
+        np.savez(packed, **inputs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, packed.getvalue())
+    return found
+
+
+def _read_kept(path: Path) -> dict[str, Any] | None:
+    """Return what a file of the cache holds; None: it is not there, or damaged and made again."""
+    try:
+        with path.open("rb") as file, np.load(file) as stored:
+            return {label: stored[label] for label in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _digest(module: nn.Module, federation: Federation, wanted: FrozenFeatures, device: str) -> str:
+    """Return a text that changes with the samples, the module, its weights and the layer.
+
+    What it makes of a few samples is part of it: code may change where names and weights do not.
+    """
+    from equifed.models.features import features
+
+    inputs = federation.train.client(0)[0][:PROBED]
+    probe = Federation.from_clients({"probe": (inputs, np.zeros(len(inputs)))})
+    seen = features(module, probe, wanted.layer, device=device, chunk=wanted.chunk)
+    told = hashlib.sha256(f"{federation.checksum()}|{wanted.layer}|{module}".encode())
+    told.update(np.ascontiguousarray(seen.train.inputs).tobytes())
+    for name, value in module.state_dict().items():
+        told.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        told.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return told.hexdigest()
+
+
+def find_code(out: Path) -> list[str]:
+    """Return the code of one's own that a folder's configuration names, without loading it."""
+    try:
+        table = tomllib.loads((out / CONFIG).read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{out / CONFIG} is damaged: it cannot be read ({error}).") from None
+    data = table.get("data")
+    named = table | {"data": {"name": data.get("name", "") if isinstance(data, dict) else ""}}
+    return sorted(set(_addresses(named)))
+
+
+def _addresses(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, str):
+        if ":" in value:
+            yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _addresses(inner)
