@@ -123,7 +123,9 @@ def test_imports_of_python_blocks_work(path: Path) -> None:
 @documents
 def test_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCE.sub("", path.read_text(encoding="utf-8")))
-    wrong = [t for t in targets if "://" not in t and not (path.parent / t).exists()]
+    # Pages that are made from the code are there once the site is built, which looks at links, too.
+    kept = [t for t in targets if "://" not in t and "made" not in Path(t).parts]
+    wrong = [t for t in kept if not (path.parent / t).exists()]
     assert wrong == []
 
 
