@@ -121,6 +121,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = equifed.nothing
 
 
+@pytest.mark.long
 def test_imported_is_declared() -> None:
     """Every package that the source imports is the library's own, Python's, or declared."""
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]

@@ -96,6 +96,7 @@ def test_who_is_missing_makes_no_noise_at_the_solution(algorithm: Any) -> None:
     assert np.abs(play(Remembering(algorithm), who).x.numpy() - solution).max() < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5)], ids=repr)
 def test_half_of_the_clients_missing_ends_at_the_solution(objective: Any) -> None:
     algorithm = ScaffPD(objective)

@@ -204,6 +204,7 @@ def test_data_with_a_gap_name_the_client(tmp_path: Path, config: Any) -> None:
     assert "'age'" in result.stderr
 
 
+@pytest.mark.long
 def test_a_client_that_is_not_finite_is_left_out_and_named(tmp_path: Path, config: Any) -> None:
     data = people(tmp_path / "people.csv", north=[1.0, 2.0], south=[2.0, 1.0], odd=[1e30, -3e30])
     result = equifed("run", config(data=data), "--out", tmp_path / "out")

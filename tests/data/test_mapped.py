@@ -20,6 +20,7 @@ def write(data: Federation, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_training_from_files_is_training_from_memory(tmp_path: Path) -> None:
     data = classification([7, 5, 9], (4,), 3).split(test=0.3)
     opened = open_federation(write(data, tmp_path / "data"))

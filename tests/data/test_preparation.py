@@ -94,6 +94,7 @@ numbers = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(st.lists(numbers, min_size=1, max_size=4))
 def test_medians_and_quartiles_are_within_the_error_that_is_stated(lists):

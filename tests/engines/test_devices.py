@@ -88,6 +88,7 @@ def test_compiled_gradients_agree() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("options", [{}, {"streamed": True}, {"memory": 1}], ids=str)
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
@@ -116,6 +117,7 @@ def test_cuda_agrees_with_the_loop_on_the_cpu(name: str, options: dict[str, int]
             torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("steps", ["profile", "joint", "alternating"])
 def test_own_parts_on_cuda_agree_with_the_loop_on_the_cpu(steps: OwnSteps) -> None:

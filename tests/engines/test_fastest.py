@@ -86,6 +86,7 @@ def test_fully_connected_models_are_not_measured(monkeypatch: pytest.MonkeyPatch
     assert clients.choice is None
 
 
+@pytest.mark.long
 def test_a_run_writes_the_choice_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {
         "rounds": 2,

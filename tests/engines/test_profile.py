@@ -200,6 +200,7 @@ def test_clients_with_one_class_are_named() -> None:
     assert isinstance(found, Inexactness) and found.gradients.max() < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("kind", DATA)
 def test_second_derivatives_are_those_of_profile_losses(kind: str, engine: str) -> None:

@@ -75,6 +75,7 @@ def test_the_tails_are_those_of_fishers_exact_test():
         assert found[i] == pytest.approx(fisher_exact(table, alternative="less").pvalue)
 
 
+@pytest.mark.long
 def test_equal_service_is_doubted_no_oftener_than_said():
     draw, doubted = np.random.default_rng(3), 0
     for _ in range(200):

@@ -104,6 +104,7 @@ def test_what_a_new_client_cannot_have_is_refused_by_name(predictor: Any) -> Non
         shared.for_new_client(rows, names)
 
 
+@pytest.mark.long
 def test_own_parts_inside_a_network_are_not_fitted() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3))
     clients = simulate(DATA, net, l2=0.01, own="norm")

@@ -65,6 +65,7 @@ def dense(found: CurvatureSum, d: int) -> torch.Tensor:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["loop", "stacked"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_full_sum_is_the_hessian(case: str, kind: str) -> None:
@@ -118,6 +119,7 @@ def profile_hessian(clients: InProcessClients, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["loop", "stacked"])
 @pytest.mark.parametrize("case", OWN)
 def test_profile_losses_have_the_schur_complement(

@@ -45,6 +45,7 @@ def test_outputs_of_a_sample_do_not_depend_on_its_batch(name):
         torch.testing.assert_close(module(x[i : i + 1])[0], together[i])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in MODELS if n != "lstm"])
 def test_models_run_under_vmap_over_clients(name):
     module = build(name, SHAPES[name], 9)

@@ -77,6 +77,7 @@ def test_a_last_layer_without_bias_and_a_net_without_norms() -> None:
         choose_own(plain, "norm")
 
 
+@pytest.mark.long
 def test_own_parameters_without_effect_are_refused() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(1, 4, affine=False), nn.Linear(4, 3))
     simulate(classification(), net, own=["0.bias"])  # the group's mean does not take it out

@@ -24,6 +24,7 @@ def walk(**options: object) -> Frontier:
     return ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients(), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_the_ends_are_average_and_worst_case() -> None:
     path = walk(points=4)
     for point, objective in (
@@ -43,6 +44,7 @@ def test_the_ends_are_average_and_worst_case() -> None:
         assert ours.objective == pytest.approx(theirs.objective, rel=0.01)
 
 
+@pytest.mark.long
 def test_every_point_is_certified_and_training_losses_trade_off() -> None:
     path = walk(points=6, split="train", metric="loss")
     for point in path.points:
@@ -108,6 +110,7 @@ def test_what_is_refused() -> None:
         ef.frontier(average, plain, points=2, rounds=2)
 
 
+@pytest.mark.long
 def test_folder_frame_and_picture(tmp_path: Path) -> None:
     path = walk(points=3)
     assert list(path.to_frame()["strength"]) == [0, 0.5, 1]

@@ -20,6 +20,7 @@ def configure(base=None, **more):
     return RunConfig.from_dict({**TABLE, **more}, base)
 
 
+@pytest.mark.long
 def test_metrics_are_in_the_tables_of_the_folder(tmp_path):
     asked = ["auroc", "balanced_accuracy"]
     history = run(configure(evaluate={"metrics": asked}), tmp_path / "run")

@@ -34,6 +34,7 @@ def trained(data: ef.Federation, model: str = "logistic", **options: Any) -> Any
     return ef.train(FedAvg(LocalSGD(lr=0.3, steps=10)), clients, rounds=15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_own_biases_help_under_label_skew(model: str) -> None:
     data = skewed()
@@ -62,6 +63,7 @@ def test_small_clients_are_fitted_to_their_training_samples() -> None:
     assert set(found.fitted_on) == {"train"} and set(found.choices) == {"train"}
 
 
+@pytest.mark.long
 def test_test_samples_have_no_part_in_the_fit() -> None:
     data = skewed()
     history = trained(data)
@@ -76,6 +78,7 @@ def test_test_samples_have_no_part_in_the_fit() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.long
 def test_it_goes_on_from_own_parts_of_training() -> None:
     data = skewed()
     history = trained(data, own="bias")
