@@ -128,6 +128,7 @@ class DRDM:
     stand still where :math:`\sum_i \lambda_i \nabla f_i \ne 0`. Clients that take no part keep
     their :math:`h_i` and the weight that they had in it, and the model goes as far as the weight of
     those who are there: all that moves it vanishes at the solution, so nobody is favoured.
+    Under hidden sums a round with somebody missing ends the run: the kept h_i would show who it is.
     With ``clients_per_round`` m the displacements are those of m draws by lambda, and v is from a
     uniform sample of m, as in DRFA.
 
