@@ -54,6 +54,7 @@ def resolve_command(words: list[str]) -> click.Command:
     return command
 
 
+@pytest.mark.long
 @documents
 def test_commands_and_their_options_exist(path: Path) -> None:
     for line in code_of(path):
@@ -189,6 +190,7 @@ def test_numbers_in_the_text_of_section_5_are_in_the_code() -> None:
     assert {float(keep), float(take), float(f"1e{power}")} <= numbers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_step_sizes_are_those_of_section_5(name: str) -> None:
     """The rule as the document states it, from its own constants and plain NumPy gradients."""

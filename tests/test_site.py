@@ -81,6 +81,7 @@ def test_pictures_are_there_and_have_words() -> None:
     assert used == there
 
 
+@pytest.mark.long
 def test_a_picture_is_the_same_twice(tmp_path: Path) -> None:
     (path,) = pictures.draw(["masks"], tmp_path)
     first = path.read_bytes()

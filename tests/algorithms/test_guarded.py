@@ -41,6 +41,8 @@ from equifed.training.loop import train
 from equifed.training.progress import describe_events
 from equifed.training.touches import LEADS, ROUNDS
 
+pytestmark = pytest.mark.long
+
 NONE = Guard("on", claims=1e12, updates=1e12, floor=1e12, samples=1e12, cap=1.0)
 """A guard that is on and touches nothing."""
 
@@ -172,14 +174,12 @@ def test_the_liar_is_named_and_stays_below_the_cap(name: str) -> None:
     assert history.summary()["guarded"] == 6
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "drfa", "scaff-pd"])
 def test_lies_cost_the_worst_served_honest_client_at_most_two_points(name: str) -> None:
     lies = ("loss 100", "loss 1e308", "update x 100", "update x 1e30", "10^12 samples")
     assert find_misses(measure([name], lies, seeds=(0,), rounds=12)) == []
 
 
-@pytest.mark.long
 def test_no_honest_client_is_touched_however_the_clients_differ() -> None:
     assert list(find_touched(Guard("on"), runs=12, rounds=10)) == []
 
@@ -247,7 +247,6 @@ def leading(weights: dict[int, np.ndarray]) -> set[int]:
 LED = ("fedavg", "afl", "drfa", "q-fedavg", "tilted-erm", "agnostic-fedavg", "scaff-pd")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("engine", ["stacked", "loop", "own bias"])
 def test_who_leads_is_an_event_with_every_algorithm_and_engine(engine: str) -> None:
     options: dict[str, Any] = {"own": ["*.bias"], "own_steps": "joint"}
@@ -343,7 +342,6 @@ def test_a_configuration_says_what_is_wrong_with_a_guard() -> None:
         RunConfig.from_dict({**TABLE, "algorithm": lp, "guard": "on"})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("broken", [1, 3, 5])
 @pytest.mark.parametrize(
     ("name", "lie"),

@@ -39,6 +39,8 @@ from equifed.training.history import RoundRecord
 from equifed.training.loop import Callback, train
 from equifed.training.stopping import StopAtGap, StopWhen
 
+pytestmark = pytest.mark.long
+
 DOUBLE = torch.float64
 
 
@@ -188,7 +190,6 @@ def test_a_metric_that_cannot_be_had_is_said() -> None:
 # -- solutions -------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 5, 8, 30])
 def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) -> None:
     problem = convex_problem(seed)
@@ -230,7 +231,6 @@ HARD = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.05)], ids=repr)
 @pytest.mark.parametrize("name", HARD)
 def test_hard_cases_are_solved(name: str, objective: object) -> None:

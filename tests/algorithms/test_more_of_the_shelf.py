@@ -37,6 +37,8 @@ from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
 
+pytestmark = pytest.mark.long
+
 WORK = LocalSGD(lr=0.05, steps=4)
 ROUNDS = 4
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -21,6 +21,8 @@ from equifed.objectives import Average, CVaR, WorstCase
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.states import pack, unpack
 
+pytestmark = pytest.mark.long
+
 PROBLEM = PROBLEMS["more clients"]
 N = PROBLEM.n
 LR = 0.05
@@ -81,7 +83,6 @@ def test_with_everybody_there_it_is_the_algorithm_to_the_bit(algorithm: Any) -> 
         np.testing.assert_array_equal(info.weights, other.weights)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm",
     [FedAvg(ONE, "uniform"), ScaffPD(Average(), ONE, STEPS)],
@@ -96,7 +97,6 @@ def test_who_is_missing_makes_no_noise_at_the_solution(algorithm: Any) -> None:
     assert np.abs(play(Remembering(algorithm), who).x.numpy() - solution).max() < 1e-5
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5)], ids=repr)
 def test_half_of_the_clients_missing_ends_at_the_solution(objective: Any) -> None:
     algorithm = ScaffPD(objective)

@@ -72,6 +72,7 @@ def test_the_tail_of_delta_fl_carries_the_superquantile(level: float) -> None:
         assert info.objective == pytest.approx(CVaR(level).value(losses))
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),

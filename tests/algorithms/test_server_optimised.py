@@ -29,6 +29,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import CVaR
 
+pytestmark = pytest.mark.long
+
 PROBLEM = PROBLEMS["more clients"]
 WORK = LocalSGD(lr=0.05, steps=2)
 LR, BETAS, TAU, ROUNDS = 0.07, (0.8, 0.95), 1e-2, 6

@@ -30,6 +30,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import Average, ChiSquare, SemiVariance, Tilted, mean_variance
 
+pytestmark = pytest.mark.long
+
 WORK = LocalSGD(lr=0.05, steps=4)
 ROUNDS = 4
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -73,6 +73,7 @@ def test_default_folder_has_the_name_and_the_seed(
     assert (tmp_path / "runs" / "small-7" / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_existing_folder_is_refused_unless_overwritten(config: Any, tmp_path: Path) -> None:
     options = ["run", config(), "--out", tmp_path / "out", "--quiet"]
     assert equifed(*options).exit_code == 0
@@ -111,6 +112,7 @@ def test_resume_of_an_interrupted_run_shows_the_end(
     assert len(History.load(out).rounds) == 3
 
 
+@pytest.mark.long
 def test_a_model_and_a_loss_of_ones_own(
     config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

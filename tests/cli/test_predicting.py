@@ -20,6 +20,8 @@ from equifed.cli.main import app
 from equifed.runs.config import RunConfig
 from equifed.training.tables import RunFolderError
 
+pytestmark = pytest.mark.long
+
 OWN = """
 from torch import nn
 
@@ -138,7 +140,6 @@ def test_new_categories_and_new_clients_are_said_beside_predictions(
     assert "new took no part in training" in strange.stderr
 
 
-@pytest.mark.long
 def test_exported_files_predict_the_same_and_the_card_tells(run: Path, tmp_path: Path) -> None:
     result = equifed("export", run / "out", "--out", tmp_path, "--torch", "--card")
     assert result.exit_code == 0, result.stderr

@@ -21,6 +21,8 @@ from equifed.runs.config import RunConfig
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 
 def equifed(*arguments: object, typed: str | None = None) -> Result:
     result = CliRunner().invoke(app, [str(a) for a in arguments], input=typed)
@@ -28,7 +30,6 @@ def equifed(*arguments: object, typed: str | None = None) -> Result:
     return result
 
 
-@pytest.mark.long
 def test_a_hospital_table_becomes_a_model_that_serves_every_hospital(tmp_path: Path) -> None:
     write_hospitals(tmp_path / "hospitals.csv")
     config, out = tmp_path / "run.toml", tmp_path / "out"

@@ -24,6 +24,7 @@ def test_the_mean_over_all_who_may_be_there_is_the_weights(weights: np.ndarray) 
         np.testing.assert_allclose(mean, weights, rtol=0, atol=1e-14 * (1 + np.abs(weights).max()))
 
 
+@pytest.mark.long
 @given(weights=signed, index=subsets)
 def test_scaling_keeps_signs_and_proportions(weights: np.ndarray, index: np.ndarray) -> None:
     out = scale_to_present(weights, index)

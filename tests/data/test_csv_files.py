@@ -63,6 +63,7 @@ cells = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(cells, st.integers(-99, 99)), min_size=1, max_size=6),

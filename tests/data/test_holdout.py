@@ -72,6 +72,7 @@ def test_later_splits_are_later(given_visits):
             assert np.sum(part[rows] == "test") == holdout.counts(len(rows))[1]
 
 
+@pytest.mark.long
 @some
 @given(visits())
 def test_rows_drawn_by_table_are_those_drawn_by_federation(given_visits):

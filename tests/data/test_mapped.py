@@ -12,6 +12,8 @@ import equifed as ef
 from equifed.data import DataError, Federation, FederationWriter, open_federation
 from equifed.engines.distributed.shards import cut_shard
 
+pytestmark = pytest.mark.long
+
 
 def write(data: Federation, folder: Path) -> Path:
     with FederationWriter(folder, classes=data.classes) as writer:
@@ -20,7 +22,6 @@ def write(data: Federation, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.long
 def test_training_from_files_is_training_from_memory(tmp_path: Path) -> None:
     data = classification([7, 5, 9], (4,), 3).split(test=0.3)
     opened = open_federation(write(data, tmp_path / "data"))

@@ -11,6 +11,8 @@ from equifed.data import Federation
 from equifed.data.guess import guess_columns, is_identifier, look_at
 from equifed.data.split import DataError, DataWarning
 
+pytestmark = pytest.mark.long
+
 ROWS = 120
 DRAW = np.random.default_rng(0)
 

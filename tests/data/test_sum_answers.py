@@ -134,6 +134,7 @@ def test_sites_fit_what_the_table_of_all_fits(name: str, seed: int) -> None:
                 np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prepare", [Prepare(scale="robust"), Prepare(missing="median")])
 def test_medians_without_extremes_are_within_their_error(prepare: Prepare) -> None:
     table = make_table(3)

@@ -84,6 +84,7 @@ def test_a_client_with_one_class_has_no_auroc_and_is_left_out_by_name():
     assert told["worst"] == min(history.per_client("auroc").values())
 
 
+@pytest.mark.long
 def test_engines_measure_the_same(tmp_path: Path):
     federation = clinics()
     loop, stacked = (run(federation, ASKED, engine) for engine in ("loop", "stacked"))

@@ -24,6 +24,8 @@ from equifed.engines.sums import (
     sum_rows,
 )
 
+pytestmark = pytest.mark.long
+
 
 @settings(deadline=None, max_examples=60)
 @given(n=st.integers(1, 90), d=st.integers(1, 70), most=st.integers(1, 40), data=st.data())
@@ -79,7 +81,6 @@ def test_chunks_and_memory_change_no_bit(model: str, batch: int | None, memory: 
     assert len(found) == 1
 
 
-@pytest.mark.long
 def test_chunks_and_processes_change_no_bit_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["scaff-pd/auto", "scaffold/sampled", "fedmgda/plain"]
     assert determinism.compare(names, rounds=2, repeats=1, threads=1) == 0

@@ -20,6 +20,8 @@ from equifed.engines.stacked.clients import StackedClients
 from equifed.models.losses import cross_entropy
 from equifed.runs.config import RunConfig
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +88,6 @@ def test_fully_connected_models_are_not_measured(monkeypatch: pytest.MonkeyPatch
     assert clients.choice is None
 
 
-@pytest.mark.long
 def test_a_run_writes_the_choice_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {
         "rounds": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,7 @@ def test_full_batches_keep_the_order() -> None:
     assert b.weights[0].tolist() == [1 / 3, 1 / 3, 1 / 3, 0, 0]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=30)
 @given(sizes=st.lists(st.integers(1, 12), min_size=2, max_size=5), batch_size=st.integers(1, 7))
 def test_a_client_draws_the_same_alone(sizes: list[int], batch_size: int) -> None:

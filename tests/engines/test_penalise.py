@@ -38,6 +38,7 @@ def test_the_penalty_is_that_of_everything_but_biases() -> None:
     assert float(clients.model.penalty(x)) == pytest.approx(L2 / 2 * weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", [1, 1 << 30])
 @pytest.mark.parametrize("case", ["network", "least squares", "logistic"])
 def test_engines_agree(case, memory) -> None:

@@ -26,6 +26,8 @@ from equifed.models.losses import binary_logistic, cross_entropy
 from equifed.objectives import Average
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 SIZES = (12, 3, 7, 1, 9)
 DATA = {
     "softmax": (classification(SIZES), "cross_entropy"),
@@ -200,7 +202,6 @@ def test_clients_with_one_class_are_named() -> None:
     assert isinstance(found, Inexactness) and found.gradients.max() < 1e-12
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("kind", DATA)
 def test_second_derivatives_are_those_of_profile_losses(kind: str, engine: str) -> None:

@@ -69,6 +69,7 @@ def list_units() -> list[list[str]]:
 COMMANDS = [words for s in COMPOSE["services"].values() for words in commands_of(s)] + list_units()
 
 
+@pytest.mark.long
 def test_commands_of_ours_are_parsed_as_they_are_meant() -> None:
     ours = [parse(words) for words in COMMANDS if words[0] == "equifed"]
     assert len(ours) == 2 + 3 + 2 + 1  # prepare, three nodes, run and report, the unit

@@ -54,6 +54,7 @@ def test_a_floor_of_nothing_is_refused(sizes, p):
         chance_floor(sizes, p)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("true", [np.full(6, 0.7), np.array([0.2, 0.9, 0.5, 0.6, 0.6, 0.7])])
 def test_the_variance_beyond_chance_is_unbiased(true):
     draw, sizes = np.random.default_rng(1), np.array([2, 3, 5, 10, 40, 7])

@@ -14,6 +14,8 @@ from equifed.metrics import METRICS, Metric, as_metric, as_metrics
 from equifed.metrics.sample_limits import limit_mean, limit_metric
 from sklearn import metrics as theirs
 
+pytestmark = pytest.mark.long
+
 
 def draw(seed: int, classes: int, m: int = 40, ties: bool = False) -> Samples:
     """Return samples of which every class is there."""

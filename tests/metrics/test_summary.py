@@ -91,6 +91,7 @@ def test_levels_improve_when_everybody_does(values, higher, gain):
             assert (change < 0) is lower, reducer.name
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=50)
 @given(vectors(-1e3, 1e3), st.booleans())
 def test_bounds_hold(values, higher):

@@ -19,6 +19,8 @@ from equifed.models.fit_own import fit_linear, read_last_layer, sample_losses
 from equifed.objectives import Average
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 LOSSES = {"cross_entropy": 3, "binary_logistic": 1, "squared": 2}
 
 
@@ -104,7 +106,6 @@ def test_what_a_new_client_cannot_have_is_refused_by_name(predictor: Any) -> Non
         shared.for_new_client(rows, names)
 
 
-@pytest.mark.long
 def test_own_parts_inside_a_network_are_not_fitted() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3))
     clients = simulate(DATA, net, l2=0.01, own="norm")

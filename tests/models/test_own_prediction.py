@@ -26,6 +26,8 @@ from equifed.runs.trained import evaluate, load_predictor
 from equifed.training.files import RunFolderError
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 KINDS = {
     "profile": ("logistic", {"own": "bias", "l2": 0.1}),
     "joint": ("mlp", {"own": "head"}),

@@ -271,6 +271,7 @@ def test_an_onnx_model_gives_the_same_scores(tmp_path) -> None:
     np.testing.assert_allclose(scores[:, 1] - scores[:, 0], wanted, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_folders_of_plain_training_predict_again(tmp_path):
     data = ef.Federation.from_table(draw_table(90), "site", "ill", test=0.3)
     clients = ef.simulate(data, "logistic", l2=0.01, own="bias")

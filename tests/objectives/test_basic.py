@@ -198,6 +198,7 @@ def test_powers_of_a_distance_meet_the_conditions_of_optimality(
         assert weights.sum() == pytest.approx(1, abs=1e-12) and weights.min() >= 0
 
 
+@pytest.mark.long
 @given(losses=positive, point=positive)
 def test_the_second_power_of_a_distance_is_the_squared_distance(losses, point):
     one, other = LpDistance(2.0, 0.7, (1, 2, 3, 4)), L2Distance(0.7, (1, 2, 3, 4))

@@ -55,6 +55,7 @@ def test_the_dual_step_is_that_of_a_solver(rho) -> None:
         np.testing.assert_allclose(found, w.value, atol=1e-6)
 
 
+@pytest.mark.long
 def test_training_certifies_the_largest_regret() -> None:
     clients = simulate(classification(), "logistic", l2=0.1)
     n = len(clients.names)

@@ -77,6 +77,7 @@ def test_lemma_2_smoothing_adds_between_zero_and_mu_tau(problem, eta, mu):
     assert exact - 1e-12 <= smooth <= exact + mu * float(np.sum(p / tails)) + 1e-12
 
 
+@pytest.mark.long
 @some
 @given(problem=problems())
 def test_the_corners_of_the_tails_are_the_average_and_the_worst_case(problem):

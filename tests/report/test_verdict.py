@@ -21,10 +21,11 @@ from equifed.runs.compare import format_comparison
 from equifed.runs.trained import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
 
+pytestmark = pytest.mark.long
+
 ACCURACY = Scale("accuracy", "test")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_verdicts_are_right(kind):
     assert count_right(kind, each=20, seed=1) >= 19

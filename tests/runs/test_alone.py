@@ -18,6 +18,8 @@ from equifed.runs.alone import GRID, alone
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
 
+pytestmark = pytest.mark.long
+
 
 def fit_sklearn(data: Federation, i: int, split: str, l2: float) -> float:
     inputs, targets = data.train.client(i)

@@ -19,6 +19,7 @@ def config(algorithm: Any, rounds: int = 1) -> RunConfig:
     return RunConfig.from_dict({**table, "algorithm": algorithm})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["fedavg", {"name": "fedavg", "local": {"steps": 4}}])
 def test_a_step_that_is_not_given_is_measured_and_written_down(
     algorithm: Any, tmp_path: Path

@@ -22,6 +22,8 @@ from equifed.training.frames import COLUMNS
 from equifed.training.progress import ProgressBar, follow_by_default
 from equifed.training.tables import RunFolderError
 
+pytestmark = pytest.mark.long
+
 LOCAL = LocalSGD(steps=2, lr=0.02, batch_size=4)
 METHODS = {"plain": ef.FedAvg(LOCAL), "fair": ef.ScaffPD(ef.objectives.ChiSquare(0.1), LOCAL)}
 
@@ -144,7 +146,6 @@ def test_what_cannot_be_compared_is_refused(data):
         ef.compare({"a": "fedavgg"}, data, "linear", rounds=1, seeds=1)
 
 
-@pytest.mark.long
 def test_runs_side_by_side_give_the_same_numbers(data, found):
     both = ef.compare(METHODS, data, "linear", rounds=3, seeds=2, metrics=["mae"], jobs=2)
     assert both.to_frame().equals(found.to_frame())

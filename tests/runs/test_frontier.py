@@ -14,6 +14,8 @@ from equifed.runs.frontier import Frontier, FrontierPoint, _pick
 from equifed.training.files import RunFolderError
 from equifed.training.stopping import StopAtGap
 
+pytestmark = pytest.mark.long
+
 
 def clients(l2: float = 0.05) -> Clients:
     data = ef.load("fashion-three", train=120, test=20).split(validation=0.3)
@@ -24,7 +26,6 @@ def walk(**options: object) -> Frontier:
     return ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients(), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.long
 def test_the_ends_are_average_and_worst_case() -> None:
     path = walk(points=4)
     for point, objective in (
@@ -44,7 +45,6 @@ def test_the_ends_are_average_and_worst_case() -> None:
         assert ours.objective == pytest.approx(theirs.objective, rel=0.01)
 
 
-@pytest.mark.long
 def test_every_point_is_certified_and_training_losses_trade_off() -> None:
     path = walk(points=6, split="train", metric="loss")
     for point in path.points:
@@ -59,7 +59,6 @@ def test_every_point_is_certified_and_training_losses_trade_off() -> None:
     assert worst[-1] < worst[0]
 
 
-@pytest.mark.long
 def test_twelve_points_cost_less_than_four_cold_runs() -> None:
     path = walk(points=12)
     cold = [
@@ -110,7 +109,6 @@ def test_what_is_refused() -> None:
         ef.frontier(average, plain, points=2, rounds=2)
 
 
-@pytest.mark.long
 def test_folder_frame_and_picture(tmp_path: Path) -> None:
     path = walk(points=3)
     assert list(path.to_frame()["strength"]) == [0, 0.5, 1]

@@ -16,6 +16,8 @@ from equifed.runs.config import ConfigError, RunConfig
 from equifed.runs.run import build, run
 from equifed.training.files import RunFolderError
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORK = {"name": "fedavg", "local": {"lr": 0.1, "steps": 5}}
 HEAD: dict[str, Any] = {"name": "linear", "l2": 0.01, "loss": "cross_entropy"}

@@ -8,6 +8,8 @@ from equifed.runs.config import ConfigError, RunConfig
 from equifed.runs.run import build, resume, run
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 TABLE = {
     "rounds": 2,
     "data": {"name": "heart-disease"},
@@ -20,7 +22,6 @@ def configure(base=None, **more):
     return RunConfig.from_dict({**TABLE, **more}, base)
 
 
-@pytest.mark.long
 def test_metrics_are_in_the_tables_of_the_folder(tmp_path):
     asked = ["auroc", "balanced_accuracy"]
     history = run(configure(evaluate={"metrics": asked}), tmp_path / "run")

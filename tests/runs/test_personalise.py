@@ -17,6 +17,8 @@ from equifed.contract.local import LocalSGD
 from equifed.runs.personalise import personalise
 from equifed.training.files import RunFolderError
 
+pytestmark = pytest.mark.long
+
 
 def skewed(clients: int = 6, seed: int = 0, shift: float = 3.0, m: int = 150) -> ef.Federation:
     """Clients that differ in how frequent their classes are, and in nothing else."""
@@ -34,7 +36,6 @@ def trained(data: ef.Federation, model: str = "logistic", **options: Any) -> Any
     return ef.train(FedAvg(LocalSGD(lr=0.3, steps=10)), clients, rounds=15)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_own_biases_help_under_label_skew(model: str) -> None:
     data = skewed()
@@ -63,7 +64,6 @@ def test_small_clients_are_fitted_to_their_training_samples() -> None:
     assert set(found.fitted_on) == {"train"} and set(found.choices) == {"train"}
 
 
-@pytest.mark.long
 def test_test_samples_have_no_part_in_the_fit() -> None:
     data = skewed()
     history = trained(data)
@@ -78,7 +78,6 @@ def test_test_samples_have_no_part_in_the_fit() -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.long
 def test_it_goes_on_from_own_parts_of_training() -> None:
     data = skewed()
     history = trained(data, own="bias")
@@ -106,7 +105,6 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         history.personalise(skewed(seed=1))
 
 
-@pytest.mark.long
 def test_a_run_folder_keeps_it_and_predict_uses_it_when_asked(tmp_path: Path) -> None:
     config = {
         "rounds": 5,

@@ -26,6 +26,8 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.objectives import Average, ChiSquare, CVaR, WorstCase
 from equifed.sklearn import FairClassifier, FairRegressor
 
+pytestmark = pytest.mark.long
+
 SUITE = """
 from sklearn.utils.estimator_checks import check_estimator
 from equifed.sklearn import FairClassifier, FairRegressor
@@ -35,7 +37,6 @@ for estimator in (FairClassifier(), FairRegressor()):
 """
 
 
-@pytest.mark.long
 def test_scikit_learns_suite_passes_with_nothing_skipped() -> None:
     environment = {**os.environ, "SCIPY_ARRAY_API": "1"}  # else one check skips itself
     command = [sys.executable, "-W", "error::UserWarning", "-c", SUITE]
@@ -108,7 +109,6 @@ def test_with_clients_it_is_the_optimum_of_the_objective(make, objective) -> Non
     assert held + objective.penalty(fair.client_weights_) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.long
 def test_first_order_algorithms_reach_the_same_or_say_that_they_did_not() -> None:
     X, y, owners = as_rows(logistic(3, n=5))
     exact = FairClassifier(objective={"name": "cvar", "tail": 0.5}, l2=0.1)

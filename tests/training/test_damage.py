@@ -30,6 +30,8 @@ from equifed.training.files import (
 )
 from equifed.training.history import History
 
+pytestmark = pytest.mark.long
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -128,7 +130,6 @@ def holder(tmp_path):
     process.join(60)
 
 
-@pytest.mark.long
 def test_the_second_writer_is_refused_and_told_who_holds_the_folder(holder, folders, tmp_path):
     shutil.copytree(folders.begun, tmp_path / "run", dirs_exist_ok=True)
     with pytest.raises(RunFolderError, match=f"Process {holder.pid} on .*since.*working in"):

@@ -23,6 +23,8 @@ from equifed.training.history import History
 from equifed.training.loop import Callback, train
 from equifed.training.own_part import KeepingOwn
 
+pytestmark = pytest.mark.long
+
 WORK = LocalSGD(lr=0.1, steps=3, batch_size=3)
 DATA = classification((12, 5, 9, 1, 7), seed=2).split(validation=0.2, test=0.2, seed=0)
 OWN: dict[str, dict[str, Any]] = {
