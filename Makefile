@@ -55,10 +55,11 @@ browser:
 quick: $(VENV)/.installed-dev
 	$(RUN)ruff check .
 	$(RUN)ruff format --check .
-	$(RUN)pytest -n 2 -m "not slow and not long"
+	OMP_NUM_THREADS=1 $(RUN)pytest -n 2 -m "not slow and not long"
 
+# One thread for each of the two processes: small products gain nothing from waiting for each other.
 test: check browser
-	$(RUN)pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(RUN)pytest -n 2 -m "not slow"
 
 test-slow: $(VENV)/.installed-dev
 	$(RUN)pytest -n 2 -m slow

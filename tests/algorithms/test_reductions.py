@@ -37,6 +37,8 @@ from equifed.objectives import (
 )
 from equifed.steps.schedules import ConstantSteps
 
+pytestmark = pytest.mark.long
+
 PROBLEM = PROBLEMS["more clients"]
 WORK = LocalSGD(lr=0.05, steps=4)
 MINIBATCHES = LocalSGD(lr=0.05, steps=4, batch_size=2)
@@ -50,7 +52,6 @@ def same(one: Any, other: Any, tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dual", [Euclidean(), Entropic()], ids=repr)
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
 def test_drfa_with_one_step_of_all_clients_is_afl(objective: Any, dual: Any) -> None:
@@ -62,7 +63,6 @@ def test_drfa_with_one_step_of_all_clients_is_afl(objective: Any, dual: Any) -> 
     np.testing.assert_allclose(drfa.weights, ahead, atol=1e-12)
 
 
-@pytest.mark.long
 def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
     """Line 2 and 13 are unbiased: the mean over many seeds approaches the step of all clients."""
     work, clients, x = LocalSGD(lr=0.05, steps=1), PROBLEM.clients(), start(PROBLEM)
@@ -73,7 +73,6 @@ def test_the_mean_over_draws_of_drfa_is_full_participation() -> None:
     assert (np.abs(np.mean(draws, axis=0) - everyone) < 4 * error).all()
 
 
-@pytest.mark.long
 def test_the_mean_over_draws_of_afl_is_the_step_of_all() -> None:
     work, clients, x = LocalSGD(lr=0.05, steps=3), PROBLEM.clients(), start(PROBLEM)
     objective = Average((1, 2, 3, 4, 5, 6, 7))
@@ -115,7 +114,6 @@ def test_the_step_size_of_rfedfair_in_theory_is_the_largest_allowed(
     assert allowed(made.local.lr * (1 - 1e-9)) and not allowed(made.local.lr * (1 + 1e-9))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_qfedavg_with_q_zero_is_fedavg(weighting: Any, participation: float) -> None:

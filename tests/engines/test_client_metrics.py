@@ -23,6 +23,8 @@ from equifed.models.losses import cross_entropy, weigh_classes
 from equifed.training.history import History, MetricRecord
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 ASKED = ("balanced_accuracy", "recall", "f1", "auroc", "average_precision", "brier", "log_loss")
 PLAIN = FedAvg(LocalSGD(lr=0.1, steps=3))
 
@@ -84,7 +86,6 @@ def test_a_client_with_one_class_has_no_auroc_and_is_left_out_by_name():
     assert told["worst"] == min(history.per_client("auroc").values())
 
 
-@pytest.mark.long
 def test_engines_measure_the_same(tmp_path: Path):
     federation = clinics()
     loop, stacked = (run(federation, ASKED, engine) for engine in ("loop", "stacked"))
@@ -99,7 +100,6 @@ def test_engines_measure_the_same(tmp_path: Path):
         assert np.array_equal(one.values, other.values, equal_nan=True)
 
 
-@pytest.mark.long
 def test_flower_measures_the_same(tmp_path: Path):
     federation, the_task = convex(classes=2), task()
     grid = memory_grid(federation, the_task, tmp_path)
@@ -375,7 +375,6 @@ def test_an_own_function_that_refuses_few_samples_does_not_end_the_run():
     assert "picky_error" in history.details.clients[0].limits
 
 
-@pytest.mark.long
 def test_flower_with_hidden_sums_tells_metrics_and_no_details(tmp_path: Path):
     federation, the_task = convex(classes=2), task()
     grid = memory_grid(federation, the_task, tmp_path)

@@ -16,6 +16,8 @@ from equifed.runs.config import RunConfig
 from equifed.runs.run import build
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 DOUBLE = torch.float64
 L2 = 0.7
 
@@ -38,7 +40,6 @@ def test_the_penalty_is_that_of_everything_but_biases() -> None:
     assert float(clients.model.penalty(x)) == pytest.approx(L2 / 2 * weights)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("memory", [1, 1 << 30])
 @pytest.mark.parametrize("case", ["network", "least squares", "logistic"])
 def test_engines_agree(case, memory) -> None:

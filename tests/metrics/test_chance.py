@@ -21,7 +21,7 @@ from equifed.metrics import (
 
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    p=st.floats(0, 1),
+    p=st.one_of(st.just(0.0), st.floats(1e-100, 1)),  # SciPy's pmf overflows below
     fraction=st.sampled_from([0.2, 0.5, 1.0]),
 )
 @settings(max_examples=40, deadline=None)

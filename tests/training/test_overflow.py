@@ -21,6 +21,8 @@ from equifed.testing import with_liar
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
 
+pytestmark = pytest.mark.long
+
 LIES: dict[str, dict[str, Any]] = {
     "1e308": {"loss": 1e308},
     "-1e308": {"loss": -1e308},
