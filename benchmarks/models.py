@@ -195,7 +195,7 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
     if device == "cuda":
         candidates = {key: partial(wait_for, call) for key, call in candidates.items()}
     times = best_times(candidates, turns=turns, wall=True)
-    chosen = type(engines["auto"]).__name__.removesuffix("Clients").lower()
+    chosen = engines["auto"].engine
     title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
     base = "plain loop" if "plain loop" in times else "one shared model"
     print(table(title, times, base), flush=True)

@@ -18,5 +18,7 @@ class KnowsOrigin(Protocol):
 class ChoseEngine(Protocol):
     """Clients whose engine may have been chosen by measuring."""
 
+    engine: str
+    """Its name in the catalogue."""
     choice: str | None
     """Which engine, and why; None: there was nothing to choose."""

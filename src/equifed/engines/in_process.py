@@ -117,6 +117,8 @@ class TorchClients(OwnParts, Clients):
     names: tuple[str, ...] = ()
     index: Index = np.arange(0)
     model: FlatModel
+    engine: ClassVar[str] = ""
+    """Its name in the catalogue."""
     choice: str | None = None
     """Why this engine, where it was chosen by measuring."""
 
@@ -351,24 +353,31 @@ class InProcessClients(FoundOwnParts, TorchClients):
         step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
         own = self._own_parts(x)
 
-        def sum_group(group: int) -> Tensor:
-            total = hessian.zeros(thin)
-            here = np.flatnonzero((self._groups == group) & (share > 0))
-            if own is None and len(here):
-                sizes = self._sizes[here]
-                rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in here])
-                counts = np.repeat(share[here] / sizes, sizes)
-                for start in range(0, len(rows), step):
-                    some = torch.as_tensor(rows[start : start + step], device=self._inputs.device)
-                    count = torch.as_tensor(counts[start : start + step]).to(x)
-                    hessian.add(total, x, self._inputs[some], count, thin)
-            for i in here if own is not None else ():
+        def add_samples(total: Tensor, here: Index) -> None:
+            sizes = self._sizes[here]
+            rows = np.repeat(self._offsets[here] - np.cumsum(sizes) + sizes, sizes)
+            rows += np.arange(len(rows))  # all samples of these clients
+            counts = np.repeat(share[here] / sizes, sizes)
+            for start in range(0, len(rows), step):
+                some = torch.as_tensor(rows[start : start + step], device=self._inputs.device)
+                count = torch.as_tensor(counts[start : start + step]).to(x)
+                hessian.add(total, x, self._inputs[some], count, thin)
+
+        def add_profiles(total: Tensor, here: Index, own: Tensor) -> None:
+            for i in here:
                 first, last = int(self._offsets[i]), int(self._offsets[i + 1])
                 ends = [*range(first, last, step), last]
                 pieces = [self._inputs[a:b] for a, b in itertools.pairwise(ends)]
-                assert own is not None
                 with_own = torch.cat([x, own[i]])
                 hessian.add_profile(total, with_own, pieces, share[i], last - first, thin)
+
+        def sum_group(group: int) -> Tensor:
+            total = hessian.zeros(thin)
+            here = np.flatnonzero((self._groups == group) & (share > 0))
+            if own is None:
+                add_samples(total, here)
+            else:
+                add_profiles(total, here, own)
             return total
 
         groups = int(self._groups[-1]) + 1

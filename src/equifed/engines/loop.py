@@ -42,6 +42,8 @@ Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, T
 class LoopClients(InProcessClients):
     """Each client by itself; arguments as for :class:`InProcessClients`."""
 
+    engine = "loop"
+
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
         self.refuse_minibatches(batch_size)

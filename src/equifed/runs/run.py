@@ -14,6 +14,7 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.own import uses_minibatches
+from equifed.contract.provenance import ChoseEngine
 from equifed.data.federation import Federation
 from equifed.data.holdout import Holdout
 from equifed.data.preparation import Preparation
@@ -190,9 +191,9 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
 
 def _settled_engine(engine: Table, clients: Clients) -> Table:
     """Return the engine's table with the name that measuring chose, for resumes and repeats."""
-    if engine["name"] != "auto" or getattr(clients, "choice", None) is None:
+    if not isinstance(clients, ChoseEngine) or clients.choice is None or engine["name"] != "auto":
         return engine
-    name = type(clients).__name__.removesuffix("Clients").lower()
+    name = clients.engine
     known = settings(SECTIONS["engines"][name].load())
     return {"name": name} | {key: value for key, value in engine.items() if key in known}
 

@@ -134,10 +134,9 @@ class DistributedClients(TorchClients):
         self._local = simulate(shard, model, loss, **given)
         self.choice = self._local.choice
         # Where engines are chosen by measuring, all processes take the first one's.
-        kinds = self.workers.gather_texts(type(self._local).__name__)
-        if kinds[0] != kinds[self.workers.rank]:
-            name: Any = kinds[0].removesuffix("Clients").lower()
-            self._local = simulate(shard, model, loss, engine=name, **given)
+        first: Any = self.workers.gather_texts(self._local.engine)[0]
+        if self._local.engine != first:
+            self._local = simulate(shard, model, loss, engine=first, **given)
         self._groups = group_clients(self._sizes, self.workers.size)
         self._local.divide_as(self._sizes, self._groups)
         self._curvature: list[Curvature | str] = []

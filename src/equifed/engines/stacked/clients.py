@@ -86,6 +86,8 @@ class NotBatched(ValueError):
 class StackedClients(InProcessClients):
     """Clients in chunks; see :func:`equifed.simulate` for the arguments."""
 
+    engine = "stacked"
+
     def __init__(
         self,
         data: Federation,
