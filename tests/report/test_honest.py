@@ -4,11 +4,13 @@ import html
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.report.synthetic import history
 
 from equifed.contract.evaluation import Hits
 from equifed.metrics import count_pairs, newcombe_interval, wilson_interval
@@ -332,3 +334,26 @@ def test_the_worst_of_several_seeds_is_told_with_the_seed_its_interval_is_about(
     lowest = report.rows[0].worst.interval
     assert f"of the first seed, {ACCURACY.text(lowest.estimate)}," in chance
     assert lowest.estimate in lowest
+
+
+def test_weights_that_are_not_drawn_are_never_called_kept_unless_they_were():
+    names = ("a", "b", "c")
+    equal, moved = np.full(3, 1 / 3), np.array([0.2, 0.3, 0.5])
+    recorded = {
+        "kept": {1: equal, 20: equal},
+        "moved": {1: equal, 20: moved},
+        "once": {10: moved},
+        "nothing": {},
+    }
+    methods = []
+    for name, weights in recorded.items():
+        made = history(names)
+        made.weights = weights
+        methods.append(Method(name, (RunData(made, seed=0),)))
+    text = visible_text(render(build(methods)))
+    assert "Weights, moved" in text
+    assert "kept: the weights of the first round were kept." in text
+    assert "once: recorded in one round only" in text
+    assert "nothing: no weights were recorded." in text
+    many = [replace(methods[1], name=f"method {i}") for i in range(9)]
+    assert "method 8: not drawn here" in visible_text(render(build(many)))

@@ -103,7 +103,7 @@ def test_everything_is_recorded() -> None:
     rounds, values = history.series("accuracy", "test")
     assert rounds.tolist() == [0, 2, 4, 6]
     assert values.shape == (4, 4)
-    assert sorted(history.weights) == [2, 4, 6]
+    assert sorted(history.weights) == [1, 2, 4, 6]
     assert history.weights[6].sum() == pytest.approx(1)
     assert set(history.per_client()) <= set(history.names)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.contract.arrays import Index, Losses
+from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import best_fraction, worst_fraction
 from equifed.report import svg
 from equifed.report.figures import Figure, colour
@@ -202,16 +202,37 @@ def draw_certificate(methods: Sequence[Method]) -> Figure | None:
     return Figure("certificate", "Certificate", caption, alt, plot, columns, rows, tuple(gaps))
 
 
+def describe_weights(methods: Sequence[Method], drawn: Sequence[Figure]) -> list[str]:
+    """Say of every method whose weights are not drawn why they are not."""
+    reasons: dict[str, list[str]] = {}
+    for m, method in enumerate(methods):
+        recorded = method.runs[0].history.weights
+        if any(figure.key == f"weights-{m}" for figure in drawn):
+            continue
+        if not recorded:
+            reason = "no weights were recorded"
+        elif _moved(recorded):
+            reason = "not drawn here; the run folder has them (weights.csv)"
+        elif len(recorded) == 1:
+            reason = "recorded in one round only, so nothing is known of how they moved"
+        else:
+            reason = "the weights of the first round were kept"
+        reasons.setdefault(reason, []).append(method.name)
+    return [f"{', '.join(names)}: {reason}." for reason, names in reasons.items()]
+
+
+def _moved(recorded: dict[int, Weights]) -> bool:
+    return bool(np.ptp(list(recorded.values()), axis=0).max() >= 1e-12)
+
+
 def draw_weights(method: Method, m: int) -> Figure | None:
     """Client weights over the rounds of the first run; None where they never change."""
     recorded = method.runs[0].history.weights
-    rounds = np.array(sorted(recorded), dtype=np.int64)
-    if not len(rounds):
+    if not recorded or not _moved(recorded):
         return None
+    rounds = np.array(sorted(recorded), dtype=np.int64)
     rounds = rounds[svg.thinned(len(rounds), 120)]
     table = np.array([recorded[int(r)] for r in rounds])
-    if np.ptp(table, axis=0).max() < 1e-12:
-        return None
     n = table.shape[1]
     end = float(rounds[-1])
     plot = svg.frame(

@@ -26,7 +26,7 @@ from equifed.report.client_table import (
     shows_loss,
     write_clients_csv,
 )
-from equifed.report.curves import Series, collect_series, draw_course
+from equifed.report.curves import Series, collect_series, describe_weights, draw_course
 from equifed.report.document import Report, build, draw_figures
 from equifed.report.effects import describe_evidence
 from equifed.report.figures import colour, draw_frontier, find_frontier
@@ -155,6 +155,7 @@ def bind_units(sentence: str) -> str:
 def render(report: Report, refresh: float | None = None) -> str:
     """Return the page; ``refresh`` is after how many seconds it loads itself again."""
     page, lead = load_templates().get_template("report.html"), report.methods[report.lead]
+    figures = draw_figures(report)
     return page.render(
         report=report,
         refresh=refresh,
@@ -165,8 +166,9 @@ def render(report: Report, refresh: float | None = None) -> str:
         comparison=[r for r in list_comparison(report) if not report.single or r["key"] in SINGLE],
         evidence=_describe_differences(report),
         all_measures=list_all_measures(report),
-        figures=draw_figures(report),
+        figures=figures,
         certificate_notes=collect_certificate_notes(report.methods),
+        weight_notes=describe_weights(report.methods, figures["weights"]),
         table=pack_clients(report),
         heads=list_heads(report),
         shows_loss=shows_loss(report),

@@ -103,7 +103,11 @@ name = "chi-square"       # equifed list objectives
 rho = 0.1
 
 [evaluate]
-every = 10                # rounds between two evaluations
+every = 1                 # rounds between two evaluations
+
+# Training ends when it is proved to be this near to the smallest objective there is (0.1 %).
+[stop]
+at_relative_gap = 0.001
 """
 
 

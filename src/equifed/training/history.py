@@ -51,7 +51,7 @@ class History:
     rounds : list of RoundRecord
     metrics : list of MetricRecord
     weights : dict of arrays
-        Client weights by round, kept at the rounds that were evaluated.
+        Client weights by round, kept in the first round and in those that were evaluated.
     events : list of dict
         Quarantines, missing clients, what guards did and saw, resumes, warnings, why the run
         stopped, what it gave out.

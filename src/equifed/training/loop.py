@@ -191,6 +191,8 @@ class _Training:
                 self._settle(r, state, reason)
             if last or r % self.every == 0:
                 self._record(r)
+            elif r == 1 and info.weights is not None:
+                self._record_weights(r, info.weights)  # few rounds may be all there are
             if last or (self.folder is not None and self.folder.due(CHECKPOINT_SECONDS)):
                 self._save(r, state)
         return self._end(state, reason)
@@ -271,12 +273,17 @@ class _Training:
     def _record(self, r: int) -> None:
         """Write down and tell what was measured after round r."""
         records = self.history.evaluation(r)
+        if r in self.history.weights:
+            self._record_weights(r, self.history.weights[r])
         if self.folder is not None:
-            if r in self.history.weights:
-                self.folder.weights(r, self.history.weights[r])
             self.folder.evaluation(records)
         for callback in self.callbacks if records else ():
             callback.evaluation(r, records)
+
+    def _record_weights(self, r: int, weights: Weights) -> None:
+        self.history.weights[r] = weights
+        if self.folder is not None:
+            self.folder.weights(r, weights)
 
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
         started, before = time.perf_counter(), self.clients.traffic.totals()

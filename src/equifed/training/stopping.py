@@ -63,7 +63,7 @@ class StopAtGap:
         size = abs(value or 0.0) if self.relative else 1.0
         if gap > self.gap * size:
             return None
-        within = f"{gap / size:.2%}" if self.relative else f"{gap:.3g}"
+        within = f"{100 * gap / size:.2g} %" if self.relative else f"{gap:.3g}"
         return f"the objective is certified to be within {within} of its minimum"
 
 
