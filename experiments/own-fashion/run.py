@@ -7,7 +7,7 @@ clients' class mixtures.
 
 from __future__ import annotations
 
-import json
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
+from experiments.harness.parts import Part, compute_parts
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
@@ -30,98 +31,115 @@ MEASURES: dict[str, Callable[[Array], float]] = {
     "worst 20 %": lambda values: float(worst_fraction(values, 0.2, higher_is_better=True)),
 }
 OWN, SHARED = "own bias", "shared"
+KINDS = {"shared": SHARED, "own": OWN}
 Found = dict[int, dict[int, dict[str, Any]]]
 """By number of samples and seed."""
 
 
 def run(context: Context) -> Outcome:
     """Measure what is not there yet, and compare."""
-    settings, found = context.settings, {}
+    settings = context.settings
     sizes = {int(k): seeds for k, seeds in settings["seeds"].items() if seeds}
-    for samples in sorted(sizes, key=lambda k: k != settings["main"]):
-        found[samples] = {
-            seed: _stored(context, f"accuracy-{samples}-{seed}",
-                          lambda s=samples, k=seed: measure(settings, s, k))
-            for seed in sizes[samples]
-        }  # fmt: skip
+    parts, given = {}, {key: settings[key] for key in ("clients", "alpha")}
+    for l2 in settings["gaps"]["l2"]:
+        for steps in ("plain", "metric"):
+            told = {key: settings["gaps"][key] for key in ("samples", "rho")} | given
+            told |= {"l2": l2, "steps": steps, "rounds": settings["gaps"][steps]}
+            parts[_gap_name(steps, l2)] = Part(follow_gap, told)
+    for samples in sorted(sizes, reverse=True):  # what takes longest comes first
+        for seed in sizes[samples]:
+            told = {"samples": samples, "seed": seed} | given
+            parts[f"alone-{samples}-{seed}"] = Part(
+                train_alone, told | {"penalties": settings["alone_l2"]}
+            )
+            told |= {key: settings[key] for key in ("l2", "rounds", "gap")}
+            parts[f"own-{samples}-{seed}"] = Part(train_together, told | {"own": "bias"})
+            parts[f"shared-{samples}-{seed}"] = Part(train_together, told | {"own": None})
+    answers = compute_parts(context, parts)
+    found = {n: {k: _joined(answers, n, k) for k in sizes[n]} for n in sorted(sizes)}
     curves = {
-        f"{steps}, l2 = {l2:g}": _stored(context, f"gaps-{steps}-{l2:g}".replace(" ", "-"),
-                                         lambda s=steps, k=l2: follow_gap(settings, s, k))
+        f"{steps}, l2 = {l2:g}": answers[_gap_name(steps, l2)]
         for l2 in settings["gaps"]["l2"]
         for steps in ("plain", "metric")
-    }  # fmt: skip
-    found = dict(sorted(found.items()))
+    }
     tables = {"accuracy": accuracy_table(found), "against-shared": differences(found)}
-    figures = {"samples": draw_samples(found)}
+    figures = {f"samples-{m.split()[0]}": draw_samples(found, m) for m in MEASURES}
     if curves:
         tables["gaps"], figures["gaps"] = gap_table(curves), draw_gaps(curves)
     return Outcome(checks(found, curves, settings), tables, figures)
 
 
-def _stored(context: Context, name: str, compute: Callable[[], Any]) -> Any:
-    """Return what an earlier call has computed, or compute it now."""
-    path = context.out / "runs" / f"{name}.json"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(compute()) + "\n", encoding="utf-8")
-        context.console.print(f"{name}: done", highlight=False)
-    return json.loads(path.read_text(encoding="utf-8"))
+def _gap_name(steps: str, l2: float) -> str:
+    return f"gaps-{steps}-{l2:g}"
+
+
+def _joined(answers: dict[str, Any], samples: int, seed: int) -> dict[str, Any]:
+    """Return the accuracies of all methods on one division, and the certified gaps."""
+    both = {name: answers[f"{kind}-{samples}-{seed}"] for kind, name in KINDS.items()}
+    accuracy = {name: one["accuracy"] for name, one in both.items()}
+    accuracy |= {f"alone, l2 = {k}": v for k, v in answers[f"alone-{samples}-{seed}"].items()}
+    return {"accuracy": accuracy, "gap": {name: one["gap"] for name, one in both.items()}}
 
 
 # -- measuring --------------------------------------------------------------------------------
 
 
-def load(settings: Settings, samples: int, seed: int) -> ef.Federation:
+def load(samples: int, seed: int, clients: int, alpha: float) -> ef.Federation:
     """Return the clients."""
-    partition = {"name": "dirichlet", "clients": settings["clients"], "alpha": settings["alpha"],
-                 "imbalance": True}  # fmt: skip
+    partition = {"name": "dirichlet", "clients": clients, "alpha": alpha, "imbalance": True}
     return ef.load("fashion-mnist", samples=samples, partition=partition, seed=seed)
 
 
-def measure(settings: Settings, samples: int, seed: int) -> dict[str, Any]:
-    """Return every method's accuracies per client, and the certified gaps."""
-    data, out = load(settings, samples, seed), {"accuracy": {}, "gap": {}}
-    for name, own in ((SHARED, None), (OWN, "bias")):
-        clients = ef.simulate(data, "logistic", l2=settings["l2"], own=own)
-        history = ef.train(
-            ScaffPD(Average(), metric="low-rank"), clients, rounds=settings["rounds"],
-            evaluate=("test",), every=settings["rounds"], progress=False,
-        )  # fmt: skip
-        record = history.last("accuracy", "test")
-        assert record is not None
-        out["accuracy"][name] = record.values.tolist()
-        proof = history.certificate()
-        out["gap"][name] = proof["gap"] if isinstance(proof, dict) else None
-    for l2 in settings["alone_l2"]:
-        out["accuracy"][f"alone, l2 = {l2:g}"] = train_alone(data, l2)
-    return out
+def train_together(
+    own: str | None, l2: float, rounds: int, gap: float, **division: Any
+) -> dict[str, Any]:
+    """Return the clients' accuracies with one model, or with own biases, and the certified gap."""
+    clients = ef.simulate(load(**division), "logistic", l2=l2, own=own)
+
+    def proved(history: ef.History) -> str | None:
+        last = history.rounds[-1]
+        done = last.numbers.get("gap", math.inf) <= gap * float(last.objective or 0.0)
+        return "the gap is proved" if done else None
+
+    history = ef.train(
+        ScaffPD(Average(), metric="low-rank"), clients, rounds=rounds, stop=[proved],
+        evaluate=("test",), every=rounds, progress=False,
+    )  # fmt: skip
+    record, proof = history.last("accuracy", "test"), history.certificate()
+    assert record is not None
+    return {"accuracy": record.values.tolist(), "rounds": len(history.rounds),
+            "gap": proof["gap"] if isinstance(proof, dict) else None}  # fmt: skip
 
 
-def train_alone(data: ef.Federation, l2: float) -> list[float]:
-    """Return the test accuracy of every client's own model; its class where it has only one."""
+def train_alone(penalties: list[float], **division: Any) -> dict[str, list[float]]:
+    """Return the test accuracies of the clients' own models, by penalty."""
+    data = load(**division)
+    return {f"{l2:g}": [_one_alone(data, i, l2) for i in range(len(data.names))]
+            for l2 in penalties}  # fmt: skip
+
+
+def _one_alone(data: ef.Federation, i: int, l2: float) -> float:
+    """Return the test accuracy of a client's own model; its class where it has only one."""
     assert data.test is not None
-    out = []
-    for i in range(len(data.names)):
-        (a, y), (b, z) = data.train.client(i), data.test.client(i)
-        if not len(z):
-            out.append(float("nan"))
-        elif len(np.unique(y)) == 1:
-            out.append(float((z == y[0]).mean()))
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the last digits do not move an accuracy
-                model = LogisticRegression(C=1 / (l2 * len(y)), max_iter=300)
-                model.fit(a.reshape(len(a), -1), y)
-            out.append(float(model.score(b.reshape(len(b), -1), z)))
-    return out
+    (a, y), (b, z) = data.train.client(i), data.test.client(i)
+    if not len(z):
+        return float("nan")
+    if len(np.unique(y)) == 1:
+        return float((z == y[0]).mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the last digits do not move an accuracy
+        model = LogisticRegression(C=1 / (l2 * len(y)), max_iter=300)
+        model.fit(a.reshape(len(a), -1), y)
+    return float(model.score(b.reshape(len(b), -1), z))
 
 
-def follow_gap(settings: Settings, steps: str, l2: float) -> dict[str, list[float]]:
+def follow_gap(
+    steps: str, l2: float, rho: float, rounds: int, **division: Any
+) -> dict[str, list[float]]:
     """Return the certified relative gap of SCAFF-PD with an own bias, round by round."""
-    given = settings["gaps"]
-    clients = ef.simulate(load(settings, given["samples"], 0), "logistic", l2=l2, own="bias")
-    algorithm = ScaffPD(ChiSquare(given["rho"]), metric="none" if steps == "plain" else "auto")
-    history = ef.train(algorithm, clients, rounds=given[steps], progress=False)
+    clients = ef.simulate(load(seed=0, **division), "logistic", l2=l2, own="bias")
+    algorithm = ScaffPD(ChiSquare(rho), metric="none" if steps == "plain" else "auto")
+    history = ef.train(algorithm, clients, rounds=rounds, progress=False)
     gaps = [float(r.numbers["gap"]) / float(r.objective or 1.0) for r in history.rounds]
     return {"gap": np.minimum.accumulate(gaps).tolist(),
             "seconds": [r.seconds for r in history.rounds]}  # fmt: skip
@@ -181,14 +199,14 @@ def gap_table(curves: dict[str, Any]) -> Table:
     return Table(title, ("steps", "rounds", "gap at the end", "10 %", "1 %", "0.1 %"), rows)
 
 
-def draw_samples(found: Found) -> str:
-    """Draw the worst 20 % over the number of samples."""
+def draw_samples(found: Found, measure: str) -> str:
+    """Draw a measure over the number of samples."""
     lines = {}
     for method in methods(found, next(iter(found))):
-        values = [column(found, samples, method, "worst 20 %") for samples in found]
+        values = [column(found, samples, method, measure) for samples in found]
         ends = [v.min() for v in values], [v.max() for v in values]
         lines[method] = Line(np.log10(list(found)), [v.mean() for v in values], *ends, dots=True)
-    return figure(lines, title="Worst 20 % of clients", y_label="test accuracy, %",
+    return figure(lines, title=f"Clients: {measure}", y_label="test accuracy, %",
                   x_label="log10 of the samples, before the imbalance (band: seeds)")  # fmt: skip
 
 

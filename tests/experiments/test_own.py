@@ -39,3 +39,40 @@ def test_the_correction_for_shared_patients_widens_the_interval() -> None:
     ((plain, wide),) = module.differences(found, "m")
     ratio = (wide.upper - wide.lower) / (plain.upper - plain.lower)
     assert ratio == pytest.approx(np.sqrt((1 / 10 + 30 / 50) / (1 / 10)))
+
+
+def test_scanners_shift_features_and_leave_labels(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))  # the short form needs no files
+    outcome = reproduce("own-shift", tmp_path, quick=True, jobs=2)
+    rows = {row[0]: row[1:] for row in outcome.tables["accuracy"].rows}
+    assert {"shared", "own norms", "own first layer", "own head", "alone"} <= set(rows)
+    stored = sorted((tmp_path / "runs").glob("*.json"))
+    before = [path.stat().st_mtime_ns for path in stored]
+    again = reproduce("own-shift", tmp_path, quick=True)  # side by side or in turn: the same
+    assert [path.stat().st_mtime_ns for path in stored] == before
+    assert again.tables["clients"].rows == outcome.tables["clients"].rows
+    with pytest.raises(ValueError, match=r"computed with other settings; .* delete that file"):
+        reproduce("own-shift", tmp_path, quick=True, changes={"training": {"l2": 1.0}})
+
+
+def test_a_scanner_is_blur_response_gain_and_offset() -> None:
+    module = EXPERIMENTS["own-shift"].module
+    image = np.zeros((1, 1, 28, 28))
+    image[0, 0, 14, 14] = 0.25
+    plain = {"inverted": 0.0, "gain": 2.0, "offset": 0.5, "gamma": 0.5, "blur": 0.0}
+    seen = module.scan(image, plain)
+    assert seen[0, 0, 14, 14] == pytest.approx(2 * np.sqrt(0.25) + 0.5)
+    assert seen[0, 0, 0, 0] == pytest.approx(0.5)
+    dark = module.scan(image, plain | {"inverted": 1.0})
+    assert dark[0, 0, 14, 14] == pytest.approx(2 * (1 - np.sqrt(0.25)) + 0.5)
+    soft = module.scan(image, plain | {"blur": 1.0, "gamma": 1.0, "offset": 0.0, "gain": 1.0})
+    assert soft.sum() == pytest.approx(image.sum()) and soft.max() < 0.1
+
+
+def test_the_round_is_chosen_by_validation_images_alone() -> None:
+    module = EXPERIMENTS["own-shift"].module
+    tries = [
+        {"rounds": [1, 2], "validation": [[0.1, 0.3], [0.5, 0.4]], "test": [[1, 1], [0.2, 0.3]]},
+        {"rounds": [1, 2], "validation": [[0.4, 0.4], [0.1, 0.1]], "test": [[1, 1], [0.9, 0.9]]},
+    ]
+    assert module.choose(tries, [0.03, 0.1]) == {"lr": 0.03, "round": 2, "test": [0.2, 0.3]}
