@@ -7,7 +7,6 @@ validation images. Each client's own network has the same architecture and local
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
+from experiments.harness.parts import Part, compute_parts
 from numpy.typing import NDArray
 
 import equifed as ef
@@ -31,18 +31,29 @@ MEASURES: dict[str, Callable[[Array], float]] = {
     "worst 20 %": lambda values: float(worst_fraction(values, 0.2, higher_is_better=True)),
 }
 SHARED, AFTER, ALONE = "shared", "own bias, after training", "alone"
+ALONE_AT_ONCE = 4
 
 
 def run(context: Context) -> Outcome:
-    """Measure every seed that is not there yet, and compare."""
+    """Measure what is not there yet, each method of each seed for itself, and compare."""
+    given: Settings
+    seeds, parts = context.settings["seeds"], {}
+    settings = {key: value for key, value in context.settings.items() if key != "seeds"}
+    for seed in seeds:
+        for name, own in settings["variants"].items():
+            given = {"own": own, "seed": seed, "settings": settings}
+            parts[f"{seed}-{name}"] = Part(train, given)
+        for first in range(0, settings["clients"], ALONE_AT_ONCE):
+            given = {"first": first, "seed": seed, "settings": settings}
+            parts[f"{seed}-{ALONE}-{first:02d}"] = Part(train_alone, given)
+    answers = compute_parts(context, parts)
     found: dict[int, dict[str, Any]] = {}
-    for seed in context.settings["seeds"]:
-        path = context.out / "runs" / f"seed-{seed}.json"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            told = measure(context, seed)
-            path.write_text(json.dumps(told) + "\n", encoding="utf-8")
-        found[seed] = json.loads(path.read_text(encoding="utf-8"))
+    for seed in seeds:
+        here = [name for name in parts if name.startswith(f"{seed}-")]
+        mine = {name.removeprefix(f"{seed}-"): answers[name] for name in here}
+        alone = [part for name, part in sorted(mine.items()) if name.startswith(ALONE)]
+        found[seed] = {name: mine[name]["joint"] for name in settings["variants"]}
+        found[seed] |= {AFTER: mine[SHARED]["after"], ALONE: [v for part in alone for v in part]}
     tables = {"accuracy": accuracy_table(found), "clients": clients_table(found)}
     return Outcome(checks(found, context.settings), tables, {"accuracy": drawn(found)})
 
@@ -79,42 +90,44 @@ def divide(settings: Settings, seed: int) -> ef.Federation:
     return data.split(validation=settings["validation"], test=settings["test"], seed=seed)
 
 
-def measure(context: Context, seed: int) -> dict[str, Any]:
-    """Return every method's accuracies per client."""
-    settings, data = context.settings, divide(context.settings, seed)
-    local = ef.LocalSGD(**settings["local"])
-    plain = FedAvg(local, weighting="uniform")
+def train(own: list[str], seed: int, settings: Settings) -> dict[str, Any]:
+    """Return the clients' accuracies of one variant; shared: also with a bias fitted afterwards."""
+    data, plain, module = _start(seed, settings)
     algorithm = ServerOptimised(plain, "momentum", lr=1 - settings["momentum"],
                                 betas=(settings["momentum"], 0.0))  # fmt: skip
-    module = build("cnn", data.input_shape, 10, **settings["model"])
-    out: dict[str, Any] = {}
-    for name, own in settings["variants"].items():
-        clients = ef.simulate(
-            data, module, l2=settings["l2"], device=settings["device"], init="fresh",
-            own=own[0] if own else None,
-        )  # fmt: skip
-        history = ef.train(
-            algorithm, clients, rounds=settings["rounds"], seed=seed, evaluate=("test",),
-            every=settings["rounds"], progress=False,
-        )  # fmt: skip
-        out[name] = _accuracies(history)
-        context.console.print(f"seed {seed}, {name}: done", highlight=False)
-        if not own:
-            found = history.personalise(data)
-            out[AFTER] = found.after.tolist()
-            context.console.print(f"{AFTER}: {dict(found.choices)}", highlight=False)
-    alone = ef.alone(
-        data, module, l2=settings["l2"], algorithm=plain, rounds=settings["alone_rounds"],
-        seed=seed, metric="accuracy", split="test",
+    clients = ef.simulate(
+        data, module, l2=settings["l2"], device=settings["device"], init="fresh",
+        own=own[0] if own else None,
     )  # fmt: skip
-    return out | {ALONE: alone.record.values.tolist()}
-
-
-def _accuracies(history: ef.History) -> list[float]:
+    history = ef.train(
+        algorithm, clients, rounds=settings["rounds"], seed=seed, evaluate=("test",),
+        every=settings["rounds"], progress=False,
+    )  # fmt: skip
     record = history.last("accuracy", "test")
     assert record is not None
-    values: list[float] = record.values.tolist()
+    found: dict[str, Any] = {"joint": record.values.tolist()}
+    if not own:
+        fitted = history.personalise(data)
+        found |= {"after": fitted.after.tolist(), "choices": str(dict(fitted.choices))}
+    return found
+
+
+def train_alone(first: int, seed: int, settings: Settings) -> list[float]:
+    """Return the accuracies of some clients' own networks."""
+    data, plain, module = _start(seed, settings)
+    few = data.subset(data.names[first : first + ALONE_AT_ONCE])
+    alone = ef.alone(
+        few, module, l2=settings["l2"], algorithm=plain, rounds=settings["alone_rounds"],
+        seed=seed, metric="accuracy", split="test",
+    )  # fmt: skip
+    values: list[float] = alone.record.values.tolist()
     return values
+
+
+def _start(seed: int, settings: Settings) -> tuple[ef.Federation, FedAvg, Any]:
+    data = divide(settings, seed)
+    plain = FedAvg(ef.LocalSGD(**settings["local"]), weighting="uniform")
+    return data, plain, build("cnn", data.input_shape, 10, **settings["model"])
 
 
 # -- comparing --------------------------------------------------------------------------------
