@@ -1,0 +1,302 @@
+"""Runs of a network table: small result files, the most important methods first, cut off any time.
+
+Each run leaves one file with its accuracies and nothing else (a table has hundreds of them, on
+machines that are lent for minutes). A run that was cut off is begun again; ``begun.csv`` counts
+them all. Tries are short runs with validation samples; the chosen settings run in full.
+
+The definition has ``groups`` of methods, most important first: while the chosen runs of one group
+are carried out, the tries of the next one wait behind them. ``finish = false`` runs nothing and
+makes the tables from what is there.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed.metrics import worst_fraction
+from equifed.report import slug
+from equifed.runs import RunConfig, apply_override, build, merge_tables
+from equifed.training import TrainingError
+from experiments.harness.choice import alternatives
+from experiments.harness.experiment import Cell, Context, Settings, Table
+
+Array = NDArray[np.float64]
+BEGUN = "begun.csv"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: its method, settings in words, configuration and file."""
+
+    method: str
+    words: str
+    table: Settings
+    seed: int
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """Which run it is; the machine that it runs on is no part of that."""
+        table = {key: value for key, value in self.table.items() if key not in ("engine", "threads")}
+        table["model"] = {k: v for k, v in self.table.get("model", {}).items() if k != "patches"}
+        text = json.dumps([table, self.seed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def complete(self) -> bool:
+        """Whether its file is there; a file of another run with the same name is refused."""
+        if not self.path.exists():
+            return False
+        if json.loads(self.path.read_text(encoding="utf-8"))["id"] != self.id:
+            raise ValueError(
+                f"{self.path} holds a run with other settings; choose another folder, or remove it."
+            )
+        return True
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left: accuracies and numbers of samples of all clients, by split."""
+
+    names: list[str]
+    accuracy: dict[str, Array]
+    sizes: dict[str, Array]
+    seconds: float
+    failed: str = ""
+
+
+@dataclass
+class Found:
+    """All that is known: results by method and seed, what was chosen, and how many runs it took."""
+
+    results: dict[str, dict[int, Result]]
+    choice: Table
+    runs: dict[str, tuple[int, int]]
+    problems: list[str] = field(default_factory=list)
+
+
+# -- one run --------------------------------------------------------------------------------------
+
+
+def carry_out(task: Task) -> None:
+    """Train, and write the file."""
+    task.path.parent.mkdir(parents=True, exist_ok=True)
+    with (task.path.parent / BEGUN).open("a", encoding="utf-8") as begun:
+        begun.write(f"{task.method}\t{task.path.stem}\n")
+    started, told = time.perf_counter(), {}
+    table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
+    built = build(RunConfig.from_dict(table))
+    try:
+        history = built.train()
+        for split in built.config.evaluate.splits:
+            record = history.last("accuracy", split)
+            if record is not None:
+                values = [None if math.isnan(v) else v for v in record.values.tolist()]
+                told[split] = {"accuracy": values, "sizes": record.sizes.tolist()}
+        failed = ""
+    except TrainingError as error:
+        failed = str(error)
+    write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
+
+
+def write_result(
+    task: Task, names: list[str], told: Mapping[str, Any], seconds: float, failed: str = ""
+) -> None:
+    """Write the file of a run, whole or not at all."""
+    record = {"method": task.method, "settings": task.words, "seed": task.seed, "id": task.id,
+              "rounds": task.table.get("rounds"), "seconds": round(seconds, 2), "failed": failed,
+              "names": names, "splits": told}  # fmt: skip
+    draft = task.path.with_suffix(f".{os.getpid()}.part")
+    draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    draft.replace(task.path)
+
+
+def read_result(path: Path) -> Result:
+    """Return what a run left."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    splits = record["splits"]
+    accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
+    sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
+    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"])
+
+
+# -- all runs -------------------------------------------------------------------------------------
+
+
+def run_all(context: Context) -> Found:
+    """Carry out what is missing, group by group, and return what is there."""
+    settings = context.settings
+    groups: list[list[str]] = [
+        kept for g in settings["groups"] if (kept := [m for m in g if m in settings["methods"]])
+    ]
+    problems: list[str] = []
+    if settings["finish"]:
+        with _pool(context.jobs) as submit:
+            waiting = _submit(submit, _tries(context, groups[0]))
+            for k, group in enumerate(groups):
+                problems += _wait(waiting, context)
+                chosen = [m for m in group if _best(context, m) is not None]
+                final = _submit(submit, _chosen_runs(context, chosen))
+                waiting = final + (
+                    _submit(submit, _tries(context, groups[k + 1])) if groups[k + 1 :] else []
+                )
+            problems += _wait(waiting, context)
+    methods = [m for group in groups for m in group]
+    results: dict[str, dict[int, Result]] = {}
+    for method in methods:
+        if _best(context, method) is not None:
+            files = {t.seed: t.path for t in _chosen_runs(context, [method]) if t.complete}
+            known = {seed: read_result(path) for seed, path in files.items()}
+            problems += [f"{method}, seed {s}: {r.failed}" for s, r in known.items() if r.failed]
+            results[method] = {s: r for s, r in known.items() if not r.failed}
+    found = {m: r for m, r in results.items() if r}
+    return Found(found, _choice_table(context, methods), count_runs(context.out), problems)
+
+
+def count_runs(out: Path) -> dict[str, tuple[int, int]]:
+    """Return for each method how many runs were begun, and how many of them ended."""
+    begun: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    path = out / "runs" / BEGUN
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        method = line.partition("\t")[0]
+        begun[method] = begun.get(method, 0) + 1
+    for file in (out / "runs").glob("*.json"):
+        method = json.loads(file.read_text(encoding="utf-8"))["method"]
+        ended[method] = ended.get(method, 0) + 1
+    return {m: (begun.get(m, 0), ended.get(m, 0)) for m in {**begun, **ended}}
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[Any]:
+    """Yield a function that starts a task, here or in one of several processes."""
+    if jobs == 1:
+        yield lambda task: _done(task)
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))  # a forked CUDA does not work
+    try:
+        yield lambda task: pool.submit(carry_out, task)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _done(task: Task) -> Future[None]:
+    future: Future[None] = Future()
+    try:
+        carry_out(task)
+        future.set_result(None)
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _submit(submit: Any, tasks: list[Task]) -> list[tuple[Task, Future[None]]]:
+    return [(task, submit(task)) for task in tasks if not task.complete]
+
+
+def _wait(waiting: list[tuple[Task, Future[None]]], context: Context) -> list[str]:
+    problems = []
+    for task, future in waiting:
+        try:
+            future.result()
+            said = f"{read_result(task.path).seconds:.0f} s"
+        except Exception as error:  # one broken run must not take the others along
+            said = f"failed: {type(error).__name__}: {error}"
+            problems.append(f"{task.method}, {task.words}, seed {task.seed}: {said}")
+        context.console.print(f"{task.method}, {task.words}, seed {task.seed}: {said}",
+                              highlight=False, markup=False)  # fmt: skip
+    return problems
+
+
+def _table(settings: Settings, variant: Settings, seed: int, more: Settings) -> Settings:
+    table = copy.deepcopy(merge_tables(merge_tables(settings["run"], variant), more))
+    for path in settings["seeded"]:
+        apply_override(table, f"{path}={seed}")
+    return table
+
+
+def _tries(context: Context, methods: list[str]) -> list[Task]:
+    """Return the short runs on validation samples; none for a method with one try."""
+    settings, out = context.settings, context.out / "runs"
+    tasks = []
+    for method in methods:
+        tried = alternatives(settings, method)
+        for words, variant in tried.values() if len(tried) > 1 else ():
+            seed = settings["tuning_seed"]
+            table = _table(settings, variant, seed, settings["tries"])
+            name = slug(f"{method} try {words}")
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+    return tasks
+
+
+def _chosen_runs(context: Context, methods: list[str]) -> list[Task]:
+    """Return the full runs with the chosen settings, in the order of the definition."""
+    settings, out = context.settings, context.out / "runs"
+    pairs = [(m, s) for m in methods for s in settings["seeds"]]
+    if settings["order"] == "seeds":
+        pairs = [(m, s) for s in settings["seeds"] for m in methods]
+    tasks = []
+    for method, seed in pairs:
+        best = _best(context, method)
+        assert best is not None
+        words, variant = best
+        more = {"evaluate": {"splits": ["test"]}}
+        table = _table(settings, variant, seed, more)
+        name = slug(f"{method} {words} seed {seed}")
+        tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+    return tasks
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+def score(result: Result) -> float:
+    """Return the mean of average and worst-20 % accuracy on validation samples."""
+    if result.failed:
+        return -math.inf
+    values = result.accuracy["validation"]
+    known = values[~np.isnan(values)]
+    return float(known.mean() + worst_fraction(known, 0.2, higher_is_better=True)) / 2
+
+
+def _scores(context: Context, method: str) -> dict[str, float]:
+    tasks = [task for task in _tries(context, [method]) if task.complete]
+    return {task.words: score(read_result(task.path)) for task in tasks}
+
+
+def _best(context: Context, method: str) -> tuple[str, Settings] | None:
+    """Return the best try in words and as a variant; None while tries are missing or all failed."""
+    tried = dict(alternatives(context.settings, method).values())
+    if len(tried) == 1:
+        return next(iter(tried.items()))
+    scores = _scores(context, method)
+    if len(scores) < len(tried) or max(scores.values()) == -math.inf:
+        return None
+    words = max(scores, key=lambda one: scores[one])
+    return words, tried[words]
+
+
+def _choice_table(context: Context, methods: list[str]) -> Table:
+    rows: list[list[Cell]] = []
+    for method in methods:
+        scores, best = _scores(context, method), _best(context, method)
+        for words, value in scores.items():
+            known = round(value, 4) if math.isfinite(value) else None
+            rows.append([method, words, known, "chosen" if best and words == best[0] else ""])
+    title = "average and worst-20 % validation accuracy, mean"
+    return Table("Choice on validation samples", ("method", "settings", title, ""), rows)
