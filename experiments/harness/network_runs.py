@@ -12,12 +12,9 @@ makes the tables from what is there.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import math
-import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,58 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.metrics import worst_fraction
 from equifed.report import slug
-from equifed.runs import RunConfig, apply_override, build, merge_tables
-from equifed.training import TrainingError
+from equifed.runs import apply_override, merge_tables
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
-
-Array = NDArray[np.float64]
-BEGUN = "begun.csv"
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run: its method, settings in words, configuration and file."""
-
-    method: str
-    words: str
-    table: Settings
-    seed: int
-    path: Path
-
-    @property
-    def id(self) -> str:
-        """Which run it is; the machine that it runs on is no part of that."""
-        table = {key: value for key, value in self.table.items() if key not in ("engine", "threads")}
-        table["model"] = {k: v for k, v in self.table.get("model", {}).items() if k != "patches"}
-        text = json.dumps([table, self.seed], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    @property
-    def complete(self) -> bool:
-        """Whether its file is there; a file of another run with the same name is refused."""
-        if not self.path.exists():
-            return False
-        if json.loads(self.path.read_text(encoding="utf-8"))["id"] != self.id:
-            raise ValueError(
-                f"{self.path} holds a run with other settings; choose another folder, or remove it."
-            )
-        return True
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run left: accuracies and numbers of samples of all clients, by split."""
-
-    names: list[str]
-    accuracy: dict[str, Array]
-    sizes: dict[str, Array]
-    seconds: float
-    failed: str = ""
+from experiments.harness.network_task import BEGUN, Result, Task, carry_out, read_result
 
 
 @dataclass
@@ -90,56 +42,14 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
-# -- one run --------------------------------------------------------------------------------------
-
-
-def carry_out(task: Task) -> None:
-    """Train, and write the file."""
-    task.path.parent.mkdir(parents=True, exist_ok=True)
-    with (task.path.parent / BEGUN).open("a", encoding="utf-8") as begun:
-        begun.write(f"{task.method}\t{task.path.stem}\n")
-    started, told = time.perf_counter(), {}
-    table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
-    built = build(RunConfig.from_dict(table))
-    try:
-        history = built.train()
-        for split in built.config.evaluate.splits:
-            record = history.last("accuracy", split)
-            if record is not None:
-                values = [None if math.isnan(v) else v for v in record.values.tolist()]
-                told[split] = {"accuracy": values, "sizes": record.sizes.tolist()}
-        failed = ""
-    except TrainingError as error:
-        failed = str(error)
-    write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
-
-
-def write_result(
-    task: Task, names: list[str], told: Mapping[str, Any], seconds: float, failed: str = ""
-) -> None:
-    """Write the file of a run, whole or not at all."""
-    record = {"method": task.method, "settings": task.words, "seed": task.seed, "id": task.id,
-              "rounds": task.table.get("rounds"), "seconds": round(seconds, 2), "failed": failed,
-              "names": names, "splits": told}  # fmt: skip
-    draft = task.path.with_suffix(f".{os.getpid()}.part")
-    draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    draft.replace(task.path)
-
-
-def read_result(path: Path) -> Result:
-    """Return what a run left."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    splits = record["splits"]
-    accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
-    sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
-    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"])
-
-
 # -- all runs -------------------------------------------------------------------------------------
 
 
-def run_all(context: Context) -> Found:
-    """Carry out what is missing, group by group, and return what is there."""
+def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
+    """Carry out what is missing, group by group, and return what is there.
+
+    ``more`` are other tasks, which come after the tries of the first group.
+    """
     settings = context.settings
     groups: list[list[str]] = [
         kept for g in settings["groups"] if (kept := [m for m in g if m in settings["methods"]])
@@ -147,7 +57,7 @@ def run_all(context: Context) -> Found:
     problems: list[str] = []
     if settings["finish"]:
         with _pool(context.jobs) as submit:
-            waiting = _submit(submit, _tries(context, groups[0]))
+            waiting = _submit(submit, [*_tries(context, groups[0]), *more])
             for k, group in enumerate(groups):
                 problems += _wait(waiting, context)
                 chosen = [m for m in group if _best(context, m) is not None]
