@@ -29,29 +29,40 @@ Rows = NDArray[np.int64]
 
 
 def folded_femnist(
-    fold: int = 0, folds: int = 4, writers: int | None = None, seed: int = 0
+    fold: int = 0,
+    folds: int = 4,
+    kept: float = 0.1,
+    validation: bool = False,
+    writers: int | None = None,
+    seed: int = 0,
 ) -> Federation:
     """Return FEMNIST's writers with all their images pooled; one fold of each is for testing.
 
-    The folds of a writer differ in size by at most one image; over all folds every image is tested
-    once. Ink is 1 and paper 0, so that the padding of a convolution is paper.
+    A share ``kept`` of every writer's images is never tested: it is for validation if that is
+    wanted, else for training. The others are tested once over all folds, which differ in size by
+    at most one image. Ink is 1 and paper 0, so that the padding of a convolution is paper.
     """
     if not 0 <= fold < folds:
         raise DataError(f"fold is one of 0..{folds - 1}, got {fold}.")
+    if not 0 <= kept < 1:
+        raise DataError(f"kept is a share in [0, 1), got {kept}.")
     data = load("femnist", writers=writers, seed=seed)
     assert data.test is not None
-    parts: dict[str, dict[str, Any]] = {"train": {}, "test": {}}
+    parts: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
     for i, name in enumerate(data.names):
         pairs = zip(data.train.client(i), data.test.client(i), strict=True)
         x, y = (np.concatenate(both) for both in pairs)
         order = Stream(seed).at("folds", name).generator().permutation(len(y))
-        held = np.zeros(len(y), dtype=bool)
-        held[order[fold::folds]] = True
-        for part, rows in (("train", ~held), ("test", held)):
-            parts[part][name] = (1 - x[rows], y[rows])
-    return Federation.from_clients(
-        parts["train"], test=parts["test"], classes=62, name=f"femnist, fold {fold} of {folds}"
-    )
+        first = round(kept * len(y))
+        part = np.full(len(y), "train", dtype="U10")
+        part[order[first:][fold::folds]] = "test"
+        part[order[:first]] = "validation" if validation else "train"
+        for split, held in parts.items():
+            held[name] = (1 - x[part == split], y[part == split])
+    given = {"test": parts["test"], "classes": 62, "name": f"femnist, fold {fold} of {folds}"}
+    if validation:
+        given["validation"] = parts["validation"]
+    return Federation.from_clients(parts["train"], **given)  # type: ignore[arg-type]
 
 
 def shards(

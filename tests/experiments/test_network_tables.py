@@ -115,25 +115,30 @@ def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_image_of_a_writer_is_tested_once(tmp_path: Path, monkeypatch) -> None:
+def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatch) -> None:
     folder = Path(os.environ.get("EQUIFED_DATA", BESIDE))
     if not (folder / "femnist").is_dir():
         pytest.skip(f"no data files: set EQUIFED_DATA (looked at {folder})")
     monkeypatch.setenv("EQUIFED_DATA", str(folder))
-    whole, parts = ef.load("femnist", writers=6), [folded_femnist(k, 2, writers=6) for k in (0, 1)]
-    assert whole.test is not None
-    for part in parts:
-        assert part.test is not None
-        assert (part.train.sizes + part.test.sizes == whole.train.sizes + whole.test.sizes).all()
-    ink = [part.test.client(3)[0].sum((1, 2, 3)) for part in parts if part.test is not None]
-    paper = np.concatenate([(1 - s.client(3)[0]).sum((1, 2, 3)) for s in (whole.train, whole.test)])
-    np.testing.assert_allclose(np.sort(np.concatenate(ink)), np.sort(paper), rtol=1e-5)
+    whole = ef.load("femnist", writers=6)
+    parts = [folded_femnist(k, 2, writers=6, validation=True) for k in (0, 1)]
+    seen = []
+    for split in ("train", "validation", "test"):
+        seen.append([np.sort(part.splits()[split].client(3)[0].sum((1, 2, 3))) for part in parts])
+    (_, _), (kept, again), tested = seen
+    np.testing.assert_array_equal(kept, again)  # never tested, in no fold
+    pooled = [(1 - one.client(3)[0]).sum((1, 2, 3)) for one in whole.splits().values()]
+    once = np.sort(np.concatenate([kept, *tested]))
+    np.testing.assert_allclose(once, np.sort(np.concatenate(pooled)), rtol=1e-5)
+    for k in (0, 1):
+        all_of_it = np.concatenate([split[k] for split in seen])
+        np.testing.assert_allclose(np.sort(all_of_it), once, rtol=1e-5)
     outcome = reproduce("femnist-cnn", tmp_path, quick=True,
                         changes={"groups": [["FedAvg", "ours"]], "places": [1]})  # fmt: skip
     rows = {row[0]: row for row in outcome.tables["methods"].rows}
     assert set(rows) == {"FedAvg", "ours", "alone"}
     record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())
-    assert record["splits"]["test"]["sizes"] == parts[0].test.sizes.tolist()
+    assert record["splits"]["test"]["sizes"] == parts[0].splits()["test"].sizes.tolist()
     module = EXPERIMENTS["femnist-cnn"].module
     counts = {m: (np.full(50, 40.0), np.full(50, 50.0)) for m in ("FedAvg", "ours")}
     assert module.difference(counts, "ours", "FedAvg", "worst 20 %, %").tolist() == [0.0, 0.0, 0.0]
