@@ -238,7 +238,7 @@ class _Variates:
 
 @dataclass(frozen=True)
 class DecayingSteps:
-    """Steps of SCAFF-PD as FedAvg's: eta and tau = J eta, both times ``decay`` per round.
+    """Steps of SCAFF-PD as FedAvg's: eta and tau = J eta, both decaying as with ``Paced``.
 
     Parameters
     ----------
@@ -248,8 +248,8 @@ class DecayingSteps:
         J.
     dual, extrapolation : float
         sigma and theta, the same in every round.
-    decay : float
-        Factor per round.
+    decay, every
+        Factor per round, and rounds between two changes by it.
     """
 
     lr: float
@@ -257,6 +257,7 @@ class DecayingSteps:
     dual: float
     extrapolation: float = 1.0
     decay: float = 1.0
+    every: int = 1
 
     def start(self, problem: Any = None) -> Any:
         """Return the step sizes of the first round."""
@@ -267,9 +268,6 @@ class DecayingSteps:
 
     def next(self, sizes: Any, turned: Any = None) -> Any:
         """Return the step sizes of the next round."""
-        return replace(
-            sizes,
-            primal=self.decay * sizes.primal,
-            local=self.decay * sizes.local,
-            round=sizes.round + 1,
-        )
+        t = sizes.round + 1
+        factor = self.decay**self.every if t % self.every == 0 else 1.0
+        return replace(sizes, primal=factor * sizes.primal, local=factor * sizes.local, round=t)

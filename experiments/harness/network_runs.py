@@ -5,8 +5,9 @@ machines that are lent for minutes). A run that was cut off is begun again; ``be
 them all. Tries are short runs with validation samples; the chosen settings run in full.
 
 The definition has ``groups`` of methods, most important first: while the chosen runs of one group
-are carried out, the tries of the next one wait behind them. ``finish = false`` runs nothing and
-makes the tables from what is there.
+are carried out, the tries of the next one wait behind them. With ``order = "seeds"`` all methods
+have the first seed before any has the second, with ``"methods"`` all seeds of one come together.
+``finish = false`` runs nothing and makes the tables from what is there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -51,31 +53,36 @@ def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
     ``more`` are other tasks, which come after the tries of the first group.
     """
     settings = context.settings
-    groups: list[list[str]] = [
-        kept for g in settings["groups"] if (kept := [m for m in g if m in settings["methods"]])
-    ]
-    problems: list[str] = []
-    if settings["finish"]:
-        with _pool(context.jobs) as submit:
-            waiting = _submit(submit, [*_tries(context, groups[0]), *more])
-            for k, group in enumerate(groups):
-                problems += _wait(waiting, context)
-                chosen = [m for m in group if _best(context, m) is not None]
-                final = _submit(submit, _chosen_runs(context, chosen))
-                waiting = final + (
-                    _submit(submit, _tries(context, groups[k + 1])) if groups[k + 1 :] else []
-                )
-            problems += _wait(waiting, context)
-    methods = [m for group in groups for m in group]
+    methods = [m for group in settings["groups"] for m in group]
+    strange = [m for m in methods if m not in settings["methods"]]
+    if strange:
+        raise ValueError(f"groups name no method: {', '.join(strange)}.")
+    problems = _carry_out(context, more) if settings["finish"] else []
     results: dict[str, dict[int, Result]] = {}
     for method in methods:
-        if _best(context, method) is not None:
-            files = {t.seed: t.path for t in _chosen_runs(context, [method]) if t.complete}
-            known = {seed: read_result(path) for seed, path in files.items()}
-            problems += [f"{method}, seed {s}: {r.failed}" for s, r in known.items() if r.failed]
-            results[method] = {s: r for s, r in known.items() if not r.failed}
+        tasks = _chosen_runs(context, [method], settings["seeds"])
+        known = {task.seed: read_result(task.path) for task in tasks if task.complete}
+        problems += [f"{method}, seed {s}: {r.failed}" for s, r in known.items() if r.failed]
+        results[method] = {s: r for s, r in known.items() if not r.failed}
     found = {m: r for m, r in results.items() if r}
     return Found(found, _choice_table(context, methods), count_runs(context.out), problems)
+
+
+def _carry_out(context: Context, more: Sequence[Task]) -> list[str]:
+    """Carry out what is missing; return what failed."""
+    groups, seeds = context.settings["groups"], context.settings["seeds"]
+    first = seeds[:1] if context.settings["order"] == "seeds" else seeds
+    problems: list[str] = []
+    with _pool(context.jobs) as submit:
+        tries, chosen = _submit(submit, [*_tries(context, groups[0]), *more], context), []
+        for following, group in zip([*groups[1:], []], groups, strict=True):
+            problems += _wait(tries)
+            chosen += _submit(submit, _chosen_runs(context, group, first), context)
+            tries = _submit(submit, _tries(context, following), context)
+        for seed in [s for s in seeds if s not in first]:
+            for group in groups:
+                chosen += _submit(submit, _chosen_runs(context, group, [seed]), context)
+        return problems + _wait(chosen)
 
 
 def count_runs(out: Path) -> dict[str, tuple[int, int]]:
@@ -115,22 +122,27 @@ def _done(task: Task) -> Future[None]:
     return future
 
 
-def _submit(submit: Any, tasks: list[Task]) -> list[tuple[Task, Future[None]]]:
-    return [(task, submit(task)) for task in tasks if not task.complete]
+def _submit(submit: Any, tasks: list[Task], context: Context) -> list[tuple[Task, Future[None]]]:
+    started = [(task, submit(task)) for task in tasks if not task.complete]
+    for task, future in started:
+        future.add_done_callback(partial(_tell, context, task))
+    return started
 
 
-def _wait(waiting: list[tuple[Task, Future[None]]], context: Context) -> list[str]:
-    problems = []
-    for task, future in waiting:
-        try:
-            future.result()
-            said = f"{read_result(task.path).seconds:.0f} s"
-        except Exception as error:  # one broken run must not take the others along
-            said = f"failed: {type(error).__name__}: {error}"
-            problems.append(f"{task.method}, {task.words}, seed {task.seed}: {said}")
-        context.console.print(f"{task.method}, {task.words}, seed {task.seed}: {said}",
-                              highlight=False, markup=False)  # fmt: skip
-    return problems
+def _tell(context: Context, task: Task, future: Future[None]) -> None:
+    if not future.cancelled():
+        said = f"{task}: {_problem(future) or f'{read_result(task.path).seconds:.0f} s'}"
+        context.console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+def _wait(waiting: list[tuple[Task, Future[None]]]) -> list[str]:
+    """Wait for runs; return what failed: one broken run does not take the others along."""
+    return [f"{task}: {said}" for task, future in waiting if (said := _problem(future))]
+
+
+def _problem(future: Future[None]) -> str:
+    error = future.exception()
+    return "" if error is None else f"failed: {type(error).__name__}: {error}"
 
 
 def _table(settings: Settings, variant: Settings, seed: int, more: Settings) -> Settings:
@@ -154,21 +166,16 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
     return tasks
 
 
-def _chosen_runs(context: Context, methods: list[str]) -> list[Task]:
-    """Return the full runs with the chosen settings, in the order of the definition."""
-    settings, out = context.settings, context.out / "runs"
-    pairs = [(m, s) for m in methods for s in settings["seeds"]]
-    if settings["order"] == "seeds":
-        pairs = [(m, s) for s in settings["seeds"] for m in methods]
-    tasks = []
-    for method, seed in pairs:
+def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int]) -> list[Task]:
+    """Return the full runs with the chosen settings; none where nothing could be chosen."""
+    settings, out, tasks = context.settings, context.out / "runs", []
+    for method in methods:
         best = _best(context, method)
-        assert best is not None
-        words, variant = best
-        more = {"evaluate": {"splits": ["test"]}}
-        table = _table(settings, variant, seed, more)
-        name = slug(f"{method} {words} seed {seed}")
-        tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+        for seed in seeds if best is not None else ():
+            words, variant = best
+            table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
+            name = slug(f"{method} {words} seed {seed}")
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
     return tasks
 
 

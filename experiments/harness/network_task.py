@@ -37,6 +37,9 @@ class Task:
     seed: int
     path: Path
 
+    def __str__(self) -> str:
+        return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
+
     @property
     def id(self) -> str:
         """Which run it is; the machine that it runs on is no part of that."""

@@ -50,12 +50,15 @@ def test_stored_variates_with_the_average_are_scaffold() -> None:
     assert np.abs(ends[0] - ends[2]).max() > 1e-6  # the variates do something
 
 
-def test_decaying_steps_are_those_of_paced() -> None:
-    steps = DecayingSteps(lr=0.2, local_steps=4, dual=0.1, decay=0.9)
-    sizes = steps.next(steps.next(steps.start()))
-    assert sizes.local == pytest.approx(0.2 * 0.81)
-    assert sizes.primal == pytest.approx(4 * sizes.local)
-    assert sizes.dual == 0.1
+@pytest.mark.parametrize("every", [1, 3])
+def test_decaying_steps_are_those_of_paced(every: int) -> None:
+    steps = DecayingSteps(lr=0.2, local_steps=4, dual=0.1, decay=0.9, every=every)
+    paced, sizes = ef.Paced(ef.FedAvg(), decay=0.9, every=every), steps.start()
+    for t in range(1, 9):
+        assert sizes.local == pytest.approx(0.2 * paced.factor(t))
+        assert sizes.primal == pytest.approx(4 * sizes.local)
+        assert sizes.dual == 0.1
+        sizes = steps.next(sizes)
 
 
 def test_patches_times_a_matrix_are_a_convolution() -> None:
