@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +140,15 @@ def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[s
 
 def versions() -> dict[str, str]:
     """Return the versions that the numbers depend on."""
-    packages = {name: version(name) for name in ("equifed", "torch", "numpy", "scipy")}
+    packages = {name: _version(name) for name in ("equifed", "torch", "numpy", "scipy")}
     return {**packages, "python": platform.python_version()}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # run from a clone that was not installed
+        return "not installed"
 
 
 def write(name: str, outcome: Outcome, context: Context, command: str, seconds: float) -> None:

@@ -1,0 +1,228 @@
+"""A small CNN on FEMNIST's writers, whose every image is tested once over the folds.
+
+Accuracies are of all folds' predictions together, writer by writer. The worst 20 % stand beside
+their chance floor, what they would be if all writers were served equally; the spread beyond chance
+is the standard deviation of the true accuracies. Intervals are over writers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from experiments.harness.drawing import Line, figure
+from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
+from experiments.harness.network_runs import run_all
+from experiments.harness.network_task import ALONE, Result, Task, read_result
+from numpy.typing import NDArray
+
+from equifed.metrics import chance_floor, compare_to_chance, variance_beyond_chance, worst_fraction
+from equifed.runs import merge_tables
+
+Array = NDArray[np.float64]
+Counts = tuple[Array, Array]
+"""Correct predictions and test images of every writer in the table."""
+
+BASE, MOMENTUM, OWN, OURS = (
+    *("FedAvg", "FedAvg, server momentum"),
+    *("FedAvg, server momentum, own bias", "ours"),
+)
+TAIL, DRAWS = 0.2, 2000
+
+
+def run(context: Context) -> Outcome:
+    """Carry out the runs, pool the folds, and compare."""
+    settings = context.settings
+    own = [alone(context, fold) for fold in settings["seeds"]]
+    found = run_all(context, own)
+    results = {**found.results, ALONE: {t.seed: read_result(t.path) for t in own if t.complete}}
+    results = {method: folds for method, folds in results.items() if folds}
+    if not results:
+        raise ValueError("No method has a complete run yet; run it again to go on.")
+    names = next(iter(next(iter(results.values())).values())).names
+    pooled = {method: pool(folds) for method, folds in results.items()}
+    most = np.max([sizes for _, sizes in pooled.values()], axis=0)
+    kept = most >= settings["least"]
+    counts = {m: (c[kept], s[kept]) for m, (c, s) in pooled.items()}
+    named = [name for name, keep in zip(names, kept, strict=True) if keep]
+    tables = {
+        "methods": methods_table(counts, results, found.runs),
+        "against": differences_table(counts),
+        "left": left_table(counts, named),
+        "choice": found.choice,
+        "writers": writers_table(counts, named),
+    }
+    return Outcome(checks(counts, settings), tables, {"average-and-worst": drawn(counts)},
+                   found.problems)  # fmt: skip
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def alone(context: Context, fold: int) -> Task:
+    """Return the task of every writer's own network on a fold, each trained by itself."""
+    settings, path = context.settings, context.out / "runs" / f"alone-{fold}.json"
+    algorithm = {"name": "fedavg", "local": settings["alone"]}
+    more = {"data": {"fold": fold}, "seed": fold, "algorithm": algorithm}
+    return Task(ALONE, "", merge_tables(settings["run"], more), fold, path)
+
+
+def pool(folds: Mapping[int, Result]) -> Counts:
+    """Return each writer's correct predictions and test images over all folds."""
+    correct, sizes = 0.0, 0.0
+    for one in folds.values():
+        m = one.sizes["test"]
+        correct = correct + np.where(m > 0, np.round(np.nan_to_num(one.accuracy["test"]) * m), 0.0)
+        sizes = sizes + m
+    return np.asarray(correct), np.asarray(sizes)
+
+
+def shares(counts: Counts) -> Array:
+    """Return accuracies in % of the writers that have test images."""
+    correct, sizes = counts
+    return 100 * correct[sizes > 0] / sizes[sizes > 0]
+
+
+def floor(counts: Counts) -> float:
+    """Return the worst 20 % in % if all writers were served equally."""
+    sizes = counts[1][counts[1] > 0]
+    return 100 * chance_floor(sizes, float(counts[0].sum() / sizes.sum()), TAIL)
+
+
+def beyond_chance(counts: Counts) -> float:
+    """Return the standard deviation of the true accuracies, in points."""
+    known = counts[1] > 0
+    return 100 * math.sqrt(max(0.0, variance_beyond_chance(counts[0][known], counts[1][known])))
+
+
+MEASURES: dict[str, Callable[[Counts], float]] = {
+    "average, %": lambda counts: float(shares(counts).mean()),
+    "worst 20 %, %": lambda counts: float(
+        worst_fraction(shares(counts), TAIL, higher_is_better=True)
+    ),
+    "its chance floor, %": floor,
+    "standard deviation": lambda counts: float(shares(counts).std()),
+    "spread beyond chance": beyond_chance,
+}
+COMPARED = ("average, %", "worst 20 %, %", "spread beyond chance")
+
+
+def difference(counts: Mapping[str, Counts], method: str, base: str, measure: str) -> Array:
+    """Return a measure's difference and its 95 % limits, writers drawn again with replacement."""
+    draw, change = np.random.default_rng(0), MEASURES[measure]
+    first, second = counts[method], counts[base]
+    whole = change(first) - change(second)
+    drawn = []
+    for _ in range(DRAWS):
+        rows = draw.integers(0, len(first[0]), len(first[0]))
+        pair = [(c[rows], s[rows]) for c, s in (first, second)]
+        drawn.append(change(pair[0]) - change(pair[1]))
+    return np.array([whole, *np.quantile(drawn, [0.025, 0.975])])
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def methods_table(
+    counts: Mapping[str, Counts],
+    results: Mapping[str, Mapping[int, Any]],
+    runs: Mapping[str, tuple[int, int]],
+) -> Table:
+    """Return every method's measures, and how many runs they took."""
+    rows: list[list[Cell]] = []
+    for method, one in counts.items():
+        values = [round(f(one), 2) for f in MEASURES.values()]
+        known = one[1] > 0
+        unequal = len(compare_to_chance(one[0][known], one[1][known]).underserved)
+        begun, ended = runs.get(method, (0, 0))
+        images = f"{int(one[1].min())} to {int(one[1].max())}"
+        rows.append([method, len(results[method]), int(known.sum()), images, *values, unequal,
+                     begun, ended])  # fmt: skip
+    titles = ("method", "folds", "writers", "test images of a writer", *MEASURES,
+              "writers below chance", "runs begun", "runs ended")  # fmt: skip
+    return Table("Test accuracy of all folds together, writer by writer", titles, rows)
+
+
+def differences_table(counts: Mapping[str, Counts]) -> Table:
+    """Return differences to FedAvg, and of ours to FedAvg with momentum and an own bias."""
+    pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
+    pairs += [(OURS, b) for b in (MOMENTUM, OWN, "SCAFF-PD") if {OURS, b} <= set(counts)]
+    rows: list[list[Cell]] = [
+        [f"{m} minus {b}", *(_told(difference(counts, m, b, k)) for k in COMPARED)]
+        for m, b in pairs
+    ]
+    title = "Differences in points, 95 % limits over writers"
+    return Table(title, ("methods", *COMPARED), rows)
+
+
+def _told(limits: Array) -> str:
+    return f"{limits[0]:+.1f} ({limits[1]:+.1f} to {limits[2]:+.1f})"
+
+
+def left_table(counts: Mapping[str, Counts], names: list[str]) -> Table:
+    """Name the writers that a method serves worse than chance explains."""
+    rows: list[list[Cell]] = []
+    for method in (m for m in (BASE, MOMENTUM, OWN, OURS) if m in counts):
+        correct, sizes = counts[method]
+        known = np.flatnonzero(sizes > 0)
+        low = compare_to_chance(correct[known], sizes[known]).underserved
+        for i in known[list(low)]:
+            others = {m: c[i] / s[i] for m, (c, s) in counts.items() if s[i] > 0}
+            best = max(others, key=lambda m: others[m])
+            rows.append([method, names[i], int(sizes[i]), round(100 * correct[i] / sizes[i], 1),
+                         f"{best}: {100 * others[best]:.1f}"])  # fmt: skip
+    columns = ("method", "writer", "test images", "accuracy, %", "best method for this writer, %")
+    return Table("Writers that are served worse than chance explains", columns, rows)
+
+
+def writers_table(counts: Mapping[str, Counts], names: list[str]) -> Table:
+    """Return every writer's accuracy with every method."""
+    rows: list[list[Cell]] = []
+    for i, name in enumerate(names):
+        values: list[Cell] = [
+            round(100 * float(c[i] / s[i]), 1) if s[i] else None for c, s in counts.values()
+        ]
+        rows.append([name, int(max(s[i] for _, s in counts.values())), *values])
+    return Table("Every writer, accuracy in %", ("writer", "test images", *counts), rows)
+
+
+def drawn(counts: Mapping[str, Counts]) -> str:
+    """Draw average against the worst 20 %."""
+    lines = {
+        m: Line([MEASURES["average, %"](c)], [MEASURES["worst 20 %, %"](c)], dots=True)
+        for m, c in counts.items()
+        if m != ALONE
+    }
+    return figure(lines, title="Test accuracy", x_label="average, %", y_label="worst 20 %, %")
+
+
+def checks(counts: Mapping[str, Counts], settings: Mapping[str, Any]) -> list[Check]:
+    """Hold the aims against what came out."""
+    means = {m: {k: f(c) for k, f in MEASURES.items()} for m, c in counts.items()}
+    wanted, out = settings["wanted"], []
+    best = max((m for m in (BASE, MOMENTUM) if m in means),
+               key=lambda m: means[m]["average, %"], default=None)  # fmt: skip
+    if best is not None:
+        value = means[best]["average, %"]
+        out.append(Check(f"FedAvg's average is at least {wanted['average']:g} %", "our aim",
+                         f"{best} {value:.1f} %", value >= wanted["average"]))  # fmt: skip
+    if {BASE, OURS} <= set(means):
+        before, after = (means[m]["spread beyond chance"] for m in (BASE, OURS))
+        out.append(Check(
+            f"ours has a spread beyond chance at least {wanted['smaller']:.0%} below FedAvg's",
+            "our aim",
+            f"FedAvg {before:.1f}, ours {after:.1f} points; difference "
+            f"{_told(difference(counts, OURS, BASE, 'spread beyond chance'))}",
+            before > 0 and after <= (1 - wanted["smaller"]) * before,
+        ))  # fmt: skip
+    for method, base in (("SCAFF-PD", BASE), ("SCAFF-PD", MOMENTUM), (OURS, OWN)):
+        if {method, base} <= set(counts):
+            limits = difference(counts, method, base, "worst 20 %, %")
+            out.append(Check(
+                f"{method} does not serve the worst fifth worse than {base}", "our aim",
+                f"{_told(limits)} points", limits[0] >= 0,
+                "" if limits[2] < 0 or limits[1] > 0 else "writers do not tell the two apart",
+            ))  # fmt: skip
+    return out or [Check("aims", "our aim", "the methods compared have not run", False)]

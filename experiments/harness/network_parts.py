@@ -1,0 +1,273 @@
+"""What the network tables name in their definitions: data, networks, and SCAFF-PD for minibatches.
+
+Everything here is given by its address (``experiments.harness.network_parts:Name``), as a user's
+own code is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from equifed import Federation, load
+from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Stream, Vector
+from equifed.data import DataError
+
+Rows = NDArray[np.int64]
+
+
+# -- data -----------------------------------------------------------------------------------------
+
+
+def folded_femnist(
+    fold: int = 0,
+    folds: int = 4,
+    kept: float = 0.1,
+    validation: bool = False,
+    writers: int | None = None,
+    seed: int = 0,
+) -> Federation:
+    """Return FEMNIST's writers with all their images pooled; one fold of each is for testing.
+
+    A share ``kept`` of every writer's images is never tested: it is for validation if that is
+    wanted, else for training. The others are tested once over all folds, which differ in size by
+    at most one image. Ink is 1 and paper 0, so that the padding of a convolution is paper.
+    """
+    if not 0 <= fold < folds:
+        raise DataError(f"fold is one of 0..{folds - 1}, got {fold}.")
+    if not 0 <= kept < 1:
+        raise DataError(f"kept is a share in [0, 1), got {kept}.")
+    data = load("femnist", writers=writers, seed=seed)
+    assert data.test is not None
+    parts: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
+    for i, name in enumerate(data.names):
+        pairs = zip(data.train.client(i), data.test.client(i), strict=True)
+        x, y = (np.concatenate(both) for both in pairs)
+        order = Stream(seed).at("folds", name).generator().permutation(len(y))
+        first = round(kept * len(y))
+        part = np.full(len(y), "train", dtype="U10")
+        part[order[first:][fold::folds]] = "test"
+        part[order[:first]] = "validation" if validation else "train"
+        for split, held in parts.items():
+            held[name] = (1 - x[part == split], y[part == split])
+    given = {"test": parts["test"], "classes": 62, "name": f"femnist, fold {fold} of {folds}"}
+    if validation:
+        given["validation"] = parts["validation"]
+    return Federation.from_clients(parts["train"], **given)  # type: ignore[arg-type]
+
+
+def shards(
+    images: str, clients: int = 100, per_client: int = 2, seed: int = 0, samples: int | None = None
+) -> Federation:
+    """Return a pool of images sorted by class, cut into equal shards, and dealt to the clients.
+
+    Test images are cut into as many shards and follow the same hands, so that a client is tested
+    on the classes it has, with as many images as all others. Colours are standardised by the
+    training images. ``images = "synthetic"`` are noise around one pattern per class, to try the
+    code without files.
+    """
+    draw, total = Stream(seed).at("shards").generator(), clients * per_client
+    hands = draw.permutation(total).reshape(clients, per_client)
+    parts: list[dict[str, Any]] = []
+    for x, y in _pool(images, samples):
+        shuffled = draw.permutation(len(y))
+        pieces = np.array_split(shuffled[np.argsort(y[shuffled], kind="stable")], total)
+        owned = [np.concatenate([pieces[s] for s in hand]) for hand in hands]
+        parts.append({f"client {i:02d}": (x[rows], y[rows]) for i, rows in enumerate(owned)})
+    return Federation.from_clients(
+        parts[0], test=parts[1], classes=10, name=f"{images}, {per_client} shards a client"
+    )
+
+
+@lru_cache(maxsize=1)
+def _pool(images: str, samples: int | None) -> list[tuple[NDArray[Any], Rows]]:
+    """Return standardised training and test images with their classes; read once per process."""
+    if images == "synthetic":
+        draw, count = np.random.default_rng(0), samples or 1000
+        patterns = draw.standard_normal((10, 3, 32, 32))
+        classes = [np.arange(n) % 10 for n in (count, count // 2)]
+        noisy = [patterns[y] + draw.standard_normal((len(y), 3, 32, 32)) for y in classes]
+        return [(x.astype(np.float32), y) for x, y in zip(noisy, classes, strict=True)]
+    given = {} if samples is None else {"samples": samples}
+    whole = load(images, partition={"name": "iid", "clients": 1}, **given)
+    assert whole.test is not None
+    axes, x = (0, *range(2, whole.train.inputs.ndim)), whole.train.inputs
+    mean = x.mean(axes, dtype=np.float64, keepdims=True).astype(np.float32)
+    deviation = x.std(axes, dtype=np.float64, keepdims=True).astype(np.float32)
+    return [((one.inputs - mean) / deviation, one.targets) for one in (whole.train, whole.test)]
+
+
+# -- networks -------------------------------------------------------------------------------------
+
+
+def image_cnn(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: Sequence[int] = (64, 64),
+    kernel: int = 5,
+    padding: int = 0,
+    hidden: Sequence[int] = (384, 192),
+    dropout: Sequence[float] = (0.2, 0.5),
+    patches: bool = False,
+) -> nn.Module:
+    """Convolutions that each are followed by a ReLU and halve the image, then hidden layers.
+
+    The defaults are FedMDFG's network for CIFAR-10 (``CNN_CIFAR10_FedAvg`` of its authors' code:
+    dropout before the ReLU of both hidden layers). With ``patches`` convolutions are products of
+    patches and matrices, which batch over clients as plain products; the function is the same.
+    """
+    layers: list[nn.Module] = []
+    kind = PatchConv2d if patches else nn.Conv2d
+    for fan_in, fan_out in pairwise([input_shape[0], *channels]):
+        layers += [kind(fan_in, fan_out, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+    with torch.no_grad():
+        width = nn.Sequential(*layers)(torch.zeros(1, *input_shape)).numel()
+    layers.append(nn.Flatten())
+    for (fan_in, fan_out), drop in zip(pairwise([width, *hidden]), dropout, strict=True):
+        layers += [nn.Linear(fan_in, fan_out), nn.Dropout(drop), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear([width, *hidden][-1], outputs))
+
+
+class PatchConv2d(nn.Conv2d):
+    """``nn.Conv2d`` of stride 1 as one product of a matrix and all patches of all images."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the images' convolutions."""
+        (p, q), (k, m) = self.padding, self.kernel_size
+        padded = F.pad(inputs, (q, q, p, p)) if p or q else inputs  # type: ignore[operator]
+        high, wide = padded.shape[2] - k + 1, padded.shape[3] - m + 1
+        seen = torch.stack([padded[:, :, i : i + high] for i in range(k)], dim=2)
+        seen = torch.stack([seen[..., j : j + wide] for j in range(m)], dim=3)  # (B, C, k, m, H, W)
+        shape = (len(inputs), high, wide)
+        rows = seen.movedim(0, 3).flatten(3).flatten(0, 2)  # (C k m, B H W)
+        out = self.weight.flatten(1) @ rows
+        if self.bias is not None:
+            out = out + self.bias.unsqueeze(1)
+        return out.unflatten(1, shape).transpose(0, 1)
+
+
+# -- SCAFF-PD for minibatches ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class State:
+    """The algorithm's state, and the clients' variates (None: zero)."""
+
+    inner: Any
+    variates: Any = None
+
+    @property
+    def x(self) -> Vector:
+        """The model."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class StoredVariates:
+    r"""SCAFF-PD whose :math:`c_i` are kept by the clients, as SCAFFOLD's option II does.
+
+    .. math:: c_i \leftarrow \frac1J \sum_j g_i(u_{i,j}) \quad \text{along the last local steps}
+
+    in the place of a gradient on one minibatch, which is noisy, or on all samples, which is dear.
+    Clients that were never there have :math:`c_i = 0`. Losses are those of ``algorithm`` as it asks
+    for them; the rest of the round is its own.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        One that asks for gradients once per round, as control variates: SCAFF-PD with
+        ``metric="none"`` and constant or decaying steps.
+    """
+
+    algorithm: AnyAlgorithm
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(self.algorithm.init(clients, x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after a round of the algorithm, and the new variates."""
+        seen = _Variates(clients, state.variates, {})
+        inner, info = self.algorithm.round(state.inner, seen, stream)  # type: ignore[arg-type]
+        return State(inner, seen.remember_new()), info
+
+    def model(self, state: State) -> Vector:
+        """Return the algorithm's model."""
+        return self.algorithm.model(state.inner)
+
+
+class _Variates:
+    """Clients whose gradients are their stored variates, and whose local steps make new ones."""
+
+    def __init__(self, clients: Clients, stored: Any, new: dict[str, Any]) -> None:
+        self._clients, self._stored, self._new = clients, stored, new
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clients, name)
+
+    def subset(self, index: Any) -> _Variates:
+        return _Variates(self._clients.subset(index), self._stored, self._new)
+
+    def value_and_gradient(
+        self, x: Vector, stream: Stream, batch_size: int | None = None
+    ) -> tuple[Losses, Any]:
+        losses = self._clients.losses(x, stream, batch_size)
+        return losses, self._clients.remembered(self._stored, self._clients.index)
+
+    def local_steps(self, x: Vector, work: Any, stream: Stream, **given: Any) -> Any:
+        work = replace(work, mean_gradient=True)
+        moved = self._clients.local_steps(x, work, stream, **given)
+        self._new.update(index=self._clients.index, vectors=moved.mean_gradient)
+        return moved
+
+    def remember_new(self) -> Any:
+        if not self._new:
+            return self._stored
+        return self._clients.remember(self._stored, self._new["index"], self._new["vectors"])
+
+
+@dataclass(frozen=True)
+class DecayingSteps:
+    """Steps of SCAFF-PD as FedAvg's: eta and tau = J eta, both decaying as with ``Paced``.
+
+    Parameters
+    ----------
+    lr : float
+        eta of the first round.
+    local_steps : int
+        J.
+    dual, extrapolation : float
+        sigma and theta, the same in every round.
+    decay, every
+        Factor per round, and rounds between two changes by it.
+    """
+
+    lr: float
+    local_steps: int
+    dual: float
+    extrapolation: float = 1.0
+    decay: float = 1.0
+    every: int = 1
+
+    def start(self, problem: Any = None) -> Any:
+        """Return the step sizes of the first round."""
+        from equifed.steps import ConstantSteps
+
+        given = (self.lr * self.local_steps, self.dual, self.extrapolation, self.lr)
+        return ConstantSteps(*given).start()
+
+    def next(self, sizes: Any, turned: Any = None) -> Any:
+        """Return the step sizes of the next round."""
+        t = sizes.round + 1
+        factor = self.decay**self.every if t % self.every == 0 else 1.0
+        return replace(sizes, primal=factor * sizes.primal, local=factor * sizes.local, round=t)

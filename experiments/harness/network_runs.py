@@ -1,0 +1,219 @@
+"""Runs of a network table: small result files, the most important methods first, cut off any time.
+
+Each run leaves one file with its accuracies and nothing else (a table has hundreds of them, on
+machines that are lent for minutes). A run that was cut off is begun again; ``begun.csv`` counts
+them all. Tries are short runs with validation samples; the chosen settings run in full.
+
+The definition has ``groups`` of methods, most important first: while the chosen runs of one group
+are carried out, the tries of the next one wait behind them. With ``order = "seeds"`` all methods
+have the first seed before any has the second, with ``"methods"`` all seeds of one come together.
+``finish = false`` runs nothing and makes the tables from what is there.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equifed.metrics import worst_fraction
+from equifed.report import slug
+from equifed.runs import apply_override, merge_tables
+from experiments.harness.choice import alternatives
+from experiments.harness.experiment import Cell, Context, Settings, Table
+from experiments.harness.network_task import BEGUN, Result, Task, carry_out, read_result
+
+
+@dataclass
+class Found:
+    """All that is known: results by method and seed, what was chosen, and how many runs it took."""
+
+    results: dict[str, dict[int, Result]]
+    choice: Table
+    runs: dict[str, tuple[int, int]]
+    problems: list[str] = field(default_factory=list)
+
+
+# -- all runs -------------------------------------------------------------------------------------
+
+
+def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
+    """Carry out what is missing, group by group, and return what is there.
+
+    ``more`` are other tasks, which come after the tries of the first group.
+    """
+    settings = context.settings
+    methods = [m for group in settings["groups"] for m in group]
+    strange = [m for m in methods if m not in settings["methods"]]
+    if strange:
+        raise ValueError(f"groups name no method: {', '.join(strange)}.")
+    problems = _carry_out(context, more) if settings["finish"] else []
+    results: dict[str, dict[int, Result]] = {}
+    for method in methods:
+        tasks = _chosen_runs(context, [method], settings["seeds"])
+        known = {task.seed: read_result(task.path) for task in tasks if task.complete}
+        problems += [f"{method}, seed {s}: {r.failed}" for s, r in known.items() if r.failed]
+        results[method] = {s: r for s, r in known.items() if not r.failed}
+    found = {m: r for m, r in results.items() if r}
+    return Found(found, _choice_table(context, methods), count_runs(context.out), problems)
+
+
+def _carry_out(context: Context, more: Sequence[Task]) -> list[str]:
+    """Carry out what is missing; return what failed."""
+    groups, seeds = context.settings["groups"], context.settings["seeds"]
+    first = seeds[:1] if context.settings["order"] == "seeds" else seeds
+    problems: list[str] = []
+    with _pool(context.jobs) as submit:
+        tries, chosen = _submit(submit, [*_tries(context, groups[0]), *more], context), []
+        for following, group in zip([*groups[1:], []], groups, strict=True):
+            problems += _wait(tries)
+            chosen += _submit(submit, _chosen_runs(context, group, first), context)
+            tries = _submit(submit, _tries(context, following), context)
+        for seed in [s for s in seeds if s not in first]:
+            for group in groups:
+                chosen += _submit(submit, _chosen_runs(context, group, [seed]), context)
+        return problems + _wait(chosen)
+
+
+def count_runs(out: Path) -> dict[str, tuple[int, int]]:
+    """Return for each method how many runs were begun, and how many of them ended."""
+    begun: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    path = out / "runs" / BEGUN
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        method = line.partition("\t")[0]
+        begun[method] = begun.get(method, 0) + 1
+    for file in (out / "runs").glob("*.json"):
+        method = json.loads(file.read_text(encoding="utf-8"))["method"]
+        ended[method] = ended.get(method, 0) + 1
+    return {m: (begun.get(m, 0), ended.get(m, 0)) for m in {**begun, **ended}}
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[Any]:
+    """Yield a function that starts a task, here or in one of several processes."""
+    if jobs == 1:
+        yield lambda task: _done(task)
+        return
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"))  # a forked CUDA does not work
+    try:
+        yield lambda task: pool.submit(carry_out, task)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _done(task: Task) -> Future[None]:
+    future: Future[None] = Future()
+    try:
+        carry_out(task)
+        future.set_result(None)
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _submit(submit: Any, tasks: list[Task], context: Context) -> list[tuple[Task, Future[None]]]:
+    started = [(task, submit(task)) for task in tasks if not task.complete]
+    for task, future in started:
+        future.add_done_callback(partial(_tell, context, task))
+    return started
+
+
+def _tell(context: Context, task: Task, future: Future[None]) -> None:
+    if not future.cancelled():
+        said = f"{task}: {_problem(future) or f'{read_result(task.path).seconds:.0f} s'}"
+        context.console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+
+def _wait(waiting: list[tuple[Task, Future[None]]]) -> list[str]:
+    """Wait for runs; return what failed: one broken run does not take the others along."""
+    return [f"{task}: {said}" for task, future in waiting if (said := _problem(future))]
+
+
+def _problem(future: Future[None]) -> str:
+    error = future.exception()
+    return "" if error is None else f"failed: {type(error).__name__}: {error}"
+
+
+def _table(settings: Settings, variant: Settings, seed: int, more: Settings) -> Settings:
+    table = copy.deepcopy(merge_tables(merge_tables(settings["run"], variant), more))
+    for path in settings["seeded"]:
+        apply_override(table, f"{path}={seed}")
+    return table
+
+
+def _tries(context: Context, methods: list[str]) -> list[Task]:
+    """Return the short runs on validation samples; none for a method with one try."""
+    settings, out = context.settings, context.out / "runs"
+    tasks = []
+    for method in methods:
+        tried = alternatives(settings, method)
+        for words, variant in tried.values() if len(tried) > 1 else ():
+            seed = settings["tuning_seed"]
+            table = _table(settings, variant, seed, settings["tries"])
+            name = slug(f"{method} try {words}")
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+    return tasks
+
+
+def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int]) -> list[Task]:
+    """Return the full runs with the chosen settings; none where nothing could be chosen."""
+    settings, out, tasks = context.settings, context.out / "runs", []
+    for method in methods:
+        best = _best(context, method)
+        for seed in seeds if best is not None else ():
+            words, variant = best
+            table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
+            name = slug(f"{method} {words} seed {seed}")
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+    return tasks
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+def score(result: Result) -> float:
+    """Return the mean of average and worst-20 % accuracy on validation samples."""
+    if result.failed:
+        return -math.inf
+    values = result.accuracy["validation"]
+    known = values[~np.isnan(values)]
+    return float(known.mean() + worst_fraction(known, 0.2, higher_is_better=True)) / 2
+
+
+def _scores(context: Context, method: str) -> dict[str, float]:
+    tasks = [task for task in _tries(context, [method]) if task.complete]
+    return {task.words: score(read_result(task.path)) for task in tasks}
+
+
+def _best(context: Context, method: str) -> tuple[str, Settings] | None:
+    """Return the best try in words and as a variant; None while tries are missing or all failed."""
+    tried = dict(alternatives(context.settings, method).values())
+    if len(tried) == 1:
+        return next(iter(tried.items()))
+    scores = _scores(context, method)
+    if len(scores) < len(tried) or max(scores.values()) == -math.inf:
+        return None
+    words = max(scores, key=lambda one: scores[one])
+    return words, tried[words]
+
+
+def _choice_table(context: Context, methods: list[str]) -> Table:
+    rows: list[list[Cell]] = []
+    for method in methods:
+        scores, best = _scores(context, method), _best(context, method)
+        for words, value in scores.items():
+            known = round(value, 4) if math.isfinite(value) else None
+            rows.append([method, words, known, "chosen" if best and words == best[0] else ""])
+    title = "average and worst-20 % validation accuracy, mean"
+    return Table("Choice on validation samples", ("method", "settings", title, ""), rows)

@@ -1,0 +1,133 @@
+"""One run of a network table: what it is, how it is carried out, and the file that it leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equifed import LocalSGD
+from equifed.contract import Stream
+from equifed.runs import RunConfig, build, merge_tables
+from equifed.training import TrainingError
+from experiments.harness.experiment import Settings
+
+Array = NDArray[np.float64]
+BEGUN = "begun.csv"
+ALONE = "alone"
+"""The method that trains every client by itself."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: its method, settings in words, configuration and file."""
+
+    method: str
+    words: str
+    table: Settings
+    seed: int
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
+
+    @property
+    def id(self) -> str:
+        """Which run it is; the machine that it runs on is no part of that."""
+        table = {
+            key: value for key, value in self.table.items() if key not in ("engine", "threads")
+        }
+        table["model"] = {k: v for k, v in self.table.get("model", {}).items() if k != "patches"}
+        text = json.dumps([table, self.seed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def complete(self) -> bool:
+        """Whether its file is there; a file of another run with the same name is refused."""
+        if not self.path.exists():
+            return False
+        if json.loads(self.path.read_text(encoding="utf-8"))["id"] != self.id:
+            raise ValueError(
+                f"{self.path} holds a run with other settings; choose another folder, or remove it."
+            )
+        return True
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left: accuracies and numbers of samples of all clients, by split."""
+
+    names: list[str]
+    accuracy: dict[str, Array]
+    sizes: dict[str, Array]
+    seconds: float
+    failed: str = ""
+
+
+def carry_out(task: Task) -> None:
+    """Train, and write the file; one without any accuracy if training failed."""
+    task.path.parent.mkdir(parents=True, exist_ok=True)
+    with (task.path.parent / BEGUN).open("a", encoding="utf-8") as begun:
+        begun.write(f"{task.method}\t{task.path.stem}\n")
+    started, failed = time.perf_counter(), ""
+    told: dict[str, Any] = {}
+    table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
+    built = build(RunConfig.from_dict(table))
+    try:
+        told = _train_alone(built, task) if task.method == ALONE else _train(built)
+    except TrainingError as error:
+        failed = str(error)
+    write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
+
+
+def _train(built: Any) -> dict[str, Any]:
+    history = built.train()
+    records = [history.last("accuracy", split) for split in built.config.evaluate.splits]
+    return {r.split: _told(r.values, r.sizes) for r in records if r is not None}
+
+
+def _train_alone(built: Any, task: Task) -> dict[str, Any]:
+    """Let every client take the local steps of the algorithm from one start, without a server."""
+    clients, work = built.clients, LocalSGD(**task.table["algorithm"]["local"])
+    x, stream = clients.initial(Stream(task.seed).at(ALONE)), Stream(task.seed).at(ALONE, "local")
+    moved = clients.local_steps(x, work, stream).displacement
+    values, alone = [], np.eye(len(clients.names))
+    for i, only in enumerate(alone):
+        (found,) = clients.evaluate(x - moved.weighted_sum(only), ("test",))
+        values.append(found.metrics["accuracy"][i])
+    return {"test": _told(np.array(values), found.sizes)}
+
+
+def _told(values: Array, sizes: NDArray[Any]) -> dict[str, Any]:
+    known = [None if math.isnan(v) else v for v in values.tolist()]
+    return {"accuracy": known, "sizes": sizes.tolist()}
+
+
+def write_result(
+    task: Task, names: list[str], told: Mapping[str, Any], seconds: float, failed: str = ""
+) -> None:
+    """Write the file of a run, whole or not at all."""
+    record = {"method": task.method, "settings": task.words, "seed": task.seed, "id": task.id,
+              "rounds": task.table.get("rounds"), "seconds": round(seconds, 2), "failed": failed,
+              "names": names, "splits": told}  # fmt: skip
+    draft = task.path.with_suffix(f".{os.getpid()}.part")
+    draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    draft.replace(task.path)
+
+
+def read_result(path: Path) -> Result:
+    """Return what a run left."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    splits = record["splits"]
+    accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
+    sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
+    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"])

@@ -1,0 +1,147 @@
+"""The network tables: their parts against oracles, and their short forms, cut off and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from experiments.harness.experiment import EXPERIMENTS
+from experiments.harness.network_parts import (
+    DecayingSteps,
+    PatchConv2d,
+    StoredVariates,
+    folded_femnist,
+    image_cnn,
+    shards,
+)
+from experiments.harness.network_task import Result
+from experiments.harness.running import reproduce
+from experiments.harness.shards_table import floor_of_minimum
+from tests.problems import classification
+
+import equifed as ef
+from equifed.objectives import Average
+
+BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+def test_stored_variates_with_the_average_are_scaffold() -> None:
+    """Option II of SCAFFOLD is SCAFF-PD with weights 1/N, tau = J eta and stored variates."""
+    data = classification((12, 9, 15, 12), (5,), seed=1)
+    work = ef.LocalSGD(lr=0.1, steps=3, batch_size=4)
+    ours = StoredVariates(
+        ef.ScaffPD(
+            Average(), work, DecayingSteps(lr=0.1, local_steps=3, dual=0.1),
+            gradient_batch_size=4, loss_batch_size=4, metric="none",
+        )
+    )  # fmt: skip
+    ends = []
+    for one in (ours, ef.Scaffold(work, weighting="uniform"), ef.FedAvg(work, weighting="uniform")):
+        clients = ef.simulate(data, "logistic", dtype=torch.float64)
+        found = ef.train(one, clients, rounds=5, progress=False).parameters
+        assert found is not None
+        ends.append(np.concatenate([np.asarray(value).ravel() for value in found.values()]))
+    np.testing.assert_allclose(ends[0], ends[1], rtol=0, atol=1e-12)
+    assert np.abs(ends[0] - ends[2]).max() > 1e-6  # the variates do something
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_decaying_steps_are_those_of_paced(every: int) -> None:
+    steps = DecayingSteps(lr=0.2, local_steps=4, dual=0.1, decay=0.9, every=every)
+    paced, sizes = ef.Paced(ef.FedAvg(), decay=0.9, every=every), steps.start()
+    for t in range(1, 9):
+        assert sizes.local == pytest.approx(0.2 * paced.factor(t))
+        assert sizes.primal == pytest.approx(4 * sizes.local)
+        assert sizes.dual == 0.1
+        sizes = steps.next(sizes)
+
+
+def test_patches_times_a_matrix_are_a_convolution() -> None:
+    torch.manual_seed(0)
+    for padding in (0, 1):
+        plain = torch.nn.Conv2d(3, 4, 3, padding=padding, dtype=torch.float64)
+        ours = PatchConv2d(3, 4, 3, padding=padding, dtype=torch.float64)
+        ours.load_state_dict(plain.state_dict())
+        images = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
+        for one in (plain, ours):
+            one(images).square().sum().backward()
+        torch.testing.assert_close(ours(images), plain(images))
+        torch.testing.assert_close(ours.weight.grad, plain.weight.grad)
+
+
+def test_the_published_network_has_its_parameters() -> None:
+    """Two convolutions of 64 channels without padding: 1,600 numbers reach the hidden layers."""
+    wanted = 64 * 76 + 64 * 1601 + 384 * 1601 + 192 * 385 + 10 * 193
+    assert sum(p.numel() for p in image_cnn((3, 32, 32), 10).parameters()) == wanted
+
+
+def test_shards_have_two_classes_and_the_test_images_follow() -> None:
+    data = shards("synthetic", clients=10, samples=400)
+    assert data.test is not None
+    assert (data.train.sizes == 40).all() and (data.test.sizes == 20).all()
+    for i in range(10):
+        trained, tested = (set(part.client(i)[1].tolist()) for part in (data.train, data.test))
+        assert len(trained) <= 2 and trained == tested
+
+
+def test_the_floor_of_the_minimum_is_that_of_draws() -> None:
+    sizes, draw = np.full(100, 100.0), np.random.default_rng(0)
+    one = Result([], {"test": np.full(100, 0.7)}, {"test": sizes}, 0.0)
+    drawn = draw.binomial(100, 0.7, size=(4000, 100)).min(axis=1) / 100
+    assert floor_of_minimum(one) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 4000**0.5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fedmdfg-fashion", "fedmdfg-cifar10"])
+def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+    some: dict[str, Any] = {"groups": [["FedAvg", "SCAFF-PD"]]}
+    reproduce(name, tmp_path, quick=True, changes=some)
+    stored = sorted((tmp_path / "runs").glob("*.json"))
+    before = {path: path.stat().st_mtime_ns for path in stored}
+    lost = next(path for path in stored if "seed-0" in path.name and "fedavg" in path.name)
+    lost.unlink()
+    partial = reproduce(name, tmp_path, quick=True, changes={**some, "finish": False})
+    assert next(row[0] for row in partial.tables["methods"].rows) == "SCAFF-PD"
+    assert not lost.exists()  # a table of what is there runs nothing
+    whole = reproduce(name, tmp_path, quick=True, changes=some)
+    rows = {row[0]: row for row in whole.tables["methods"].rows}
+    assert rows["FedAvg"][-2:] == [4, 3] and rows["SCAFF-PD"][-2:] == [3, 3]  # begun, ended
+    same = {path: path.stat().st_mtime_ns for path in stored}
+    assert {path for path in stored if same[path] != before[path]} == {lost}
+    with pytest.raises(ValueError, match="other settings"):
+        reproduce(name, tmp_path, quick=True, changes={**some, "run": {"rounds": 4}})
+
+
+@pytest.mark.long
+def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatch) -> None:
+    folder = Path(os.environ.get("EQUIFED_DATA", BESIDE))
+    if not (folder / "femnist").is_dir():
+        pytest.skip(f"no data files: set EQUIFED_DATA (looked at {folder})")
+    monkeypatch.setenv("EQUIFED_DATA", str(folder))
+    whole = ef.load("femnist", writers=6)
+    parts = [folded_femnist(k, 2, writers=6, validation=True) for k in (0, 1)]
+    seen = []
+    for split in ("train", "validation", "test"):
+        seen.append([np.sort(part.splits()[split].client(3)[0].sum((1, 2, 3))) for part in parts])
+    (_, _), (kept, again), tested = seen
+    np.testing.assert_array_equal(kept, again)  # never tested, in no fold
+    pooled = [(1 - one.client(3)[0]).sum((1, 2, 3)) for one in whole.splits().values()]
+    once = np.sort(np.concatenate([kept, *tested]))
+    np.testing.assert_allclose(once, np.sort(np.concatenate(pooled)), rtol=1e-5)
+    for k in (0, 1):
+        all_of_it = np.concatenate([split[k] for split in seen])
+        np.testing.assert_allclose(np.sort(all_of_it), once, rtol=1e-5)
+    outcome = reproduce("femnist-cnn", tmp_path, quick=True,
+                        changes={"groups": [["FedAvg", "ours"]], "places": [1]})  # fmt: skip
+    rows = {row[0]: row for row in outcome.tables["methods"].rows}
+    assert set(rows) == {"FedAvg", "ours", "alone"}
+    record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())
+    assert record["splits"]["test"]["sizes"] == parts[0].splits()["test"].sizes.tolist()
+    module = EXPERIMENTS["femnist-cnn"].module
+    counts = {m: (np.full(50, 40.0), np.full(50, 50.0)) for m in ("FedAvg", "ours")}
+    assert module.difference(counts, "ours", "FedAvg", "worst 20 %, %").tolist() == [0.0, 0.0, 0.0]
