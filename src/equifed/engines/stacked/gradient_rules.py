@@ -8,17 +8,17 @@ connected layers out by hand.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from typing_extensions import override
 
+from equifed.engines.arithmetic import Precision, products_in
 from equifed.models.flat import FlatModel
 from equifed.models.written_out import write_out
 
@@ -99,10 +99,6 @@ class FunctionRule(GradientRule):
         return weights @ self._model.sample_losses(u, inputs, targets, keys)
 
 
-Precision = Literal["full", "tf32", "bf16"]
-"""Of matrix products on a GPU: the model's own, or with factors rounded to 10 or 7 bits."""
-
-
 class PenalisedRule:
     """A rule for the clients' whole losses: several blocks of samples, and the L2 penalty.
 
@@ -159,28 +155,6 @@ class PenalisedRule:
         else:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
-
-
-@contextmanager
-def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Multiply matrices in that precision for a while."""
-    if precision == "bf16":
-        with torch.autocast(device.type, torch.bfloat16):
-            yield
-    elif precision == "full" and device.type == "cuda":  # convolutions would take tf32 by default
-        cudnn = torch.backends.cudnn
-        kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark}
-        with cudnn.flags(**kept, deterministic=cudnn.deterministic, allow_tf32=False):
-            yield
-    elif precision == "tf32":
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-    else:
-        yield
 
 
 class CompiledRule(GradientRule):
