@@ -40,8 +40,8 @@ def show_data(
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
     with explain_errors():
+        from equifed.runs.built import load_data
         from equifed.runs.config import ConfigError, RunConfig, read_data
-        from equifed.runs.run import load_data
 
         wrong = [text for text in settings or [] if not text.startswith("data.")]
         if wrong:

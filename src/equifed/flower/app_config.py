@@ -181,7 +181,7 @@ class AppConfig:
 
     def load_client(self, partition: int) -> Federation:
         """Return one client of the named data set, for trying out."""
-        from equifed.runs.run import load_data
+        from equifed.runs.built import load_data
 
         if "name" not in self.data:
             raise ConfigError(
