@@ -15,7 +15,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.local import LocalSGD, SmoothedHinge
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
-from equifed.engines.arithmetic import products_in
+from equifed.engines.precision import products_in
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.chunks import split_into_chunks
 from equifed.engines.stacked.clients import StackedClients

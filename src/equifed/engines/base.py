@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol, Self, runtime_checkable
@@ -159,13 +159,6 @@ def check_local_arguments(
         raise ValueError("local.multiplier is c_i - c + proximal (x - u): it needs a control.")
     if (work.hinge is None) != (slopes is None):
         raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
-
-
-def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
-    """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
-    rows = rows.double().contiguous()  # products of other strides may have other bits
-    products = rows @ solve(rows).T
-    return to_numpy((products + products.T) / 2)
 
 
 def to_numpy(values: Tensor) -> Losses:

@@ -21,7 +21,7 @@ from equifed.contract.names import show_text
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, products_of_rows
+from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, to_numpy
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
@@ -252,3 +252,10 @@ def resolve_model(
             raise ValueError(f"The model {module!r} is a name, so the loss must be one too.")
         module = build(module, federation.input_shape, outputs_for(federation, loss))
     return module, loss_by_name(loss) if isinstance(loss, str) else loss
+
+
+def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
+    """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
+    rows = rows.double().contiguous()  # products of other strides may have other bits
+    products = rows @ solve(rows).T
+    return to_numpy((products + products.T) / 2)

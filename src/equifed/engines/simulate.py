@@ -11,10 +11,10 @@ from torch import nn
 
 from equifed.contract.own import OwnSteps
 from equifed.data.federation import Federation
-from equifed.engines.arithmetic import Precision
 from equifed.engines.fastest import choose_fastest
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
+from equifed.engines.precision import Precision
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss

@@ -35,11 +35,10 @@ from equifed.engines.base import (
     DenseVectors,
     InProcessVectors,
     TorchClients,
-    products_of_rows,
 )
 from equifed.engines.distributed.group import Workers
 from equifed.engines.distributed.shards import assign_clients, cut_shard
-from equifed.engines.in_process import InProcessClients
+from equifed.engines.in_process import InProcessClients, products_of_rows
 from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from equifed.contract.arrays import Index
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.stacked.gradient_rules import Samples
 from equifed.engines.sums import has_one_order
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 CPU_CHUNK = 8 << 20
 """Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
@@ -263,3 +267,29 @@ class Supply:
             assert keys is not None
             whole = replace(whole, keys=keys.to(whole.keys.device))
         return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))
+
+
+def map_in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], together: bool
+) -> list[Result]:
+    """Return the function's results in the order of the items.
+
+    Small batched products gain little from being divided among cores; whole chunks of clients gain
+    all there is. If they may run ``together`` and there are at least as many as torch has threads,
+    every thread takes one after the other, on a core of its own. Nothing depends on who is ready
+    first, so results are the same bit for bit.
+
+    >>> map_in_threads(abs, [-1, -2, -3, -4], together=True)
+    [1, 2, 3, 4]
+    """
+    threads = torch.get_num_threads()
+    if not together or threads == 1 or len(items) < threads:
+        return [function(item) for item in items]
+    # Here for the matrix library, which counts its threads for all callers; in every thread for
+    # OpenMP, which counts them for each.
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(function, items))
+    finally:
+        torch.set_num_threads(threads)

@@ -27,10 +27,10 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.arithmetic import Precision
 from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Keys, Minibatches
+from equifed.engines.precision import Precision
 from equifed.engines.stacked.chunks import (
     ALIGNED,
     CPU_CHUNK,

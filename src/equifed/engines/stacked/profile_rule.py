@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.engines.arithmetic import Precision, products_in
+from equifed.engines.precision import Precision, products_in
 from equifed.engines.profile import Offsets
 from equifed.engines.stacked.chunks import empty_rows
 from equifed.engines.stacked.dense_layers import Linear, as_rows

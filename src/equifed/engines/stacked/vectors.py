@@ -19,11 +19,17 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.arithmetic import map_in_threads
 from equifed.engines.base import DenseVectors, InProcessVectors, to_numpy, to_tensor
 from equifed.engines.minibatches import Keys
 from equifed.engines.own_parts import OwnRows
-from equifed.engines.stacked.chunks import Chunk, Supply, empty_rows, put_rows, rows_of
+from equifed.engines.stacked.chunks import (
+    Chunk,
+    Supply,
+    empty_rows,
+    map_in_threads,
+    put_rows,
+    rows_of,
+)
 from equifed.engines.stacked.gradient_rules import PenalisedRule
 from equifed.engines.stacked.walk import ChunkWork, OwnColumns, Walk
 from equifed.engines.sums import Node, node_values, nodes_within
