@@ -83,7 +83,7 @@ def test_feddyn_is_its_naive_twin(problem: Problem, weighting: Any, fraction: fl
 
 def test_feddyn_ends_at_the_average_optimum_and_tilts_are_gradients(problem: Problem) -> None:
     """FedAvg with as many local steps ends elsewhere."""
-    clients, x = problem.clients(), start(problem)
+    clients, x = problem.clients("stacked"), start(problem)
     state, _ = rounds(FedDyn(WORK), clients, x, 150)
     end = np.asarray(state.x)
     assert np.linalg.norm(problem.gradients(end).mean(0)) < 1e-6

@@ -35,6 +35,7 @@ def hessian_by_autograd(clients, x, weights):
     return torch.autograd.functional.hessian(total, x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("penalise", ["all", "weights"])
 @pytest.mark.parametrize("frozen", [None, "weight", "bias"])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "cross_entropy"])
