@@ -44,11 +44,6 @@ ROUNDS = 4
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-@pytest.fixture(params=PROBLEMS, ids=str)
-def problem(request: pytest.FixtureRequest) -> Problem:
-    return PROBLEMS[request.param]
-
-
 def updates(problem: Problem, x: np.ndarray) -> np.ndarray:
     return np.array([x - walk(problem, i, x, 0.05, 4)[-1] for i in range(problem.n)])
 

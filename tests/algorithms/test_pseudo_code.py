@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests import naive
-from tests.problems import PROBLEMS, Problem, rounds, start
+from tests.problems import Problem, rounds, start
 
 from equifed.algorithms import (
     AFL,
@@ -30,14 +30,6 @@ from equifed.steps.schedules import ConstantSteps
 ROUNDS = 4
 WORK = LocalSGD(lr=0.05, steps=4)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-
-
-FIRST, *OTHERS = PROBLEMS
-
-
-@pytest.fixture(params=[FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
-def problem(request: pytest.FixtureRequest) -> Problem:
-    return PROBLEMS[request.param]
 
 
 def by_size(problem: Problem) -> np.ndarray:

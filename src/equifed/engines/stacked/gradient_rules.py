@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, get_args
 
@@ -48,11 +48,6 @@ class Samples:
             return [self]
         pieces = [slice(a, a + width) for a in range(0, self.weights.shape[1], width)]
         return [self.changed(partial(_columns, piece)) for piece in pieces]
-
-    def as_one(self, shares: Tensor) -> Samples:
-        """Return all samples as those of one client, each client counting its share (c,)."""
-        weighted = replace(self, weights=self.weights * shares.unsqueeze(1))
-        return weighted.changed(lambda values: values.flatten(0, 1).unsqueeze(0))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Samples:
         """Return the samples with the same change made to every tensor."""
