@@ -12,23 +12,23 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.own import uses_minibatches
-from equifed.contract.provenance import ChoseEngine
+from equifed.contract.questions import ChoseEngine
 from equifed.data.federation import Federation
 from equifed.data.holdout import Holdout
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
+from equifed.runs.config import RunConfig, build_algorithm
 from equifed.runs.entries import load_address
 from equifed.runs.modules import build_module, freeze_features
 from equifed.runs.settings import ConfigError, Table, choose, construct, settings
+from equifed.runs.tables import ModelSettings
 from equifed.training.callback import Callback
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.provenance import FORMAT
-from equifed.training.versions import package_versions
+from equifed.training.provenance import FORMAT, package_versions
 
 
 @dataclass(frozen=True)
