@@ -17,8 +17,7 @@ from equifed.engines.base import TorchClients
 from equifed.engines.own_parts import JOINT, FoundOwnParts
 from equifed.engines.sums import Node, leaf_nodes, sum_leaves
 from equifed.models.curvature import known_curvature, refuse_bounds
-from equifed.models.hessian import linear_hessian
-from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights
+from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights, linear_hessian
 
 
 class SecondDerivatives(FoundOwnParts, TorchClients):
