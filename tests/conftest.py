@@ -1,12 +1,21 @@
-"""Where the real data files are: the folder named by EQUIFED_DATA, or one beside the repository."""
+"""Where the real data files are; one seed for modules; files that are not wanted stay closed."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 BESIDE = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where long tests are not wanted, do not import files that are long as a whole."""
+    if "not long" not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if re.search(r"^pytestmark = pytest\.mark\.long$", text, re.MULTILINE) else None
 
 
 @pytest.fixture

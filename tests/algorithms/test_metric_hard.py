@@ -78,6 +78,7 @@ def test_a_thousand_clients_are_certified(objective: SaddleObjective) -> None:
     assert last.numbers["gap"] <= 1e-3 * abs(last.objective)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [least_squares, logistic])
 @pytest.mark.parametrize("objective", [Average(), CVaR(0.5)], ids=repr)
 def test_own_intercepts_are_those_of_an_interior_point(

@@ -44,11 +44,6 @@ ROUNDS = 4
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
-@pytest.fixture(params=PROBLEMS, ids=str)
-def problem(request: pytest.FixtureRequest) -> Problem:
-    return PROBLEMS[request.param]
-
-
 def updates(problem: Problem, x: np.ndarray) -> np.ndarray:
     return np.array([x - walk(problem, i, x, 0.05, 4)[-1] for i in range(problem.n)])
 
@@ -83,7 +78,7 @@ def test_feddyn_is_its_naive_twin(problem: Problem, weighting: Any, fraction: fl
 
 def test_feddyn_ends_at_the_average_optimum_and_tilts_are_gradients(problem: Problem) -> None:
     """FedAvg with as many local steps ends elsewhere."""
-    clients, x = problem.clients(), start(problem)
+    clients, x = problem.clients("stacked"), start(problem)
     state, _ = rounds(FedDyn(WORK), clients, x, 150)
     end = np.asarray(state.x)
     assert np.linalg.norm(problem.gradients(end).mean(0)) < 1e-6

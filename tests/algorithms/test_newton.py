@@ -21,6 +21,8 @@ from equifed.engines.simulate import simulate
 from equifed.objectives import Average, QFair, RelativeFairness
 from equifed.training.loop import train
 
+pytestmark = pytest.mark.long
+
 DOUBLE = torch.float64
 
 
@@ -50,7 +52,6 @@ def test_the_matrix_is_the_one_that_autograd_finds(loss, frozen, penalise):
     torch.testing.assert_close(found, hessian_by_autograd(clients, x, weights))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 7, 9, 11, 13, 16, 22])
 def test_it_reaches_the_optimum_and_proves_it(seed):
     problem = convex_problem(seed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests import naive
-from tests.problems import PROBLEMS, Problem, rounds, start
+from tests.problems import Problem, rounds, start
 
 from equifed.algorithms import (
     AFL,
@@ -30,11 +30,6 @@ from equifed.steps.schedules import ConstantSteps
 ROUNDS = 4
 WORK = LocalSGD(lr=0.05, steps=4)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-
-
-@pytest.fixture(params=PROBLEMS, ids=str)
-def problem(request: pytest.FixtureRequest) -> Problem:
-    return PROBLEMS[request.param]
 
 
 def by_size(problem: Problem) -> np.ndarray:
@@ -65,9 +60,10 @@ def test_fedprox(problem: Problem) -> None:
     equal(play(fedprox(0.3, WORK), problem).x, expected)
 
 
-@pytest.mark.parametrize("weighting", ["size", "uniform"])
-@pytest.mark.parametrize("option", [1, 2])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("fraction", "option", "weighting"),
+    [(1.0, 1, "size"), (0.5, 1, "uniform"), (1.0, 2, "uniform"), (0.5, 2, "size")],
+)
 def test_scaffold_with_stored_variates(
     problem: Problem, fraction: float, option: int, weighting: str
 ) -> None:
@@ -162,8 +158,9 @@ def test_rfedfair(problem: Problem, clients_per_round: int | None) -> None:
     equal(algorithm.model(state), mean)
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize(
+    ("q", "weighting"), [(0.0, "size"), (0.5, "uniform"), (2.0, "size"), (2.0, "uniform")]
+)
 def test_qfedavg(problem: Problem, q: float, weighting: str) -> None:
     p = by_size(problem) if weighting == "size" else uniform(problem)
     state = play(QFedAvg(WORK, q, weighting=weighting), problem)
@@ -176,8 +173,9 @@ def test_qfedsgd(problem: Problem, q: float) -> None:
     equal(state.x, naive.qfedsgd(problem, start(problem), ROUNDS, q, big=10.0))
 
 
-@pytest.mark.parametrize("level", [0.25, 0.5, 0.9])
-@pytest.mark.parametrize("weighting", ["size", "uniform"])
+@pytest.mark.parametrize(
+    ("level", "weighting"), [(0.25, "size"), (0.5, "uniform"), (0.9, "size"), (0.9, "uniform")]
+)
 def test_delta_fl(problem: Problem, level: float, weighting: str) -> None:
     p = by_size(problem) if weighting == "size" else uniform(problem)
     state = play(DeltaFL(WORK, level, weighting), problem)

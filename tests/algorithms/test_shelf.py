@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from tests.naive import walk
-from tests.problems import PROBLEMS, Problem, rounds, start
+from tests.problems import Problem, rounds, start
 
 from equifed.algorithms import (
     FedAvg,
@@ -35,11 +35,6 @@ pytestmark = pytest.mark.long
 WORK = LocalSGD(lr=0.05, steps=4)
 ROUNDS = 4
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-
-
-@pytest.fixture(params=PROBLEMS, ids=str)
-def problem(request: pytest.FixtureRequest) -> Problem:
-    return PROBLEMS[request.param]
 
 
 def losses_of(problem: Problem, x: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from equifed.cli import starting
 from equifed.cli.main import app
 from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
+from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History
@@ -37,7 +38,7 @@ def test_a_hospital_table_becomes_a_model_that_serves_every_hospital(tmp_path: P
     assert begun.exit_code == 0, begun.stderr
     done = equifed("run", config, "--out", out)
     assert done.exit_code == 0, done.stderr
-    history, federation = History.load(out), runs.load_data(RunConfig.read(config).data)
+    history, federation = History.load(out), load_data(RunConfig.read(config).data)
     accuracy = history.per_client("accuracy", "test")
     assert set(accuracy) == set(SIZES)
     counts = federation.test.class_counts(2)
@@ -88,7 +89,7 @@ def test_codes_are_asked_for_or_named(tmp_path: Path, monkeypatch: pytest.Monkey
     equifed("init", path, "--out", out, "--overwrite", "--categorical", "stage")
     named = RunConfig.read(out).data
     assert named["prepare"]["categorical"] == ["stage", "ward"]
-    names = runs.load_data(named).preparation.feature_names
+    names = load_data(named).preparation.feature_names
     assert names == ("x", "stage=1", "stage=2", "stage=3", "ward=u", "ward=v")
     monkeypatch.setattr(starting, "_is_terminal", lambda: True)
     asked = equifed("init", path, "--out", out, "--overwrite", typed="\n\nstage\n")
@@ -145,7 +146,7 @@ def test_odd_columns_end_in_a_configuration_that_loads(
     assert result.exit_code == 0, result.stderr
     config = RunConfig.read(out)
     assert {key: config.data[key] for key in expected} == expected
-    federation = runs.load_data(config.data)
+    federation = load_data(config.data)
     assert federation.names == ("a", "b", "c") and federation.test is not None
 
 
@@ -216,7 +217,7 @@ def test_the_preparation_of_a_run_is_kept_and_no_other_taken(config: Path) -> No
     out = config.parent / "out"
     runs.run(RunConfig.read(config, ["rounds=1"]), out)
     kept = runs.load_preparation(out)
-    assert kept == runs.load_data(RunConfig.read(out / "config.toml").data).preparation
+    assert kept == load_data(RunConfig.read(out / "config.toml").data).preparation
     path = out / "preparation.json"
     text = path.read_text()
     path.write_text(text.replace('"scale": "standard"', '"scale": "robust"'))
@@ -246,4 +247,4 @@ def test_python_and_toml_prepare_alike(config: Path) -> None:
     federation = Federation.from_table(
         draw_hospitals(), "hospital", "outcome", features=data["features"], test=0.25, name="h"
     )
-    assert runs.load_data(data).checksum() == federation.checksum()
+    assert load_data(data).checksum() == federation.checksum()

@@ -10,8 +10,8 @@ import pytest
 
 from equifed.data import DataError
 from equifed.datasets.pooled import arrays
+from equifed.runs.built import build
 from equifed.runs.config import RunConfig
-from equifed.runs.run import build
 
 PARTITION = {"name": "dirichlet", "clients": 4, "alpha": 0.5, "min_samples": 5}
 

@@ -31,6 +31,7 @@ from equifed.data.sum_answers import (
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 
+@pytest.mark.long
 @given(st.lists(FLOATS, min_size=1, max_size=8))
 def test_sums_of_digits_are_those_of_fsum(values: list[float]) -> None:
     total = np.sum([split_exactly(v) for v in values], axis=0)
@@ -105,6 +106,7 @@ PREPARES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PREPARES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sites_fit_what_the_table_of_all_fits(name: str, seed: int) -> None:

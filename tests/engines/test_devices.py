@@ -15,11 +15,11 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.local import LocalSGD, SmoothedHinge
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
+from equifed.engines.precision import products_in
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.chunks import split_into_chunks
 from equifed.engines.stacked.clients import StackedClients
 from equifed.engines.stacked.cuda_graph import SaltedKeys, _uniform
-from equifed.engines.stacked.gradient_rules import products_in
 from equifed.models import losses
 from equifed.models.architectures import build
 from equifed.training.loop import train

@@ -12,8 +12,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average
+from equifed.runs.built import build
 from equifed.runs.config import RunConfig
-from equifed.runs.run import build
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long

@@ -13,14 +13,9 @@ from experiments.harness.experiment import ROOT
 pytestmark = pytest.mark.long
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-SELF_CONTAINED = [
-    "flamby-heart",
-    "scaff-pd-synthetic",
-    "scaff-pd-cifar10",
-    "rc-fashion",
-    "ia-points",
-    "ia-penguins",
-]
+SELF_CONTAINED = ["flamby-heart", "rc-fashion", "ia-points"]
+LONGER = ["scaff-pd-synthetic", "scaff-pd-cifar10", "ia-penguins"]
+"""Those whose experiments have tests with smaller forms."""
 
 
 def results(name: str, out: Path) -> dict[str, object]:
@@ -33,7 +28,9 @@ def results(name: str, out: Path) -> dict[str, object]:
     return stored
 
 
-@pytest.mark.parametrize("name", SELF_CONTAINED)
+@pytest.mark.parametrize(
+    "name", [*SELF_CONTAINED, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)]
+)
 def test_a_short_form_needs_no_files(name: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "cache"))

@@ -81,6 +81,7 @@ def simulate_worst(truths, trials, runs=400, seed=0):
     return held / runs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("truths", "trials"),
     [

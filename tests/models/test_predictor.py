@@ -154,6 +154,7 @@ def test_thresholds_are_per_client_and_half_for_others() -> None:
         history.predictor(thresholds={"n": 1.5})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["accuracy", "balanced_accuracy"])
 def test_fitted_thresholds_are_the_best_on_a_grid(rule) -> None:
     score = {"accuracy": accuracy_score, "balanced_accuracy": balanced_accuracy_score}[rule]

@@ -39,8 +39,15 @@ def bits(module: nn.Module) -> dict[str, torch.Tensor]:
 # -- what is frozen --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        pytest.param(
+            name, ENGINES[i % 2], marks=() if name.endswith("/plain") else pytest.mark.slow
+        )
+        for i, name in enumerate(CASES)
+    ],
+)
 def test_training_a_head_is_training_it_on_the_features_of_the_backbone(name, engine):
     """For every algorithm: the frozen part may as well be applied to the data beforehand."""
     federation, module = classification(), with_backbone()

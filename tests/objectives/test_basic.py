@@ -146,6 +146,7 @@ def test_q_fair_runs_from_the_sum_towards_the_worst_case(losses, point):
     assert mean ** (1 / 51) == pytest.approx(WorstCase().value(losses / 5), rel=0.03, abs=1e-6)
 
 
+@pytest.mark.long
 @given(losses=positive, tilt=exponents)
 def test_a_positive_tilt_is_kl_in_everything(losses, tilt):
     one, other = Tilted(tilt, (1, 2, 3, 4)), KL(1 / tilt, (1, 2, 3, 4))
@@ -172,6 +173,7 @@ def test_proportional_fairness_beyond_its_floor_is_its_tangent():
     assert objective.value(far) == pytest.approx(-np.log(0.5) + 0.5 * 7.5 / 0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("power", [1.05, 1.3, 2.0, 3.0, 12.0])
 @settings(deadline=None, max_examples=25)
 @given(losses=positive, point=positive, strength=exponents, step=exponents)

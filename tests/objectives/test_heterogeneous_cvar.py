@@ -91,6 +91,7 @@ def test_the_corners_of_the_tails_are_the_average_and_the_worst_case(problem):
     )
 
 
+@pytest.mark.long
 @some
 @given(losses=st.lists(st.floats(0, 3), min_size=4, max_size=4).map(np.array))
 @pytest.mark.parametrize("tail", [0.25, 0.4, 0.8, 1.0])
@@ -110,6 +111,7 @@ def test_equal_tails_are_the_size_weighted_cvar():
     )
 
 
+@pytest.mark.long
 def test_a_million_clients_sum_to_one():
     losses = np.random.default_rng(0).normal(size=10**6)
     assert HeterogeneousCVaR(0.3).weights(losses).sum() == pytest.approx(1, abs=1e-12)

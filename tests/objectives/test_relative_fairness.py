@@ -35,6 +35,7 @@ numbers = st.lists(st.floats(-2, 2) | st.sampled_from([0.0, 1.0]), min_size=5, m
 some = settings(deadline=None, max_examples=10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("upper", SIDES, ids=repr)
 @pytest.mark.parametrize("lower", SIDES, ids=repr)
 @some
@@ -104,6 +105,7 @@ def test_unequal_caps_that_are_equal_give_the_symmetric_set(point, phi, level):
     assert same.value(point) == pytest.approx(equal.value(point), abs=1e-11)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
 def test_a_quadratic_programme_agrees_on_unequal_caps(n):
     rng = np.random.default_rng(n)
@@ -171,6 +173,7 @@ def exact_solution(objective, problem):
     return float(best), 0.5 * np.einsum("ni,nij,nj->n", away, hessians, away) + floors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     ("upper", "lower", "drop"),

@@ -275,7 +275,7 @@ def check_levels(report, text):
         assert f"{worst} {scale.label}" in text
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
 @given(case=cases)
 def test_every_report_is_true_to_its_numbers(case):
     report = make_report(**case)

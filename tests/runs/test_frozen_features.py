@@ -12,8 +12,9 @@ import torch
 
 import equifed as ef
 from equifed.contract.streams import Stream
+from equifed.runs.built import build
 from equifed.runs.config import ConfigError, RunConfig
-from equifed.runs.run import build, run
+from equifed.runs.run import run
 from equifed.training.files import RunFolderError
 
 pytestmark = pytest.mark.long

@@ -4,8 +4,9 @@ import csv
 
 import pytest
 
+from equifed.runs.built import build
 from equifed.runs.config import ConfigError, RunConfig
-from equifed.runs.run import build, resume, run
+from equifed.runs.run import resume, run
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long

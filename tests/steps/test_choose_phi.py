@@ -125,8 +125,9 @@ def test_phi_is_equation_8_at_the_saddle_point_of_phi_zero(
     assert choice.unsolved < 1e-6 and len(choice.notes()) == 1 + (choice.phi == LARGEST_PHI)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("tail", [None, 0.5])
+@pytest.mark.parametrize(
+    ("name", "tail"), [("least squares", None), ("logistic", 0.5), ("more clients", None)]
+)
 def test_training_finds_the_dual_solution_that_phi_is_chosen_at(
     name: str, tail: float | None
 ) -> None:
@@ -210,7 +211,7 @@ def test_the_chosen_phi_narrows_the_ratio_and_is_announced() -> None:
     assert ratios[1] < ratios[0]
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", ["least squares", "logistic"])
 def test_the_model_stays_in_the_ball_and_is_best_there(name: str) -> None:
     """One local step, phi = 0: the best model of the ball by an interior-point solver."""
     problem = PROBLEMS[name]

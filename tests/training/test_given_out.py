@@ -71,10 +71,8 @@ def value_of(problem: Problem, objective: SaddleObjective, history: History) -> 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("within", [0.5, 0.05, 1e-3])
-def test_a_run_that_stops_at_a_gap_gives_out_a_model_within_it(
-    seed: int, name: str, within: float
-) -> None:
+def test_a_run_that_stops_at_a_gap_gives_out_a_model_within_it(seed: int, name: str) -> None:
+    within = (0.5, 0.05, 1e-3)[(seed + list(OBJECTIVES).index(name)) % 3]
     problem = convex_problem(seed)
     objective, best = objective_of(name, problem.n), optimum(seed, name)
     check_stop_at_gap(problem, objective, best, within)
@@ -271,8 +269,11 @@ def test_a_stop_at_a_gap_and_another_model_contradict_each_other() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("every", [1, 2, 20])
-@pytest.mark.parametrize("algorithm", [PLAIN, PROVED], ids=["fedavg", "scaff-pd"])
+@pytest.mark.parametrize(
+    ("algorithm", "every"),
+    [(PLAIN, 1), (PLAIN, 20), (PROVED, 2)],
+    ids=["fedavg-1", "fedavg-20", "scaff-pd-2"],
+)
 def test_the_last_evaluation_is_that_of_the_parameters(
     algorithm: Any, every: int, kind: GiveOut, tmp_path: Path
 ) -> None:
@@ -323,8 +324,8 @@ class KillIn(training.Callback):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("algorithm", "stops"),
-    [(PLAIN, False), (PROVED, False), (PROVED, True)],
-    ids=["fedavg", "scaff-pd", "stopped"],
+    [(PLAIN, False), (PROVED, True)],
+    ids=["fedavg", "scaff-pd, stopped"],
 )
 def test_a_kill_at_any_moment_changes_nothing(
     algorithm: Any, stops: bool, kind: GiveOut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,9 +32,17 @@ LIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("name", ["fedavg", "afl", "q-fedavg", "scaff-pd"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("fedavg", torch.float32),
+        ("afl", torch.float64),
+        ("q-fedavg", torch.float32),
+        ("scaff-pd", torch.float64),
+    ],
+    ids=str,
+)
 def test_only_the_liar_is_missing_and_the_model_stays_finite(
     name: str, lie: str, dtype: torch.dtype
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equifed.contract.memory import KeyedMemory
-from equifed.engines.in_process import DenseVectors
+from equifed.engines.base import DenseVectors
 from equifed.training import checkpoints, register_state, states
 from equifed.training.checkpoints import CheckpointError
 from equifed.training.files import RunFolderError, seal

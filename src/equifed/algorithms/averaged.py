@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
+from equifed.algorithms.wrapper import WrapperState
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
@@ -15,20 +15,14 @@ from equifed.contract.streams import Stream
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, the mean model, the mean weights, and the rounds they are of."""
 
-    inner: Any
     mean: Vector
     weights: Weights | None = None  # None before the first round
     rounds: int = 0
     models: tuple[Vector, ...] = ()  # the last ones, where their number is given
     duals: tuple[Weights, ...] = ()
-
-    @property
-    def x(self) -> Vector:
-        """The last model, from which the next round starts."""
-        return self.inner.x  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

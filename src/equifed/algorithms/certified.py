@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from equifed.algorithms.wrapper import changes_objective, objective_at
+from equifed.algorithms.wrapper import Wrapper, WrapperState, changes_objective, objective_at
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, may_sum
@@ -19,25 +19,19 @@ from equifed.steps.certificate import Certificate, certificate, with_best_bound
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, and what is known of the losses' curvature, or why nothing is.
 
     ``lower`` is the largest value that the objective was proved not to fall below.
     """
 
-    inner: Any
     curvature: Curvature | str | None = None  # None before the first round
     round: int = 0
     lower: float | None = None
 
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True)
-class Certified:
+class Certified(Wrapper):
     """Adds to every round a bound on how far the model it started from is from the best one.
 
     It needs an algorithm whose rounds tell the clients' losses and a weighted full gradient at the
@@ -96,10 +90,6 @@ class Certified:
             return after, replace(info, numbers=numbers | proof.numbers())
         notes = () if proof is None else (f"no certificate: {proof}",)
         return after, replace(info, numbers=numbers, notes=info.notes + notes)
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
 
     def _known(self, clients: Clients) -> Curvature | str:
         """Return what is certain, or stated, about the clients' curvature."""

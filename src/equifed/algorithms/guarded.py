@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from equifed.algorithms.guard_view import Guard, GuardedClients, Watch
-from equifed.algorithms.wrapper import unwrap
+from equifed.algorithms.wrapper import Wrapper, WrapperState, unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
@@ -22,23 +22,17 @@ KINDS = ("update", "gradient")
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, the last claims, and what was usual: now and in the first round."""
 
-    inner: Any
     claims: Losses | None = None  # None before the first claims
     first_claim: float = 0.0
     lengths: Losses | None = None  # of updates and gradients; 0 where there was none yet
     first_lengths: Losses | None = None
 
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True)
-class Guarded:
+class Guarded(Wrapper):
     r"""Keeps a client that lies, or is broken, from leading the others.
 
     * A **claim** (a loss) far above or below all current claims enters clipped.
@@ -89,10 +83,6 @@ class Guarded:
             np.array([watch.first_lengths.get(kind, 0.0) for kind in KINDS]),
         )
         return after, self._told(info, watch, guarded)
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
 
     def wrapped(self) -> AnyAlgorithm:
         """Return the algorithm as training runs it, with the guard inside all other wrappers."""

@@ -10,7 +10,7 @@ from equifed.algorithms.certified import Certified
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, MissingClients
-from equifed.contract.hessian import KnowsHessians
+from equifed.contract.questions import KnowsHessians
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective, check_saddle
 

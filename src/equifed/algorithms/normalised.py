@@ -10,8 +10,8 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.wrapper import unwrap
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
+from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, unwrap
+from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved
 from equifed.contract.local import LocalSGD
@@ -22,19 +22,12 @@ By = Literal["steps", "length"]
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state."""
-
-    inner: Any
-
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
-class Normalised:
+class Normalised(WeightedWrapper):
     r"""Scales what comes of local steps before the algorithm sums it.
 
     .. math:: x - u_i \;\to\; s_i (x - u_i), \qquad
@@ -86,15 +79,6 @@ class Normalised:
         view = _Scaling(clients, self.by, type(unwrap(self.algorithm)).__name__)
         inner, info = self.algorithm.round(state.inner, view, stream)
         return State(inner), info
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
-
-    def weights(self, state: State) -> Weights | None:
-        """Return the weights that the algorithm gives out, if it does."""
-        inner = self.algorithm
-        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
     def wrapped(self) -> AnyAlgorithm:
         """Return it as training runs it: what is remembered of absent clients is normalised."""

@@ -5,29 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from equifed.algorithms.wrapper import unwrap
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
-from equifed.contract.arrays import Vector, Weights
+from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, unwrap
+from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
+from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, and the rounds so far."""
 
-    inner: Any
     rounds: int = 0
-
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
-class Paced:
+class Paced(WeightedWrapper):
     r"""Multiplies the step size of local work by a factor that depends on the round.
 
     .. math:: \text{lr}_t = \text{lr} \cdot \min(1, t / \text{warmup})
@@ -101,15 +95,6 @@ class Paced:
         t = state.rounds + 1
         inner, info = _scaled(self.algorithm, self.factor(t)).round(state.inner, clients, stream)
         return State(inner, t), info
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
-
-    def weights(self, state: State) -> Weights | None:
-        """Return the weights that the algorithm gives out, if it does."""
-        inner = self.algorithm
-        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
     def wrapped(self) -> Paced:
         """Return it around the algorithm as training runs it."""

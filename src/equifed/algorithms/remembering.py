@@ -9,8 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.attendance import PATIENCE, rounds_of_patience
-from equifed.algorithms.wrapper import inner_state, unwrap, with_inner_state
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
+from equifed.algorithms.wrapper import (
+    WeightedWrapper,
+    WrapperState,
+    inner_state,
+    unwrap,
+    with_inner_state,
+)
+from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, Moved, hides_sums
 from equifed.contract.local import LocalSGD
@@ -44,22 +50,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, the memory, rounds since each client's last answer, and quiet ones."""
 
-    inner: Any
     memory: Memory | None = None
     away: Index | None = None  # None before anybody was missing
     quiet: int = 0  # rounds with everybody there, the last ones in a row
 
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True)
-class Remembering:
+class Remembering(WeightedWrapper):
     r"""Lets absent clients count with the vectors that they sent last.
 
     An algorithm moves the model by a sum :math:`\sum_i \lambda_i v_i` over the clients, of
@@ -129,15 +129,6 @@ class Remembering:
             after = with_inner_state(after, replace(inner_state(after), x=part))
         quiet = state.quiet + 1 if here == n else 0
         return State(after) if quiet >= limit else State(after, view.memory, away, quiet), info
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
-
-    def weights(self, state: State) -> Weights | None:
-        """Return the weights that the algorithm gives out, if it does."""
-        inner = self.algorithm
-        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
     def _limit(self, n: int) -> int:
         core = unwrap(self.algorithm)

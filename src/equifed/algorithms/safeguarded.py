@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.wrapper import inner_state, objective_at, unwrap, with_inner_state
+from equifed.algorithms.wrapper import (
+    Wrapper,
+    WrapperState,
+    inner_state,
+    objective_at,
+    unwrap,
+    with_inner_state,
+)
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
@@ -38,7 +45,7 @@ class BestPoint:
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, and what the safeguard remembers.
 
     Parameters
@@ -57,17 +64,11 @@ class State:
         Running mean of the objective.
     """
 
-    inner: Any
     best: BestPoint | None = None
     measure: Measure | None = None
     first: float | None = None
     stale: int = 0
     mean: float | None = None
-
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
 
     @property
     def vanishes(self) -> bool:
@@ -83,7 +84,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Safeguarded:
+class Safeguarded(Wrapper):
     r"""Goes back to the best point and halves the step sizes where they were too bold.
 
     Where a round is much worse than the best one (its certified gap 100 times the best; or, without
@@ -137,10 +138,6 @@ class Safeguarded:
         if self._objective(state.inner, info) != self._objective(inner, info):
             state = State(state.inner)  # another problem: what is remembered is of no use
         return self._judged(state, inner, info, clients), info
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
 
     def _judged(self, state: State, inner: Any, info: Info, clients: Clients) -> State:
         """Return the state after a round, which may send it back or halve its step sizes."""

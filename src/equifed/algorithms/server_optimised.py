@@ -10,9 +10,9 @@ import torch
 from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded
-from equifed.algorithms.wrapper import inner_state, with_inner_state
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
-from equifed.contract.arrays import Vector, Weights
+from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, inner_state, with_inner_state
+from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
+from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
 
@@ -20,22 +20,16 @@ Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]
 
 
 @dataclass(frozen=True)
-class State:
+class State(WrapperState):
     """The algorithm's state, the model that it was left with, and the two moments."""
 
-    inner: Any
     left: Vector
     m: Vector
     v: Vector | None = None  # none for momentum
 
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
-
 
 @dataclass(frozen=True)
-class ServerOptimised:
+class ServerOptimised(WeightedWrapper):
     r"""Treats what a round moved the model by as a gradient, and steps by an optimiser.
 
     .. math::
@@ -121,15 +115,6 @@ class ServerOptimised:
             x = state.x - self.rate * m / (v.sqrt() + self.tau)
         after = with_inner_state(inner, replace(inner_state(inner), x=x))
         return State(after, x, m, v), info
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
-
-    def weights(self, state: State) -> Weights | None:
-        """Return the weights that the algorithm gives out, if it does."""
-        inner = self.algorithm
-        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
     def wrapped(self) -> AnyAlgorithm:
         """Return it as training runs it: around the algorithm, inside safeguard and proofs."""

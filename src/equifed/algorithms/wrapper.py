@@ -1,14 +1,46 @@
-"""What wrappers of algorithms share: the way to the algorithm inside, and its objective."""
+"""What wrappers of algorithms share: the way to the algorithm inside, its model, its objective."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from equifed.algorithms.attendance import over_members, rounds_of_patience
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
+from equifed.contract.arrays import Vector, Weights
 from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
+
+
+@dataclass(frozen=True)
+class WrapperState:
+    """The state of the algorithm inside; wrappers add what they remember."""
+
+    inner: Any
+
+    @property
+    def x(self) -> Vector:
+        """The model, from which the next round starts."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+
+class Wrapper:
+    """An algorithm around another one, whose model it gives out."""
+
+    algorithm: AnyAlgorithm
+
+    def model(self, state: Any) -> Vector:
+        """Return the algorithm's model."""
+        return self.algorithm.model(state.inner)
+
+
+class WeightedWrapper(Wrapper):
+    """The same, giving out the algorithm's weights, too."""
+
+    def weights(self, state: Any) -> Weights | None:
+        """Return the weights that the algorithm gives out, if it does."""
+        inner = self.algorithm
+        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
 
 def unwrap(algorithm: AnyAlgorithm) -> AnyAlgorithm:

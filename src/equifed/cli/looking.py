@@ -40,8 +40,8 @@ def show_data(
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
     with explain_errors():
+        from equifed.runs.built import load_data
         from equifed.runs.config import ConfigError, RunConfig, read_data
-        from equifed.runs.run import load_data
 
         wrong = [text for text in settings or [] if not text.startswith("data.")]
         if wrong:
@@ -199,8 +199,8 @@ def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     """Return the settings of a name as a configuration has them: key, type, default, meaning."""
     from equifed.runs.automatic_lr import open_step
     from equifed.runs.catalogue import SECTIONS
-    from equifed.runs.config import CHOSEN
     from equifed.runs.settings import settings
+    from equifed.runs.tables import CHOSEN
 
     constructor = SECTIONS[section][name].load()
     wanted = settings(constructor, SECTIONS[section].given)

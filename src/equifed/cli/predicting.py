@@ -46,7 +46,8 @@ def predict(
     """
     with explain_errors():
         from equifed.data.columns import read_columns
-        from equifed.runs.trained import find_strangers, load_predictor
+        from equifed.runs.drift import find_strangers
+        from equifed.runs.trained import load_predictor
 
         predictor = load_predictor(run, personalised=personalised)
         table = read_columns(rows)
@@ -139,7 +140,7 @@ def _show_or_blank(value: float | None, sign: str) -> str:
 def evaluate(run: RunOnly, rows: Rows, client: Client = None, json: Json = False) -> None:
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
     with explain_errors():
-        from equifed.runs.trained import evaluate as measure
+        from equifed.runs.drift import evaluate as measure
 
         found = measure(run, rows, client)
         if json:

@@ -46,7 +46,7 @@ def init(
         if json:
             print_json({"out": str(out), **asdict(guess)})
         elif not quiet:
-            typer.echo("\n".join(_describe(guess, table, out)))
+            typer.echo("\n".join(_describe(guess, out)))
 
 
 def _guess(
@@ -94,8 +94,8 @@ def _choose(what: str, question: str, found: Sequence[str], columns: list[str], 
 
 def _try(out: Path) -> None:
     """Load the data as the configuration says, so that what is wrong is said now."""
+    from equifed.runs.built import load_data
     from equifed.runs.config import RunConfig
-    from equifed.runs.run import load_data
 
     try:
         load_data(RunConfig.read(out).data)
@@ -106,7 +106,7 @@ def _try(out: Path) -> None:
         ) from None
 
 
-def _describe(guess: Guess, table: Path, out: Path) -> list[str]:
+def _describe(guess: Guess, out: Path) -> list[str]:
     """Return what was found, for a person to check."""
     lines = [
         f"client      {guess.client}",

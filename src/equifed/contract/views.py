@@ -26,9 +26,9 @@ from equifed.contract.clients import (
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.group import Group
-from equifed.contract.hessian import KnowsHessians
 from equifed.contract.local import LocalSGD
 from equifed.contract.own import Inexactness, KeepsOwn, TellsOwn
+from equifed.contract.questions import KnowsHessians
 from equifed.contract.streams import Stream
 
 Kind = Literal[

@@ -19,17 +19,13 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.in_process import (
-    DenseVectors,
-    InProcessClients,
-    check_local_arguments,
-    to_numpy,
-)
+from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
+from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
+from equifed.engines.precision import products_in
 from equifed.engines.profile import MOST_NEWTON
 from equifed.engines.stacked.chunks import map_in_threads
-from equifed.engines.stacked.gradient_rules import products_in
 from equifed.engines.sums import Node
 from equifed.models.hessians import LinearHessian
 

@@ -14,8 +14,8 @@ from equifed.data.federation import Federation
 from equifed.engines.fastest import choose_fastest
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
+from equifed.engines.precision import Precision
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
-from equifed.engines.stacked.gradient_rules import Precision
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
 from equifed.models.losses import ClassWeights, weigh_classes

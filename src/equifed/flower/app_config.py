@@ -25,16 +25,9 @@ from equifed.flower.site import read_site
 from equifed.flower.site_data import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.config import (
-    DataSettings,
-    Evaluate,
-    ModelSettings,
-    Plain,
-    check_guard,
-    complete_guard,
-    find_metrics,
-)
+from equifed.runs.config import check_guard, complete_guard, find_metrics
 from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, settings
+from equifed.runs.tables import DataSettings, Evaluate, ModelSettings, Plain
 from equifed.training.given_out import GiveOut
 from equifed.training.stopping import StopWhen
 
@@ -181,7 +174,7 @@ class AppConfig:
 
     def load_client(self, partition: int) -> Federation:
         """Return one client of the named data set, for trying out."""
-        from equifed.runs.run import load_data
+        from equifed.runs.built import load_data
 
         if "name" not in self.data:
             raise ConfigError(

@@ -18,7 +18,7 @@ from equifed.report.document import build
 from equifed.report.methods import ReportError, as_methods
 from equifed.report.page import render_participant
 from equifed.training.history import History
-from equifed.training.versions import package_versions
+from equifed.training.provenance import package_versions
 
 
 def deliver(

@@ -12,7 +12,7 @@ from equifed.data.split import DataError
 from equifed.flower.site_data import TableSettings
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, WireError
-from equifed.training.versions import package_versions
+from equifed.training.provenance import package_versions
 
 LARGEST_SIZE = 1 << 48
 """Samples of a split that a client can say it has."""

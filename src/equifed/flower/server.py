@@ -18,7 +18,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.memory import KeyedMemory
 from equifed.contract.streams import Stream
 from equifed.engines.answers import check_metrics
-from equifed.engines.in_process import check_local_arguments
+from equifed.engines.base import check_local_arguments
 from equifed.flower.curvature import FlowerCurvature
 from equifed.flower.local_work import LocalWork
 from equifed.flower.mailbox import Answers, Mailbox

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.in_process import DenseVectors
+from equifed.engines.base import DenseVectors
 from equifed.flower.curvature import measure_blocks
 from equifed.flower.memory import Memory
 from equifed.flower.own_parts import bind_own_part, measure_error
@@ -38,7 +38,7 @@ from equifed.flower.wire import (
     expect_vector,
 )
 from equifed.metrics.metric import as_metrics
-from equifed.training.versions import package_versions
+from equifed.training.provenance import package_versions
 
 
 @dataclass

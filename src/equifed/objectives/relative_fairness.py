@@ -21,8 +21,20 @@ Equal = Average | CVaR | WorstCase
 Side = Equal | HeterogeneousCVaR
 
 
+class SignedSet(SymmetricSet):
+    """A set whose weights may be negative."""
+
+    @override
+    def start(self, n: int) -> Weights:
+        return self.prox(np.full(n, 1.0 / n), 0.0)
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        return self.permutahedron(n).l1_norm()
+
+
 @dataclass(frozen=True)
-class IntegratedSet(SymmetricSet):
+class IntegratedSet(SignedSet):
     """The set {(a - phi b) / (1 - phi) : a in upper, b in lower}, without a penalty."""
 
     phi: float
@@ -37,17 +49,9 @@ class IntegratedSet(SymmetricSet):
         corner = scale * (a.corner - self.phi * b.corner[::-1])  # -B has the reversed corner
         return Permutahedron(corner, offset=scale * (a.offset - self.phi * b.offset))
 
-    @override
-    def start(self, n: int) -> Weights:
-        return self.prox(np.full(n, 1.0 / n), 0.0)
-
-    @override
-    def l1_norm(self, n: int) -> float:
-        return self.permutahedron(n).l1_norm()
-
 
 @dataclass(frozen=True)
-class CutSet(SymmetricSet):
+class CutSet(SignedSet):
     """A set that treats all clients alike, cut where a weight is larger than the cap, in size."""
 
     whole: IntegratedSet
@@ -59,14 +63,6 @@ class CutSet(SymmetricSet):
         corner = whole.corner + whole.offset  # equal shifts: the sides treat all clients alike
         down = -cut_corner(-cut_corner(corner, most)[::-1], most)[::-1]
         return Permutahedron(down, np.zeros(n))
-
-    @override
-    def start(self, n: int) -> Weights:
-        return self.prox(np.full(n, 1.0 / n), 0.0)
-
-    @override
-    def l1_norm(self, n: int) -> float:
-        return self.permutahedron(n).l1_norm()
 
 
 @dataclass(frozen=True)

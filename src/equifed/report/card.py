@@ -40,7 +40,7 @@ def write_card(
     """
     parts = [
         ["# Model card", "", _describe_task(config, told, predictor)],
-        ["## Data", "", *_describe_data(history, told, predictor, preparation, left_out)],
+        ["## Data", "", *_describe_data(told, predictor, preparation, left_out)],
         ["## Training", "", *_describe_training(history, config, told)],
         ["## Clients", "", *_tabulate(history)],
         ["## Limits", "", *_list_limits(history, predictor)],
@@ -62,7 +62,6 @@ def _describe_task(
 
 
 def _describe_data(
-    history: History,
     told: Mapping[str, Any],
     predictor: Mapping[str, Any],
     preparation: str | None,

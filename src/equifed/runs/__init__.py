@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from equifed.runs.built import Run as Run
+    from equifed.runs.built import build as build
     from equifed.runs.catalogue import unknown as unknown
     from equifed.runs.compare import merge_tables as merge_tables
     from equifed.runs.config import RunConfig as RunConfig
@@ -17,16 +19,15 @@ if TYPE_CHECKING:
     from equifed.runs.jobs import check_folders as check_folders
     from equifed.runs.jobs import make_job as make_job
     from equifed.runs.jobs import run_jobs as run_jobs
-    from equifed.runs.run import Run as Run
-    from equifed.runs.run import build as build
     from equifed.runs.run import start as start
 
 _HOMES = {
+    "built": ("Run", "build"),
     "catalogue": ("unknown",),
     "compare": ("merge_tables",),
     "config": ("RunConfig", "apply_override"),
     "jobs": ("Job", "check_folders", "make_job", "run_jobs"),
-    "run": ("Run", "build", "start"),
+    "run": ("start",),
 }
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
+from equifed.runs.built import Run, build
 from equifed.runs.config import RunConfig
-from equifed.runs.run import Run, build
 from equifed.training.stopping import StopWhen
 
 TRIED = 3

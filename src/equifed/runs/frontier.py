@@ -32,8 +32,8 @@ from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.worst_case import WorstCase
+from equifed.runs.built import build, limit_threads
 from equifed.runs.config import RunConfig
-from equifed.runs.run import build, limit_threads
 from equifed.runs.settings import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.frames import open_axes

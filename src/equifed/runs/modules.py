@@ -18,15 +18,10 @@ import numpy as np
 from equifed.data.cache import cache_folder
 from equifed.data.federation import Federation
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import (
-    CHOSEN,
-    FrozenFeatures,
-    ModelSettings,
-    RunConfig,
-    is_address,
-)
+from equifed.runs.config import RunConfig, is_address
 from equifed.runs.entries import load_address
 from equifed.runs.settings import ConfigError, choose, construct
+from equifed.runs.tables import CHOSEN, FrozenFeatures, ModelSettings
 from equifed.training.files import Damaged, read_sealed, write_file
 from equifed.training.provenance import CONFIG, RUN
 from equifed.training.tables import MODEL, check_folder

@@ -18,8 +18,8 @@ from equifed.data.split import Split
 from equifed.metrics.intervals import Interval
 from equifed.metrics.paired import mean_interval
 from equifed.metrics.paired_samples import count_pairs, newcombe_interval
+from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
-from equifed.runs.run import load_data
 from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History

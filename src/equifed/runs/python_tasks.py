@@ -16,9 +16,9 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
 from equifed.runs.automatic_lr import measure_step, open_step
+from equifed.runs.built import limit_threads
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import build_algorithm
-from equifed.runs.run import limit_threads
 from equifed.runs.settings import Checker
 from equifed.runs.with_alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.training.files import RunFolderError, digest, read_sealed

@@ -64,7 +64,7 @@ def wants_alone(asked: WithAlone, built: Any) -> bool:
 def add_alone(history: History, built: Any, out: Path | None) -> None:
     """Fit own models beside a complete run, and write them into its folder if it has one.
 
-    ``built`` is the :class:`equifed.runs.run.Run` that was trained.
+    ``built`` is the :class:`equifed.runs.built.Run` that was trained.
     """
     config, clients = built.config, getattr(built.clients, "_local", built.clients)  # of a group
     event = fit_alone(history, clients, built.federation, built.algorithm, config.rounds)

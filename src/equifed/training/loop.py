@@ -13,7 +13,7 @@ from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappab
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
-from equifed.contract.prediction import KnowsModule
+from equifed.contract.questions import KnowsModule
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.training.callback import Callback

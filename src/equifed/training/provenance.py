@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from equifed.contract.clients import Clients
-from equifed.contract.provenance import ChoseEngine, KnowsOrigin
+from equifed.contract.questions import ChoseEngine, KnowsOrigin
 from equifed.training.files import Damaged, digest, read_json, seal, write_file
-from equifed.training.versions import package_versions
 
 CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
 FORMAT = 2
 """Of run folders and checkpoints; those of version 0.1 carry no number."""
+
+PACKAGES = ("equifed", "torch", "numpy", "scipy")
+"""What numbers depend on."""
 
 
 def describe_value(value: Any) -> Any:
@@ -104,3 +108,18 @@ def share_of_method(told: Mapping[str, Any]) -> dict[str, Any]:
     apart = ("seed", "sha256", CONFIG, "replaced")
     config = {key: value for key, value in told.get("config", {}).items() if key != "seed"}
     return {**{k: v for k, v in told.items() if k not in (*apart, "config")}, "config": config}
+
+
+def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of packages, and Python's; "not installed" for one that is missing.
+
+    >>> package_versions(["numpy", "no-such-package"])["no-such-package"]
+    'not installed'
+    """
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return {**found, "python": platform.python_version()}

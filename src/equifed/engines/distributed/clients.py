@@ -30,16 +30,15 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.own import Inexactness, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.distributed.group import Workers
-from equifed.engines.distributed.shards import assign_clients, cut_shard
-from equifed.engines.in_process import (
+from equifed.engines.base import (
     MOST_BYTES,
     DenseVectors,
-    InProcessClients,
     InProcessVectors,
     TorchClients,
-    products_of_rows,
 )
+from equifed.engines.distributed.group import Workers
+from equifed.engines.distributed.shards import assign_clients, cut_shard
+from equifed.engines.in_process import InProcessClients, products_of_rows
 from equifed.engines.own_parts import JOINT
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY

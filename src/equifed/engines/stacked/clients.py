@@ -27,13 +27,10 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.in_process import (
-    DenseVectors,
-    InProcessClients,
-    check_local_arguments,
-    to_numpy,
-)
+from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
+from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Keys, Minibatches
+from equifed.engines.precision import Precision
 from equifed.engines.stacked.chunks import (
     ALIGNED,
     CPU_CHUNK,
@@ -50,11 +47,7 @@ from equifed.engines.stacked.chunks import (
 )
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, choose_rule
-from equifed.engines.stacked.gradient_rules import (
-    PenalisedRule,
-    Precision,
-    Samples,
-)
+from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients

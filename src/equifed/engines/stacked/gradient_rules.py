@@ -8,17 +8,17 @@ connected layers out by hand.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from typing_extensions import override
 
+from equifed.engines.precision import Precision, products_in
 from equifed.models.flat import FlatModel
 from equifed.models.written_out import write_out
 
@@ -48,11 +48,6 @@ class Samples:
             return [self]
         pieces = [slice(a, a + width) for a in range(0, self.weights.shape[1], width)]
         return [self.changed(partial(_columns, piece)) for piece in pieces]
-
-    def as_one(self, shares: Tensor) -> Samples:
-        """Return all samples as those of one client, each client counting its share (c,)."""
-        weighted = replace(self, weights=self.weights * shares.unsqueeze(1))
-        return weighted.changed(lambda values: values.flatten(0, 1).unsqueeze(0))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Samples:
         """Return the samples with the same change made to every tensor."""
@@ -97,10 +92,6 @@ class FunctionRule(GradientRule):
         self, u: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, keys: Tensor | None
     ) -> Tensor:
         return weights @ self._model.sample_losses(u, inputs, targets, keys)
-
-
-Precision = Literal["full", "tf32", "bf16"]
-"""Of matrix products on a GPU: the model's own, or with factors rounded to 10 or 7 bits."""
 
 
 class PenalisedRule:
@@ -159,28 +150,6 @@ class PenalisedRule:
         else:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
-
-
-@contextmanager
-def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Multiply matrices in that precision for a while."""
-    if precision == "bf16":
-        with torch.autocast(device.type, torch.bfloat16):
-            yield
-    elif precision == "full" and device.type == "cuda":  # convolutions would take tf32 by default
-        cudnn = torch.backends.cudnn
-        kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark}
-        with cudnn.flags(**kept, deterministic=cudnn.deterministic, allow_tf32=False):
-            yield
-    elif precision == "tf32":
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
-    else:
-        yield
 
 
 class CompiledRule(GradientRule):

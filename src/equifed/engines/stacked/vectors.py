@@ -19,7 +19,7 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.in_process import DenseVectors, InProcessVectors, to_numpy, to_tensor
+from equifed.engines.base import DenseVectors, InProcessVectors, to_numpy, to_tensor
 from equifed.engines.minibatches import Keys
 from equifed.engines.own_parts import OwnRows
 from equifed.engines.stacked.chunks import (

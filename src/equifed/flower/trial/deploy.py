@@ -24,9 +24,6 @@ HOST = "127.0.0.1"
 CONNECTION = "local"
 """Name of the connection in the deployment's own Flower configuration."""
 
-HEARTBEAT_SECONDS = 60
-"""A SuperLink refuses a node that comes back sooner than this after it was killed."""
-
 
 class DeployError(RuntimeError):
     """A process of the deployment did not start; says which, and where its log is."""

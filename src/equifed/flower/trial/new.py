@@ -26,8 +26,8 @@ def write_app(folder: Path, *, data: str = "heart-disease", publisher: str = "lo
     publisher : str
         The app's publisher, as Flower wants one.
     """
+    from equifed.runs.built import load_data
     from equifed.runs.config import read_data
-    from equifed.runs.run import load_data
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise NewAppError(f"{folder} exists and is not empty; choose another folder.")
