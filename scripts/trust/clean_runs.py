@@ -1,7 +1,7 @@
 """Guards touch no honest client: 100 runs with clients that differ in every honest way.
 
     python -m scripts.trust.clean_runs              # 100 runs, a minute or two
-    python -m scripts.trust.clean_runs --runs 12
+    python -m scripts.trust.clean_runs --runs 12 --first 100    # other data
 
 The clients differ in concepts, in labels, in the scale of their features, in label noise and in
 size (down to two samples), and some are hard: most of their labels are random, or two classes have
@@ -31,10 +31,10 @@ ON = Guard("on")
 HALF = replace(ON, claims=ON.claims / 2, updates=ON.updates / 2)
 
 
-def find_touched(guard: Guard, runs: int, rounds: int = ROUNDS) -> Iterator[str]:
+def find_touched(guard: Guard, runs: int, rounds: int = ROUNDS, first: int = 0) -> Iterator[str]:
     """Yield what was touched in clean runs, once per run and client."""
     names = list(ALGORITHMS)
-    for i in range(runs):
+    for i in range(first, first + runs):
         kind, name = KINDS[i % len(KINDS)], names[(i // len(KINDS)) % len(names)]
         federation = draw_federation(1000 + i, kind=kind, test=5)
         clients = simulate(federation, "logistic", l2=1e-3, dtype=torch.float64)
@@ -49,13 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Count, print, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="number of the first run")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    touched = list(find_touched(ON, given.runs))
+    touched = list(find_touched(ON, given.runs, first=given.first))
     print("\n".join(touched))
     limits = f"claims {ON.claims:g}, updates {ON.updates:g}, floor {ON.floor:g}"
     print(f"{given.runs} clean runs, {limits}: {len(touched)} honest clients touched", flush=True)
-    near = list(find_touched(HALF, given.runs))
+    near = list(find_touched(HALF, given.runs, first=given.first))
     print("\n".join(near))
     print(f"with half the limits: {len(near)} honest clients touched")
     return 1 if touched else 0

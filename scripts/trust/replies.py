@@ -57,8 +57,8 @@ ODD = [None, True, -1, 0, 7.5, 1e308, -1e308, 10**400, float("nan"), float("inf"
 ODD += ["\ud800", [], {}, [[]], {"": {}}, 5e-324, "0" * 5000, 2**63, -(2**63) - 1, [1] * 50]
 
 TOO_LARGE = "a value to be summed is not below"
-"""What an honest client says when noise in a hidden sum has thrown the model away: bytes of a masked
-vector that were changed are as good as any, and nobody can see whose they are (docs/trust.md)."""
+"""What honest clients say when noise in a hidden sum has thrown the model away: changed bytes of a
+masked vector are as good as any, and nobody can see whose they are (docs/trust.md)."""
 
 Rng = np.random.Generator
 
