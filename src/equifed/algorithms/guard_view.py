@@ -17,7 +17,12 @@ from equifed.contract.streams import Stream
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 
 FEW = 5
-"""Of fewer vectors, if they are not all, the median is that of the rounds before."""
+"""Of fewer vectors, if they are not all, the usual length is that of the rounds before."""
+USUAL, LEAST_LENGTH = 0.75, 0.4
+"""Share of the vectors that are not longer than the usual one, and how much of the first round's
+usual length it is at least: where most have nothing left to learn, the others are not too long."""
+SHORTEST = 4.5
+"""In usual lengths, what is never too long: honest clients come near it."""
 LEAST = 3
 """Among fewer clients there is nobody to compare with."""
 
@@ -31,13 +36,15 @@ class Guard:
     A claimed loss :math:`l_i` and an update :math:`d_i` are touched beyond
 
     .. math:: |l_i - m| > k \max(1.4826\, \mathrm{MAD}, \beta m_0), \qquad
-              |d_i| > c \max(\mathrm{median}_j |d_j|, \beta\, \mathrm{median}_j |d_j^0|)
+              |d_i| > c_n \max(u, 0.4\, u_0), \quad
+              c_n = \min(c, \max(4.5, (n - 1) \gamma / (1 - \gamma)))
 
-    with m the median of all current claims, :math:`m_0` and :math:`d^0` those of the first round: a
-    claim enters clipped at the limit, an update is shortened to the usual length (its weight is
-    multiplied by median / :math:`|d_i|`). A loss below the least that is possible is raised to it.
-    A client that says it has more than ``samples`` times as many samples as the median one counts
-    as that one.
+    with m the median of all current claims, u the length that three quarters of the updates do not
+    exceed, :math:`m_0` and :math:`u_0` those of the first round, :math:`\gamma` the cap: among n
+    clients an update of :math:`c_n` usual lengths is the cap's share of all lengths. A claim enters
+    clipped at the limit, an update is shortened to the usual length (its weight is multiplied by
+    u / :math:`|d_i|`). A loss below the least that is possible is raised to it. A client that says
+    it has more than ``samples`` times as many samples as the median one counts as that one.
 
     Parameters
     ----------
@@ -46,7 +53,8 @@ class Guard:
     claims, updates, floor, samples : float
         k, c, :math:`\beta`; and how many medians of samples one may have.
     cap : float
-        Largest share of the weight of one client (two equal shares if these are more); 1 is none.
+        :math:`\gamma`, largest share of the weight of one client (two equal shares if these are
+        more); 1 is none.
     """
 
     mode: Mode = "on"
@@ -64,9 +72,18 @@ class Guard:
             if not 0 < value < np.inf:
                 raise ValueError(f"guard {name} must be a finite number > 0, got {value}.")
         if self.updates < 1:
-            raise ValueError(f"guard updates must be at least 1 median, got {self.updates}.")
+            raise ValueError(f"guard updates must be at least 1 usual length, got {self.updates}.")
         if self.cap > 1:
             raise ValueError(f"guard cap is a share of the weight, at most 1, got {self.cap}.")
+
+    def longest(self, n: int) -> float:
+        """Return how many usual lengths the update of one of n clients may have.
+
+        >>> Guard().longest(20), Guard().longest(1000), Guard(cap=1).longest(20)
+        (4.75, 15.0, 15.0)
+        """
+        share = np.inf if self.cap == 1 else self.cap / (1 - self.cap) * (n - 1)
+        return min(self.updates, max(SHORTEST, share))
 
 
 @dataclass
@@ -104,13 +121,13 @@ class Watch:
     def usual_length(self, kind: str, lengths: Losses, n: int) -> float:
         """Return the length that those of n clients are measured by, and remember it."""
         known = self.lengths.get(kind, 0.0)
-        now = float(np.median(lengths))
+        now = find_usual(lengths)
         usual = known if len(lengths) < min(FEW, n) and known > 0 else now
         if not np.isfinite(usual):
             return usual
         self.first_lengths.setdefault(kind, usual)
         self.lengths[kind] = usual if usual == now else usual + 0.2 * (min(now, 2 * usual) - usual)
-        return max(usual, self.guard.floor * self.first_lengths[kind])
+        return max(usual, LEAST_LENGTH * self.first_lengths[kind])
 
     def limits(self, claims: Losses, index: Index, n: int) -> tuple[float, float]:
         """Return the least and the largest claim that is not touched."""
@@ -128,6 +145,15 @@ class Watch:
             self.claims = np.full(n, float(np.median(claims)))
         self.claims = self.claims.copy()
         self.claims[index] = claims
+
+
+def find_usual(lengths: Losses) -> float:
+    """Return the length that three quarters of some vectors do not exceed, one of them.
+
+    >>> float(find_usual(np.array([1.0, 2.0, 3.0, 1e9])))
+    3.0
+    """
+    return float(np.quantile(lengths, USUAL, method="lower"))
 
 
 class GuardedVectors(VectorsView):
@@ -169,8 +195,9 @@ class GuardedVectors(VectorsView):
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not watch.acts or self.corrected or self.claimed or self.clients.few:
             return squares
-        usual = watch.usual_length(self._group, np.sqrt(squares), len(self.clients.names))
-        return np.where(squares > (watch.guard.updates * usual) ** 2, usual**2, squares)
+        n = len(self.clients.names)
+        usual = watch.usual_length(self._group, np.sqrt(squares), n)
+        return np.where(squares > (watch.guard.longest(n) * usual) ** 2, usual**2, squares)
 
     def factors(self) -> Weights:
         """Return by what the weight of each client is multiplied."""
@@ -187,9 +214,10 @@ class GuardedVectors(VectorsView):
             return ones
         squares = self.behind.squared_norms()
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
-        usual = watch.usual_length(self._group, lengths, len(self.clients.names))
+        n = len(self.clients.names)
+        usual = watch.usual_length(self._group, lengths, n)
         with np.errstate(divide="ignore", invalid="ignore"):
-            factors = np.where(lengths > watch.guard.updates * usual, usual / lengths, ones)
+            factors = np.where(lengths > watch.guard.longest(n) * usual, usual / lengths, ones)
         for k in np.flatnonzero(factors < 1):
             what = f"{self._group} is {lengths[k] / usual if usual else np.inf:.3g} usual ones long"
             watch.touches[int(self.clients.index[k]), self._group] = what
