@@ -7,8 +7,8 @@ The clients differ in concepts, in labels, in the scale of their features, in la
 size (down to two samples), and some are hard: most of their labels are random, or two classes have
 changed places. Every run has its own data; kinds of data and algorithms take turns. A run is clean
 if no claim and no update was touched and nobody was quarantined (the cap is part of the objective).
-The same is counted with half the limits, to see how far they are away. Exit code 1 if a run with
-the limits as they are is not clean.
+The same is counted with half the limit of claims and nine tenths of that of updates, to see how far
+they are away. Exit code 1 if a run with the limits as they are is not clean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from equifed.training.loop import train
 
 ROUNDS = 30
 ON = Guard("on")
-HALF = replace(ON, claims=ON.claims / 2, updates=ON.updates / 2)
+NEAR = replace(ON, claims=ON.claims / 2, updates=0.9 * ON.longest(20))
 
 
 def find_touched(guard: Guard, runs: int, rounds: int = ROUNDS, first: int = 0) -> Iterator[str]:
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     touched = list(find_touched(ON, given.runs, first=given.first))
     print("\n".join(touched))
-    limits = f"claims {ON.claims:g}, updates {ON.updates:g}, floor {ON.floor:g}"
+    limits = f"claims {ON.claims:g}, updates {ON.longest(20):g}, floor {ON.floor:g}"
     print(f"{given.runs} clean runs, {limits}: {len(touched)} honest clients touched", flush=True)
-    near = list(find_touched(HALF, given.runs, first=given.first))
+    near = list(find_touched(NEAR, given.runs, first=given.first))
     print("\n".join(near))
-    print(f"with half the limits: {len(near)} honest clients touched")
+    print(f"claims {NEAR.claims:g}, updates {NEAR.updates:g}: {len(near)} honest clients touched")
     return 1 if touched else 0
 
 

@@ -21,8 +21,8 @@ FEW = 5
 USUAL, LEAST_LENGTH = 0.75, 0.4
 """Share of the vectors that are not longer than the usual one, and how much of the first round's
 usual length it is at least: where most have nothing left to learn, the others are not too long."""
-SHORTEST = 4.5
-"""In usual lengths, what is never too long: honest clients come near it."""
+SHORTEST = 4.0
+"""In usual lengths, what is never too long: honest clients come to 3.5."""
 LEAST = 3
 """Among fewer clients there is nobody to compare with."""
 
@@ -37,14 +37,14 @@ class Guard:
 
     .. math:: |l_i - m| > k \max(1.4826\, \mathrm{MAD}, \beta m_0), \qquad
               |d_i| > c_n \max(u, 0.4\, u_0), \quad
-              c_n = \min(c, \max(4.5, (n - 1) \gamma / (1 - \gamma)))
+              c_n = \min(c, \max(4, \gamma n))
 
     with m the median of all current claims, u the length that three quarters of the updates do not
-    exceed, :math:`m_0` and :math:`u_0` those of the first round, :math:`\gamma` the cap: among n
-    clients an update of :math:`c_n` usual lengths is the cap's share of all lengths. A claim enters
-    clipped at the limit, an update is shortened to the usual length (its weight is multiplied by
-    u / :math:`|d_i|`). A loss below the least that is possible is raised to it. A client that says
-    it has more than ``samples`` times as many samples as the median one counts as that one.
+    exceed, :math:`m_0` and :math:`u_0` those of the first round, and :math:`\gamma` the cap, of n
+    clients. A claim enters clipped at the limit. So does an update, which is shortened by a smaller
+    weight; one longer than c usual ones counts as if it had the usual length. A loss below the
+    least that is possible is raised to it. A client that says it has more than ``samples`` times as
+    many samples as the median one counts as that one.
 
     Parameters
     ----------
@@ -79,11 +79,19 @@ class Guard:
     def longest(self, n: int) -> float:
         """Return how many usual lengths the update of one of n clients may have.
 
-        >>> Guard().longest(20), Guard().longest(1000), Guard(cap=1).longest(20)
-        (4.75, 15.0, 15.0)
+        >>> Guard().longest(20), Guard().longest(40), Guard().longest(1000)
+        (4.0, 8.0, 15.0)
         """
-        share = np.inf if self.cap == 1 else self.cap / (1 - self.cap) * (n - 1)
-        return min(self.updates, max(SHORTEST, share))
+        return self.updates if self.cap == 1 else min(self.updates, max(SHORTEST, self.cap * n))
+
+    def shorten(self, lengths: Losses, usual: float, n: int) -> Losses:
+        """Return as how long vectors of these lengths count.
+
+        >>> Guard().shorten(np.array([0.5, 3.0, 8.0, 16.0]), 1.0, 20)
+        array([0.5, 3. , 4. , 1. ])
+        """
+        clipped = np.minimum(lengths, self.longest(n) * usual)
+        return np.where(lengths > self.updates * usual, usual, clipped)
 
 
 @dataclass
@@ -196,8 +204,9 @@ class GuardedVectors(VectorsView):
         if not watch.acts or self.corrected or self.claimed or self.clients.few:
             return squares
         n = len(self.clients.names)
-        usual = watch.usual_length(self._group, np.sqrt(squares), n)
-        return np.where(squares > (watch.guard.longest(n) * usual) ** 2, usual**2, squares)
+        lengths = np.sqrt(squares)
+        counted = watch.guard.shorten(lengths, watch.usual_length(self._group, lengths, n), n)
+        return np.where(counted < lengths, counted**2, squares)
 
     def factors(self) -> Weights:
         """Return by what the weight of each client is multiplied."""
@@ -216,8 +225,8 @@ class GuardedVectors(VectorsView):
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
         n = len(self.clients.names)
         usual = watch.usual_length(self._group, lengths, n)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factors = np.where(lengths > watch.guard.longest(n) * usual, usual / lengths, ones)
+        counted = watch.guard.shorten(lengths, usual, n)
+        factors = np.divide(counted, lengths, out=ones, where=counted < lengths)
         for k in np.flatnonzero(factors < 1):
             what = f"{self._group} is {lengths[k] / usual if usual else np.inf:.3g} usual ones long"
             watch.touches[int(self.clients.index[k]), self._group] = what
