@@ -308,7 +308,7 @@ def test_the_cap_is_part_of_the_objective() -> None:
     [
         ({"mode": "maybe"}, "'watch', 'on' or 'off', got 'maybe'"),
         ({"claims": -1.0}, "guard claims must be a finite number > 0, got -1.0"),
-        ({"updates": 0.5}, "at least 1 median, got 0.5"),
+        ({"updates": 0.5}, "at least 1 usual length, got 0.5"),
         ({"cap": 1.5}, "at most 1, got 1.5"),
     ],
 )

@@ -21,8 +21,9 @@ FEW = 5
 USUAL, LEAST_LENGTH = 0.75, 0.4
 """Share of the vectors that are not longer than the usual one, and how much of the first round's
 usual length it is at least: where most have nothing left to learn, the others are not too long."""
-SHORTEST = 4.0
-"""In usual lengths, what is never too long: honest clients come to 3.5."""
+SHORTEST, FEWER = 4.0, 60
+"""What is never too long, in usual lengths: honest ones of twenty clients come to 3.5. Of fewer
+than 15 clients the usual length says less, and 60 / n of them are not too long."""
 LEAST = 3
 """Among fewer clients there is nobody to compare with."""
 
@@ -37,7 +38,7 @@ class Guard:
 
     .. math:: |l_i - m| > k \max(1.4826\, \mathrm{MAD}, \beta m_0), \qquad
               |d_i| > c_n \max(u, 0.4\, u_0), \quad
-              c_n = \min(c, \max(4, \gamma n))
+              c_n = \min(c, \max(4, \gamma n, 60 / n))
 
     with m the median of all current claims, u the length that three quarters of the updates do not
     exceed, :math:`m_0` and :math:`u_0` those of the first round, and :math:`\gamma` the cap, of n
@@ -79,10 +80,11 @@ class Guard:
     def longest(self, n: int) -> float:
         """Return how many usual lengths the update of one of n clients may have.
 
-        >>> Guard().longest(20), Guard().longest(40), Guard().longest(1000)
-        (4.0, 8.0, 15.0)
+        >>> [Guard().longest(n) for n in (4, 10, 20, 40, 1000)]
+        [15.0, 6.0, 4.0, 8.0, 15.0]
         """
-        return self.updates if self.cap == 1 else min(self.updates, max(SHORTEST, self.cap * n))
+        most = max(SHORTEST, self.cap * n, FEWER / n)
+        return self.updates if self.cap == 1 else min(self.updates, most)
 
     def shorten(self, lengths: Losses, usual: float, n: int) -> Losses:
         """Return as how long vectors of these lengths count.
