@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts.trust.clean_runs import find_touched
 from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
-from scripts.trust.liars import find_misses, measure
+from scripts.trust.liars import UpdateJustBelow, find_misses, measure
 from scripts.trust.nan_clients import play as play_with_nan
 from tests.conformance.cases import CASES
 from tests.problems import regression
@@ -21,7 +21,8 @@ from tests.problems import regression
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.guard_view import Guard, GuardedClients, Watch
+from equifed.algorithms.guard import Guard, Watch
+from equifed.algorithms.guard_view import GuardedClients
 from equifed.algorithms.guarded import Guarded, guard_algorithm
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.rfedfair import RFedFair
@@ -174,6 +175,26 @@ def test_the_liar_is_named_and_stays_below_the_cap(name: str) -> None:
     assert {e["client"] for e in history.events if e["event"] == "guard"} == {"client 5"}
     assert max(np.abs(w).max() for w in history.weights.values()) <= 0.2 + 1e-9
     assert history.summary()["guarded"] == 6
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "scaff-pd"])
+def test_the_limit_of_updates_is_where_a_liar_that_knows_all_lengths_expects_it(name: str) -> None:
+    below = UpdateJustBelow()
+    assert not touched(Guarded(ALGORITHMS[name]), with_liar(clients(), 0, update=below))
+    above = UpdateJustBelow()
+    over = with_liar(clients(), 0, update=lambda *asked: 1.1 * above(*asked))
+    assert touched(Guarded(ALGORITHMS[name]), over) == {"client 0"}
+
+
+def test_a_liar_remembers_what_it_said() -> None:
+    said = with_liar(clients(), 2, update=5.0, start=2)
+    index, x = np.arange(20), said.initial(Stream(0))
+    for k, factor in ((1, 1.0), (2, 5.0)):
+        new = said.value_and_gradient(x, Stream(0).at("round", k))[1]
+        kept = said.remembered(said.remember(None, index, new), index)
+        true = clients().value_and_gradient(x, Stream(0))[1].squared_norms()
+        true[2] *= factor**2
+        np.testing.assert_allclose(kept.squared_norms(), true, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "drfa", "scaff-pd"])
