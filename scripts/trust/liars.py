@@ -29,7 +29,7 @@ import torch
 from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
 from typing_extensions import override
 
-from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guard import LEAST_LENGTH, Guard, find_usual
 from equifed.algorithms.guarded import Guarded
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses
@@ -54,6 +54,21 @@ def claim_just_below(losses: Losses, place: int) -> float:
     return centre + 0.95 * ON.claims * spread
 
 
+class UpdateJustBelow:
+    """Makes updates and gradients as long as the guard lets pass, nearly."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, float] = {}
+
+    def __call__(self, lengths: Losses, place: int, kind: str) -> float:
+        """Return by what to multiply a vector, given everybody's true lengths."""
+        seen = lengths.copy()
+        seen[place] = np.inf
+        usual, group = find_usual(seen), "update" if kind == "displacement" else "gradient"
+        usual = max(usual, LEAST_LENGTH * self.first.setdefault(group, usual))
+        return max(1.0, 0.95 * ON.longest(len(lengths)) * usual / max(lengths[place], 1e-300))
+
+
 @dataclass(frozen=True)
 class Lie:
     """What client 0 does; ``bound`` tells whether guards must keep it to two points."""
@@ -76,7 +91,8 @@ LIES = {
     "update x 1e30": Lie({"update": 1e30}),
     "update x 1e150": Lie({"update": 1e150}),
     "10^12 samples": Lie({"size": 10**12}),
-    "update just below the limit": Lie({"update": 0.95 * ON.updates}, bound=False),
+    "update just below the limit": Lie({"update": UpdateJustBelow}),
+    "such an update from round 10": Lie({"update": UpdateJustBelow, "start": 10}),
     "update x -1": Lie({"update": -1.0}, bound=False),
     "labels flipped": Lie({}, bound=False, flipped=True),
 }
@@ -109,7 +125,8 @@ def play(
     federation = draw_federation(seed, flip=flip, turn=turn)
     clients: Clients = simulate(federation, "logistic", l2=1e-2, dtype=torch.float64)
     if lie is not None and lie.told:
-        clients = with_liar(clients, 0, **lie.told)
+        told = {k: value() if isinstance(value, type) else value for k, value in lie.told.items()}
+        clients = with_liar(clients, 0, **told)
     seen = LiarsWeight()
     given: dict[str, Any] = {"rounds": rounds, "seed": seed, "callbacks": [seen]}
     try:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from scripts.trust.federations import ALGORITHMS, draw_federation
 
-from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import Guarded
 from equifed.contract.clients import Clients
 from equifed.engines.simulate import simulate

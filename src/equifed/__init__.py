@@ -13,7 +13,7 @@ _FOLDERS = ("data", "metrics", "objectives", "steps", "testing")
 _HOMES = {
     "Callback": "training.callback",
     "Federation": "data.federation",
-    "Guard": "algorithms.guard_view",
+    "Guard": "algorithms.guard",
     "History": "training.history",
     "LocalSGD": "contract.local",
     "MissingPolicy": "training.missing",

@@ -21,7 +21,7 @@ from equifed.algorithms.feddg_ga import FedDGGA as FedDGGA
 from equifed.algorithms.feddyn import DRDM as DRDM
 from equifed.algorithms.feddyn import FedDyn as FedDyn
 from equifed.algorithms.fedeba import FedEBA as FedEBA
-from equifed.algorithms.guard_view import Guard as Guard
+from equifed.algorithms.guard import Guard as Guard
 from equifed.algorithms.guarded import Guarded as Guarded
 from equifed.algorithms.normalised import Normalised as Normalised
 from equifed.algorithms.paced import Paced as Paced

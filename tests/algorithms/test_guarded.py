@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts.trust.clean_runs import find_touched
 from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
-from scripts.trust.liars import find_misses, measure
+from scripts.trust.liars import UpdateJustBelow, find_misses, measure
 from scripts.trust.nan_clients import play as play_with_nan
 from tests.conformance.cases import CASES
 from tests.problems import regression
@@ -21,7 +21,8 @@ from tests.problems import regression
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.guard_view import Guard, GuardedClients, Watch
+from equifed.algorithms.guard import Guard, Watch
+from equifed.algorithms.guard_view import GuardedClients
 from equifed.algorithms.guarded import Guarded, guard_algorithm
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.rfedfair import RFedFair
@@ -126,19 +127,21 @@ def test_claims_are_clipped_at_the_limits_that_the_formula_has(lie: float) -> No
     np.testing.assert_array_equal(seen, np.clip(claims, low, centre + reach))
 
 
-def test_a_long_vector_counts_as_one_of_the_usual_length() -> None:
+@pytest.mark.parametrize("factor", [1e6, 8.0, 2.0])
+def test_a_long_vector_is_clipped_and_an_absurd_one_has_the_usual_length(factor: float) -> None:
     honest = clients()
     x = honest.initial(Stream(0))
-    view = GuardedClients(with_liar(honest, 3, update=1e6), watch())
+    view = GuardedClients(with_liar(honest, 3, update=factor), watch())
     weights = np.linspace(0.5, 1.5, 20)
-    rows = honest.local_steps(x, WORK, Stream(0)).displacement.dense().numpy()
-    lengths = np.linalg.norm(rows, axis=1) * np.where(np.arange(20) == 3, 1e6, 1.0)
-    rows = rows * (np.where(np.arange(20) == 3, np.median(lengths), lengths) / np.where(
-        np.arange(20) == 3, lengths / 1e6, lengths))[:, None]  # fmt: skip
+    rows = honest.local_steps(x, WORK, Stream(0)).displacement.dense().numpy().copy()
+    rows[3] *= factor
+    lengths = np.linalg.norm(rows, axis=1)
+    usual = sorted(lengths)[14]  # three quarters of the twenty are not longer
+    most = usual if lengths[3] > 15 * usual else 4 * usual  # a fifth of 20 usual ones
+    rows[3] *= min(1.0, most / lengths[3])
     moved = view.local_steps(x, WORK, Stream(0)).displacement
-    np.testing.assert_allclose(moved.weighted_sum(weights), weights @ rows, rtol=1e-9, atol=1e-12)
-    squares = moved.squared_norms()
-    np.testing.assert_allclose(squares, (rows**2).sum(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(moved.weighted_sum(weights), weights @ rows, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(moved.squared_norms(), (rows**2).sum(axis=1), rtol=1e-9)
 
 
 def test_models_of_a_client_whose_step_is_too_long_are_those_of_the_server() -> None:
@@ -172,6 +175,26 @@ def test_the_liar_is_named_and_stays_below_the_cap(name: str) -> None:
     assert {e["client"] for e in history.events if e["event"] == "guard"} == {"client 5"}
     assert max(np.abs(w).max() for w in history.weights.values()) <= 0.2 + 1e-9
     assert history.summary()["guarded"] == 6
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "scaff-pd"])
+def test_the_limit_of_updates_is_where_a_liar_that_knows_all_lengths_expects_it(name: str) -> None:
+    below = UpdateJustBelow()
+    assert not touched(Guarded(ALGORITHMS[name]), with_liar(clients(), 0, update=below))
+    above = UpdateJustBelow()
+    over = with_liar(clients(), 0, update=lambda *asked: 1.1 * above(*asked))
+    assert touched(Guarded(ALGORITHMS[name]), over) == {"client 0"}
+
+
+def test_a_liar_remembers_what_it_said() -> None:
+    said = with_liar(clients(), 2, update=5.0, start=2)
+    index, x = np.arange(20), said.initial(Stream(0))
+    for k, factor in ((1, 1.0), (2, 5.0)):
+        new = said.value_and_gradient(x, Stream(0).at("round", k))[1]
+        kept = said.remembered(said.remember(None, index, new), index)
+        true = clients().value_and_gradient(x, Stream(0))[1].squared_norms()
+        true[2] *= factor**2
+        np.testing.assert_allclose(kept.squared_norms(), true, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "drfa", "scaff-pd"])
@@ -309,7 +332,7 @@ def test_the_cap_is_part_of_the_objective() -> None:
     [
         ({"mode": "maybe"}, "'watch', 'on' or 'off', got 'maybe'"),
         ({"claims": -1.0}, "guard claims must be a finite number > 0, got -1.0"),
-        ({"updates": 0.5}, "at least 1 median, got 0.5"),
+        ({"updates": 0.5}, "at least 1 usual length, got 0.5"),
         ({"cap": 1.5}, "at most 1, got 1.5"),
     ],
 )

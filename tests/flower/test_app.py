@@ -207,6 +207,11 @@ def test_without_flower_the_command_says_what_to_install(monkeypatch: pytest.Mon
     assert found.exit_code == 2 and "pip install 'equifed[flower]'" in found.output
 
 
+KEPT = {"run": "1", "clients": [{"name": n} for n in "abc"], "deadlines": {}, "privacy": "none"}
+KEPT |= {"rounds": 3, "config": {"algorithm": {}}, "model": "", "schema": {"input_shape": []}}
+"""What a run folder tells of a federation, as far as it is read here."""
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -222,7 +227,7 @@ def test_without_flower_the_command_says_what_to_install(monkeypatch: pytest.Mon
 def test_resume_refuses_what_cannot_change(
     options: list[str], message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "flower.json").write_text(json.dumps({"clients": [{"name": n} for n in "abc"]}))
+    (tmp_path / "flower.json").write_text(json.dumps(KEPT))
     words = [word.format(out=tmp_path) for word in options]
     found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), *words])
     assert found.exit_code == 2 and message in found.output
@@ -230,7 +235,8 @@ def test_resume_refuses_what_cannot_change(
 
 def test_resume_says_when_a_run_is_complete(tmp_path: Path) -> None:
     for name in ("flower.json", "summary.json"):
-        (tmp_path / name).write_text('{"clients": []}')
+        (tmp_path / name).write_text(json.dumps(KEPT))
+    (tmp_path / "events.jsonl").touch()
     found = CliRunner().invoke(flower_cli.app, ["resume", str(tmp_path), "--out", str(tmp_path)])
     assert found.exit_code == 0 and "is complete" in found.output
 

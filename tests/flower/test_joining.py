@@ -21,7 +21,7 @@ from equifed.flower.app import run_federation
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
 from equifed.flower.hello import StartError
-from equifed.flower.joining import ADMITTED, admit
+from equifed.flower.joining import ADMITTED, admit, find_open_part
 from equifed.flower.welcome import welcome
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.training.history import History
@@ -105,6 +105,70 @@ def test_an_admitted_site_takes_part_from_the_next_round(privacy: Any, tmp_path:
         assert (history.parameters[name] - value).abs().max() == 0.0
     told = json.loads((tmp_path / "run-part2" / "flower.json").read_text())
     assert told["start"] == str(out) and told["privacy"] == privacy
+
+
+class Killed(BaseException):
+    """Ends the server app as a signal would."""
+
+
+def kill(*given: Any) -> Any:
+    raise Killed
+
+
+@pytest.mark.parametrize(
+    ("when", "said", "place"),
+    [
+        ("between the parts", "ended for west to join", "run-part2"),
+        ("before the second part was saved", "ended for west to join", "run-part3"),
+        ("in the second part", "run-part2; that is resumed", "run-part2"),
+    ],
+)
+def test_a_run_that_was_killed_while_a_site_joined_goes_on(
+    when: str,
+    said: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("equifed.training.loop.CHECKPOINT_SECONDS", 0.0)
+    whole, grid = tmp_path / "whole", make_grid(tmp_path / "1")
+    connect_after(grid, 2, whole, 3, word="west")
+    expected = run(grid, whole)
+    out, grid = tmp_path / "run", make_grid(tmp_path / "2")
+    connect_after(grid, 2, out, 3, word="west")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        if when == "between the parts":
+            patch.setattr("equifed.flower.app.plan_next_part", kill)
+        else:
+            connect, part = grid.tamper, tmp_path / "run-part2"
+            assert connect is not None
+            sign = part / "checkpoint" if when == "in the second part" else part / "rounds.csv"
+            grid.tamper = lambda *a: kill() if sign.exists() else connect(*a)
+        run(grid, out)
+    grid.tamper = None
+    done = run(grid, out, resume=True)
+    assert said in capsys.readouterr().out
+    for history in (done, History.load(tmp_path / place)):
+        assert history.names == NAMES and len(history.rounds) == len(expected.rounds)
+        for name, value in (history.parameters or {}).items():
+            assert torch.equal(value, (expected.parameters or {})[name])
+    assert find_open_part(out) is None
+    told = CliRunner().invoke(cli, ["resume", str(tmp_path), "--out", str(out)])
+    assert told.exit_code == 0 and "is complete" in told.output
+
+
+def test_the_next_part_is_with_those_who_were_to_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, grid = tmp_path / "run", make_grid(tmp_path)
+    connect_after(grid, 1, out, 2, 3, word="west")
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("equifed.flower.app.plan_next_part", kill)
+        run(grid, out, clients=2)
+    grid.tamper, grid.offline = None, {3}
+    with pytest.raises(StartError, match="is one of east, north, west; connected are"):
+        run(grid, out, resume=True)
 
 
 def test_without_the_operators_word_nobody_joins(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
+from equifed.algorithms.guard import Watch
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
@@ -16,118 +16,8 @@ from equifed.contract.participation import bound_share, limit_shares
 from equifed.contract.streams import Stream
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 
-FEW = 5
-"""Of fewer vectors, if they are not all, the median is that of the rounds before."""
 LEAST = 3
 """Among fewer clients there is nobody to compare with."""
-
-Mode = Literal["watch", "on", "off"]
-
-
-@dataclass(frozen=True)
-class Guard:
-    r"""What a guard does, and when.
-
-    A claimed loss :math:`l_i` and an update :math:`d_i` are touched beyond
-
-    .. math:: |l_i - m| > k \max(1.4826\, \mathrm{MAD}, \beta m_0), \qquad
-              |d_i| > c \max(\mathrm{median}_j |d_j|, \beta\, \mathrm{median}_j |d_j^0|)
-
-    with m the median of all current claims, :math:`m_0` and :math:`d^0` those of the first round: a
-    claim enters clipped at the limit, an update is shortened to the usual length (its weight is
-    multiplied by median / :math:`|d_i|`). A loss below the least that is possible is raised to it.
-    A client that says it has more than ``samples`` times as many samples as the median one counts
-    as that one.
-
-    Parameters
-    ----------
-    mode : {"watch", "on", "off"}
-        ``"watch"`` tells of claims and updates beyond these limits and changes nothing.
-    claims, updates, floor, samples : float
-        k, c, :math:`\beta`; and how many medians of samples one may have.
-    cap : float
-        Largest share of the weight of one client (two equal shares if these are more); 1 is none.
-    """
-
-    mode: Mode = "on"
-    claims: float = 50.0
-    updates: float = 15.0
-    floor: float = 0.1
-    samples: float = 1000.0
-    cap: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("watch", "on", "off"):
-            raise ValueError(f"guard mode is 'watch', 'on' or 'off', got {self.mode!r}.")
-        for name in ("claims", "updates", "floor", "samples", "cap"):
-            value = getattr(self, name)
-            if not 0 < value < np.inf:
-                raise ValueError(f"guard {name} must be a finite number > 0, got {value}.")
-        if self.updates < 1:
-            raise ValueError(f"guard updates must be at least 1 median, got {self.updates}.")
-        if self.cap > 1:
-            raise ValueError(f"guard cap is a share of the weight, at most 1, got {self.cap}.")
-
-
-@dataclass
-class Watch:
-    """What a guard knows and finds in one round.
-
-    Parameters
-    ----------
-    guard : Guard
-        The limits.
-    bounds_sums : bool
-        Whether weights are bounded in sums, because no objective bounds them.
-    claims : array, shape (N,), optional
-        The last claims of all clients, as they were accepted.
-    first_claim : float
-        Size of the median claim when the first ones were made.
-    lengths, first_lengths : dict
-        The usual length of vectors by their kind: last, and when the first ones came.
-    """
-
-    guard: Guard
-    bounds_sums: bool
-    claims: Losses | None
-    first_claim: float
-    lengths: dict[str, float]
-    first_lengths: dict[str, float]
-    touches: dict[tuple[int, str], str] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def acts(self) -> bool:
-        """Whether it changes what it finds."""
-        return self.guard.mode == "on"
-
-    def usual_length(self, kind: str, lengths: Losses, n: int) -> float:
-        """Return the length that those of n clients are measured by, and remember it."""
-        known = self.lengths.get(kind, 0.0)
-        now = float(np.median(lengths))
-        usual = known if len(lengths) < min(FEW, n) and known > 0 else now
-        if not np.isfinite(usual):
-            return usual
-        self.first_lengths.setdefault(kind, usual)
-        self.lengths[kind] = usual if usual == now else usual + 0.2 * (min(now, 2 * usual) - usual)
-        return max(usual, self.guard.floor * self.first_lengths[kind])
-
-    def limits(self, claims: Losses, index: Index, n: int) -> tuple[float, float]:
-        """Return the least and the largest claim that is not touched."""
-        pool = claims if self.claims is None else np.delete(self.claims, index)
-        pool = claims if self.claims is None else np.concatenate([pool, claims])
-        centre = float(np.median(pool))
-        self.first_claim = self.first_claim or abs(centre)
-        spread = 1.4826 * float(np.median(np.abs(pool - centre)))
-        reach = self.guard.claims * max(spread, self.guard.floor * self.first_claim, 1e-300)
-        return centre - reach, centre + reach
-
-    def remember(self, claims: Losses, index: Index, n: int) -> None:
-        """Keep accepted claims; a client that made none so far has the median one."""
-        if self.claims is None:
-            self.claims = np.full(n, float(np.median(claims)))
-        self.claims = self.claims.copy()
-        self.claims[index] = claims
 
 
 class GuardedVectors(VectorsView):
@@ -169,8 +59,10 @@ class GuardedVectors(VectorsView):
         # Corrected steps are how curvature is measured, where lengths differ by nature.
         if not watch.acts or self.corrected or self.claimed or self.clients.few:
             return squares
-        usual = watch.usual_length(self._group, np.sqrt(squares), len(self.clients.names))
-        return np.where(squares > (watch.guard.updates * usual) ** 2, usual**2, squares)
+        n = len(self.clients.names)
+        lengths = np.sqrt(squares)
+        counted = watch.guard.shorten(lengths, watch.usual_length(self._group, lengths, n), n)
+        return np.where(counted < lengths, counted**2, squares)
 
     def factors(self) -> Weights:
         """Return by what the weight of each client is multiplied."""
@@ -187,9 +79,10 @@ class GuardedVectors(VectorsView):
             return ones
         squares = self.behind.squared_norms()
         lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
-        usual = watch.usual_length(self._group, lengths, len(self.clients.names))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factors = np.where(lengths > watch.guard.updates * usual, usual / lengths, ones)
+        n = len(self.clients.names)
+        usual = watch.usual_length(self._group, lengths, n)
+        counted = watch.guard.shorten(lengths, usual, n)
+        factors = np.divide(counted, lengths, out=ones, where=counted < lengths)
         for k in np.flatnonzero(factors < 1):
             what = f"{self._group} is {lengths[k] / usual if usual else np.inf:.3g} usual ones long"
             watch.touches[int(self.clients.index[k]), self._group] = what

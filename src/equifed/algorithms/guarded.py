@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from equifed.algorithms.guard_view import Guard, GuardedClients, Watch
+from equifed.algorithms.guard import Guard, Watch
+from equifed.algorithms.guard_view import GuardedClients
 from equifed.algorithms.wrapper import Wrapper, WrapperState, unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
@@ -42,7 +43,7 @@ class Guarded(Wrapper):
       of samples or functions of the losses, they are cut at the cap and the others keep their
       proportions.
 
-    :class:`equifed.algorithms.guard_view.Guard` has the limits. Every claim or update that was
+    :class:`equifed.algorithms.guard.Guard` has the limits. Every claim or update that was
     touched is told by the round (``Info.touches``), and becomes an event. A sum in which one was
     touched is no gradient of the objective, so such a round has no certificate. Signs and labels
     that were flipped have honest lengths: against them only the cap helps. Under hidden sums

@@ -225,8 +225,12 @@ def resume(
     insecure: Insecure = False,
     stock: Stock = False,
 ) -> None:
-    """Go on with a run that was interrupted, as a new Flower run; who takes part cannot change."""
-    from equifed.training.tables import is_complete
+    """Go on with a run that was interrupted, as a new Flower run; who takes part cannot change.
+
+    A run that ended for an admitted site to join goes on with its next part.
+    """
+    from equifed.flower.hello import StartError
+    from equifed.flower.joining import find_open_part
 
     given = re.findall(r"(?:^|\s)([\w-]+)\s*=", "\n".join(run_config or []))
     fixed = [key for key in FIXED if key in given]
@@ -246,16 +250,17 @@ def resume(
             stop(f"The run folder must be absolute, as the server sees it; got {out}.")
         raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
     try:
-        count = len(json.loads((out / "flower.json").read_text(encoding="utf-8"))["clients"])
-    except (OSError, ValueError, KeyError):
-        stop(f"{out} holds no run of a federation to go on with.")
-    if nodes not in (None, count):
-        stop(f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}.")
-    if is_complete(out):
+        part = find_open_part(out.absolute())
+    except StartError as error:
+        stop(str(error))
+    if part is None:
         typer.echo(f"{out} is complete; there is nothing to go on with.", err=True)
         return
+    count = len(part.names)
+    if nodes not in (None, count):
+        stop(f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}.")
     code = run_here(folder, count, settings, keep, insecure, stock)
-    raise typer.Exit(code if code or is_complete(out) else FAILED)
+    raise typer.Exit(code if code or find_open_part(out.absolute()) is None else FAILED)
 
 
 @app.command()

@@ -146,29 +146,33 @@ def join_leaves(known: dict[Node, Tensor], leaves: int) -> Tensor:
 
 
 def _sum_whole(weights: Tensor, matrix: Tensor) -> Tensor:
-    whole = len(matrix) // BLOCK * BLOCK
-    parts = [
-        _products(weights[:whole].view(-1, BLOCK), matrix[:whole].view(-1, BLOCK, matrix.shape[1]))
-    ]
-    if whole < len(matrix):
-        parts.append(_products(weights[None, whole:], matrix[None, whole:]))
-    level = torch.cat(parts) if len(parts) > 1 else parts[0]
-    while len(level) > 1:
-        pairs = len(level) // 2 * 2
-        above = level[0:pairs:2] + level[1:pairs:2]
-        level = torch.cat([above, level[pairs:]]) if pairs < len(level) else above
-    return level[0] if len(level) else matrix.new_zeros(matrix.shape[1])
+    n, d = matrix.shape
+    width = -(-d // BLOCK) * BLOCK  # rows begin at whole blocks of memory
+    level = matrix.new_empty(-(-n // BLOCK), width)[:, :d] if n else matrix.new_zeros(1, d)
+    whole = n // BLOCK * BLOCK
+    if whole:
+        blocks = matrix[:whole].view(-1, BLOCK, d)
+        _put_products(weights[:whole].view(-1, BLOCK), blocks, level[: whole // BLOCK])
+    if whole < n:
+        _put_products(weights[None, whole:], matrix[None, whole:], level[-1:])
+    step = 1
+    while step < len(level):  # in place: new memory would have to be made ready by the system
+        right = level[step :: 2 * step]
+        level[:: 2 * step][: len(right)].add_(right)
+        step *= 2
+    return level[0].clone()
 
 
-def _products(weights: Tensor, blocks: Tensor) -> Tensor:
-    """Return the sum of each block (m, 8, d); the last few columns apart.
+def _put_products(weights: Tensor, blocks: Tensor, out: Tensor) -> None:
+    """Write the sum of each block (m, 8, d) into a row; the last few columns apart.
 
     Matrix libraries take other paths for other addresses; what is left begins where it always does.
     """
-    d = blocks.shape[2]
-    even, rows = d // BLOCK * BLOCK, weights.unsqueeze(1)
-    parts = [torch.bmm(rows, part) for part in torch.split(blocks, [even, d - even], dim=2)]
-    return torch.cat(parts, dim=2).squeeze(1) if even < d else parts[0].squeeze(1)
+    d, rows, places = blocks.shape[2], weights.unsqueeze(1), out.unsqueeze(1)
+    even = d // BLOCK * BLOCK
+    for columns in (slice(0, even), slice(even, d)):
+        if columns.start < columns.stop:
+            torch.bmm(rows, blocks[:, :, columns], out=places[:, :, columns])
 
 
 def _add(parts: Iterator[Tensor] | list[Tensor]) -> Tensor:

@@ -23,6 +23,7 @@ from equifed.flower.deliver import deliver
 from equifed.flower.joining import (
     Admission,
     check_as_tables,
+    find_open_part,
     hide_others,
     plan_next_part,
     read_model,
@@ -76,14 +77,11 @@ def make_server_app(config: AppConfig | Callable[[Context], AppConfig]) -> Serve
 
 def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) -> History:
     """Gather the clients, train, and return what happened."""
-    kept = Kept.read(Path(settings.out)) if settings.resume else None
-    if kept is not None:
-        config, settings = kept.apply(config, settings)
-    settings = replace(settings, rounds=settings.rounds or config.rounds)
-    clients = join(grid, config, settings, kept)
+    config, settings, clients = _begin(grid, config, settings)
     history, admission = _train_part(clients, config, settings)
     while admission.joined:
-        config, settings = plan_next_part(config, settings, history, admission)
+        everyone = len(clients.names) + len(admission.joined)
+        config, settings = plan_next_part(config, settings, everyone, history.rounds[-1].round)
         say(f"{settings.rounds} rounds are left; they go on from this model in {settings.out}")
         with hide_others(grid, admission):
             clients = join(grid, config, settings)
@@ -94,6 +92,28 @@ def run_federation(grid: Grid, config: AppConfig, settings: FederationSettings) 
             say(f"WARNING: {name}: {what}" if wrong else f"delivered to {name}, checksum {what}")
     say(json.dumps(history.summary()))
     return history
+
+
+def _begin(
+    grid: Grid, config: AppConfig, settings: FederationSettings
+) -> tuple[AppConfig, FederationSettings, FlowerClients]:
+    """Gather the clients of a new run, of one that goes on, or of its next part."""
+    if not settings.resume:
+        settings = replace(settings, rounds=settings.rounds or config.rounds)
+        return config, settings, join(grid, config, settings)
+    part, kept = find_open_part(Path(settings.out)), Kept.read(Path(settings.out))
+    if part is not None and part.folder != Path(settings.out):
+        say(f"the run in {settings.out} went on in {part.folder}; that is resumed")
+        settings, kept = replace(settings, out=str(part.folder)), part.kept
+    config, settings = kept.apply(config, settings)
+    if part is None or not part.joining:
+        return config, settings, join(grid, config, settings, kept)
+    say(f"{part.folder} ended for {' and '.join(part.joining)} to join; the next part begins now")
+    config, settings = plan_next_part(config, settings, len(part.names), part.done)
+    say(f"{settings.rounds} rounds are left; they go on from this model in {settings.out}")
+    clients = join(grid, config, settings)
+    part.check(clients.members)
+    return config, settings, clients
 
 
 def _train_part(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.own import uses_minibatches

@@ -2,18 +2,20 @@
 
 A run has one list of clients to its end: its tables, weights and stored vectors belong to them. So
 a site that joins ends one part of the run after a round and begins the next, in a folder of its
-own, from the model and with the preparation of the part before.
+own, from the model and with the preparation of the part before. Where the server app ended between
+two parts, whoever resumes the run begins the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +33,21 @@ from equifed.flower.hello import (
     combine_told_targets,
     describe_difference,
 )
+from equifed.flower.kept import Kept
 from equifed.flower.members import HELLO_SECONDS, Members
 from equifed.flower.server import FlowerClients
 from equifed.flower.site_data import TableSettings
 from equifed.flower.site_work import describe_settings
 from equifed.training.files import write_file
 from equifed.training.history import History
+from equifed.training.tables import EVENTS, is_complete, read_events
 
 ADMITTED = "admitted.json"
 """In a run folder: the sites that may join it, by the operator's word."""
 
+
+CHECKPOINT = "checkpoint"
+"""In a run folder: what a run goes on from. A part without it begins again, in another folder."""
 
 JOINS = "joins by the operator's word"
 """Why a part of a run stopped, after the name."""
@@ -191,23 +198,72 @@ def find_misfit(members: Members, hello: Hello) -> str:
 
 
 def plan_next_part(
-    config: AppConfig, settings: FederationSettings, history: History, admission: Admission
+    config: AppConfig, settings: FederationSettings, clients: int, done: int
 ) -> tuple[AppConfig, FederationSettings]:
-    """Return what the next part of a run does: the rounds that are left, with those who joined.
+    """Return what the next part of a run does: the rounds that are left, with so many clients.
 
     Its draws are those of another seed: rounds count from 1 again.
     """
-    clients = len(admission.clients.names) + len(admission.joined)
     now = replace(
         settings,
         clients=clients,
-        rounds=admission.rounds - history.rounds[-1].round,
+        rounds=settings.rounds - done,
         start=settings.out,
         out=str(_name_part(Path(settings.out))),
         resume=False,
         changes=(),
     )
     return replace(config, seed=config.seed + 1), now
+
+
+@dataclass(frozen=True)
+class OpenPart:
+    """The part of a run that is to go on: unfinished, or ended for sites that were to join."""
+
+    folder: Path
+    kept: Kept
+    joining: tuple[str, ...] = ()
+    done: int = 0  # its rounds, if sites were to join
+
+    @property
+    def names(self) -> list[str]:
+        """Who takes part from here on."""
+        return [*self.kept.names, *self.joining]
+
+    def check(self, members: Members) -> None:
+        """Refuse others than those who took part and who were to join."""
+        if set(members.names) != set(self.names):
+            raise StartError(
+                f"The next part of the run in {self.folder} is one of {', '.join(self.names)}; "
+                f"connected are {', '.join(members.names)}."
+            )
+
+
+def find_open_part(folder: Path) -> OpenPart | None:
+    """Return the part of a run that is to go on; None if the run is complete."""
+    kept, (joining, done) = Kept.read(folder), _find_joining(folder)
+    for path in sorted(folder.parent.glob("*-part*")):  # beside it, and begun from it
+        with contextlib.suppress(StartError):
+            begun = is_complete(path) or any((path / CHECKPOINT).glob("*"))
+            if begun and Path(Kept.read(path).told.get("start") or path).name == folder.name:
+                return find_open_part(path)
+    if is_complete(folder) and not joining:
+        return None
+    return OpenPart(folder, kept, joining, done)
+
+
+def _find_joining(folder: Path) -> tuple[tuple[str, ...], int]:
+    """Return who was to join when a part ended for that, and its last round."""
+    if not is_complete(folder):
+        return (), 0
+    for event in read_events(folder / EVENTS):
+        said = str(event.get("reason"))
+        if event["event"] == "stopped" and said.endswith(JOINS):
+            word, said = sorted(_read_word(folder)), said.removesuffix(f" {JOINS}")
+            some = (c for k in range(len(word)) for c in itertools.combinations(word, k + 1))
+            named = next((c for c in some if " and ".join(c) == said), tuple(said.split(" and ")))
+            return named, int(event["round"])
+    return (), 0
 
 
 def _name_part(folder: Path) -> Path:

@@ -94,8 +94,9 @@ class Kept:
             for name in ("on_missing", *DEADLINES)
             if name in settings.changes
         }
-        rounds = settings.rounds or int(self.told["rounds"])
-        now = replace(settings, **same, rounds=rounds, deadlines=replace(self.deadlines, **waits))
+        rounds, start = settings.rounds or int(self.told["rounds"]), self.told.get("start") or ""
+        waiting = replace(self.deadlines, **waits)
+        now = replace(settings, **same, rounds=rounds, start=start, deadlines=waiting)
         for line in _compare(config.to_dict(), kept.to_dict()) + _compare(
             _list_settings(settings), _list_settings(now)
         ):

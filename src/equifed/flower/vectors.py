@@ -130,9 +130,13 @@ class FlowerVectors(ClientVectors):
 
     def _model(self) -> Tensor:
         if self.x is None:
+            names, here = self.messenger.members.names, set(self.messenger.index.tolist())
+            gone = ", ".join(name for i, name in enumerate(names) if i not in here) or "nobody"
             raise PrivacyError(
                 "What clients keep of earlier rounds is not summed where sums are hidden: taken "
-                "from the sum of that round it would show those who are missing now."
+                f"from the sum of that round it would show those who are missing now ({gone}). "
+                "Resume when they are back, let the run wait for them with on-missing = 'wait', "
+                "or use an algorithm that sums nothing kept: DRFA, SCAFF-PD."
             )
         return self.x
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.holdout import Holdout

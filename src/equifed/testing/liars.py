@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.clients import Clients, ClientVectors, Moved
 from equifed.contract.streams import Stream
 from equifed.contract.views import ITERATES, ClientsView, Kind, VectorsView
 
 Claim = float | Callable[[Losses, int], float]
 """A loss to claim, or how it follows from the true losses of those asked and one's place there."""
 
+Factor = float | Callable[[Losses, int, str], float]
+"""What to multiply a vector by, or how it follows from the true lengths of all, one's place there,
+and the kind of vector."""
+
 
 class LyingVectors(VectorsView):
     """Client vectors of which one is multiplied."""
 
-    factor: float = 1.0
+    multiply: Factor = 1.0
     place: int | None = None
+    partner: LyingVectors | None = None  # the steps that led to these models
+
+    @cached_property
+    def factor(self) -> float:
+        """By what it is multiplied; a model is moved as far as the step that led to it."""
+        if self.partner is not None:
+            return self.partner.factor
+        if not callable(self.multiply) or self.place is None:
+            return self.multiply if not callable(self.multiply) else 1.0
+        return self.multiply(np.sqrt(self.behind.squared_norms()), self.place, self.kind)
 
     @override
     def weighted_sum(self, weights: Weights) -> Vector:
@@ -48,11 +64,12 @@ class LyingClients(ClientsView):
     """Clients of which one lies; see :func:`with_liar`."""
 
     def __init__(
-        self, behind: Clients, who: int, loss: Claim | None, update: float, size: int | None,
+        self, behind: Clients, who: int, loss: Claim | None, update: Factor, size: int | None,
         start: int,
     ) -> None:  # fmt: skip
         super().__init__(behind)
         self.who, self.loss, self.update, self.size, self.start = who, loss, update, size, start
+        self._kept = {"factor": 1.0}  # what it remembers is what it said
 
     @property
     @override
@@ -83,9 +100,28 @@ class LyingClients(ClientsView):
         corrected: bool = False,
     ) -> ClientVectors:
         seen = LyingVectors(vectors, self, kind, x, corrected)
-        if stream is None or _round(stream) >= self.start:
-            seen.factor, seen.place = self.update, self._place() if self.update != 1 else None
+        if stream is None:
+            seen.multiply, seen.place = self._kept["factor"], self._place()
+        elif _round(stream) >= self.start and self.update != 1:
+            seen.multiply, seen.place = self.update, self._place()
         return seen
+
+    @override
+    def remember(
+        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
+    ) -> ClientVectors:
+        if isinstance(vectors, LyingVectors) and self._place() is not None:
+            self._kept["factor"] = vectors.factor if vectors.place is not None else 1.0
+        return super().remember(memory, index, vectors)
+
+    @override
+    def local_steps(self, *given: Any, **named: Any) -> Moved:
+        moved = super().local_steps(*given, **named)
+        for kind in ITERATES:
+            models = getattr(moved, kind)
+            if isinstance(models, LyingVectors) and isinstance(moved.displacement, LyingVectors):
+                models.partner = moved.displacement
+        return moved
 
     def _place(self) -> int | None:
         """Return where the liar stands among those who take part."""
@@ -98,7 +134,7 @@ def with_liar(
     who: str | int,
     *,
     loss: Claim | None = None,
-    update: float = 1.0,
+    update: Factor = 1.0,
     size: int | None = None,
     start: int = 1,
 ) -> Clients:
@@ -113,8 +149,9 @@ def with_liar(
     loss : float or callable, optional
         What it claims as its loss; a callable gets the true losses of those asked and the liar's
         place among them.
-    update : float
-        By what it multiplies its updates and gradients.
+    update : float or callable
+        By what it multiplies its updates and gradients; a callable gets the true lengths of those
+        asked, the liar's place among them, and the kind ("gradient", "displacement", ...).
     size : int, optional
         How many samples it says that it has.
     start : int
