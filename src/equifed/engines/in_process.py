@@ -27,8 +27,8 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.tables import Table
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
-from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
-from equifed.engines.profile import choose_offsets, settle_own
+from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows, settle_own
+from equifed.engines.profile import choose_offsets
 from equifed.engines.sums import (
     Node,
     group_clients,
