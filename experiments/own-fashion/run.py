@@ -63,7 +63,8 @@ def run(context: Context) -> Outcome:
         for steps in ("plain", "metric")
     }
     tables = {"accuracy": accuracy_table(found), "against-shared": differences(found)}
-    figures = {f"samples-{m.split()[0]}": draw_samples(found, m) for m in MEASURES}
+    figures = {"samples": draw_samples(found, "worst 20 %")}
+    figures["samples-average"] = draw_samples(found, "average")
     if curves:
         tables["gaps"], figures["gaps"] = gap_table(curves), draw_gaps(curves)
     return Outcome(checks(found, curves, settings), tables, figures)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,7 @@ def test_newton_arrives_wherever_the_outputs_are(
 def test_a_clients_own_part_does_not_depend_on_the_others() -> None:
     offsets = SoftmaxOffsets(1e-3)
     outputs, targets, weights = inner_problems(offsets, 5.0, torch.float64)
+    outputs *= torch.logspace(-2, 1.5, 30, dtype=torch.float64)[:, None, None]  # some take longer
     wanted = offsets.wanted(outputs, targets, weights)
     together = offsets.solve(outputs, wanted, weights)
     alone = [
@@ -108,6 +111,29 @@ def test_a_clients_own_part_does_not_depend_on_the_others() -> None:
         for o, g, w in zip(outputs, wanted, weights, strict=True)
     ]
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("away", [0.0, 1.0, 15.0])
+@pytest.mark.parametrize("offsets", [LogisticOffsets(1e-3), SoftmaxOffsets(1e-3)], ids=str)
+def test_derivatives_away_of_a_base_are_those_of_the_loss(offsets: Offsets, away: float) -> None:
+    """Against autograd, at offsets near those of the base and far from them."""
+    loss = binary_logistic if isinstance(offsets, LogisticOffsets) else cross_entropy
+    outputs, targets, weights = inner_problems(offsets, 3.0, torch.float64)
+    near, by = torch.randn(2, *outputs.shape[:2], dtype=torch.float64)
+    by = offsets.project(away * by / by.abs().max())
+
+    def mean_loss(v: torch.Tensor, i: int) -> torch.Tensor:
+        return loss((outputs[i] + v[:, None]).T, targets[i]) @ weights[i]
+
+    wanted = offsets.wanted(outputs, targets, weights)
+    first, second = offsets.derivatives(offsets.base(outputs, near), by, wanted, weights)
+    for i in range(0, 30, 7):
+        v, once = near[i] + by[i], functools.partial(mean_loss, i=i)
+        exact = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+        jac, hessian = (derive(once, v) for derive in exact)
+        plain = second[i] - (1 / len(v) if len(v) > 1 else 0)  # where nothing changes
+        torch.testing.assert_close(first[i], jac, rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(plain, hessian, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("offsets", [LogisticOffsets(1e-3), SoftmaxOffsets(1e-3)], ids=str)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from flwr.app import Message
+from safetensors.torch import load_file
 from tests.flower.grid import QUICK, MemoryGrid
 from tests.hospitals import draw_hospitals
 from typer.testing import CliRunner
@@ -24,13 +25,15 @@ from equifed.cli.flower import app as flower_cli
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
 from equifed.data.site_table import SiteTable
+from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.flower.app import run_federation, run_leave_one_out
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.client import make_client_app
 from equifed.flower.hello import StartError
-from equifed.flower.memory import find_memories
+from equifed.flower.memory import Memory, find_memories
 from equifed.flower.results import digest
+from equifed.flower.welcome import welcome
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.models import architectures
 from equifed.runs.trained import load_predictor
@@ -380,6 +383,68 @@ def test_sites_get_the_model_and_can_predict_with_it(tmp_path: Path) -> None:
     assert (
         tmp_path / "sites" / "memory" / "results" / "West" / identity / "model.safetensors"
     ).exists()
+
+
+OWN_TABLES = {
+    "joint": {**TABLE, "model": {**TABLE["model"], "own": "bias"}},
+    "profile": {
+        **TABLE,
+        "model": {**TABLE["model"], "own": "bias", "own_l2": 0.01},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    },
+}
+
+
+@pytest.mark.parametrize("steps", OWN_TABLES)
+def test_sites_get_the_shared_part_with_their_own(steps: str, tmp_path: Path) -> None:
+    """Those who trained have theirs; one that comes after the end fits its own."""
+    table, late = OWN_TABLES[steps], max(make_grid(tmp_path / "none").apps)
+    folders = {who: tmp_path / who for who in ("East", "West")}
+    more = {who: {"results": str(folder)} for who, folder in folders.items()}
+    grid = make_grid(tmp_path / "sites", table, more=more)
+    grid.offline = {late}
+    history = run(grid, tmp_path / "run", table=table, clients=3, deliver=True)
+    grid.offline = set()
+    about = FederationSettings(
+        4, deadlines=QUICK, do="welcome", start=str(tmp_path / "run"), site="West"
+    )
+    found = welcome(grid, about, lambda line: None)
+    shared, pooled = history.parameters["1.weight"], pool(tmp_path)
+    for who, folder in folders.items():
+        (delivered,) = folder.iterdir()
+        weights = load_file(delivered / "model.safetensors")
+        torch.testing.assert_close(weights["1.weight"], shared, rtol=0, atol=0)
+        given = load_predictor(delivered)
+        rows = hospitals().query("hospital == @who")
+        assert given.only == who and len(given.predict(rows)) == len(rows)
+        with pytest.raises(DataError, match=f"This is the model of '{who}'"):
+            given.predict(hospitals())
+        if who == "East" and steps == "joint":
+            identity = json.loads((tmp_path / "run" / "flower.json").read_text())["run"]
+            kept = Memory(tmp_path / "sites" / "memory", identity, who).own_before(1 << 60)
+            np.testing.assert_array_equal(weights["1.bias"].numpy(), kept)
+            continue
+        rows = hospitals().query("hospital == @who").drop(columns="hospital")
+        inputs, targets = split_of(given.preparation, rows, pooled, who)
+        chance = torch.softmax(inputs @ shared.T + weights["1.bias"], dim=1)
+        slope = (chance - torch.nn.functional.one_hot(targets, 2)).mean(0)
+        torch.testing.assert_close(slope, -0.01 * weights["1.bias"], rtol=0, atol=1e-10)
+        right = (chance.argmax(1) == targets).double().mean()
+        assert found["train"]["accuracy"] == pytest.approx(float(right)) or who == "East"
+
+
+def split_of(
+    preparation: Any, rows: pd.DataFrame, pooled: Federation, who: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a site's training rows as a preparation makes them, and their classes."""
+    where = pooled.names.index(who)
+    assert pooled.preparation is not None
+    known = pooled.preparation.apply(rows, who, extra="ignore")
+    mine = {row.tobytes() for row in pooled.train.client(where)[0]}
+    kept = [row.tobytes() in mine for row in known]
+    made = preparation.apply(rows, who, extra="ignore")[kept]
+    truth = preparation.encode_target(list(rows["outcome"][kept]))
+    return torch.as_tensor(made), torch.as_tensor(truth)
 
 
 def test_a_delivery_that_was_changed_is_refused(tmp_path: Path) -> None:

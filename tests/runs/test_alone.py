@@ -17,6 +17,7 @@ from equifed.report.page import write_report
 from equifed.runs.alone import GRID, alone
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
+from equifed.training.tables import check_folder, is_complete
 
 pytestmark = pytest.mark.long
 
@@ -183,13 +184,44 @@ def test_gains_of_errors_are_those_of_a_paired_t_test() -> None:
         )
 
 
-def test_a_killed_run_gets_its_own_models_when_it_is_resumed(tmp_path) -> None:
+@pytest.mark.parametrize("moment", ["round", "end", "fit", "write"])
+def test_a_killed_run_gets_its_own_models_when_it_is_resumed(moment, tmp_path, monkeypatch) -> None:
+    """Whenever it is killed: it counts as complete only when all is written."""
+
     class Kill(ef.Callback):
         def round(self, record, info):
-            if record.round == 2:
+            if record.round == 2 and moment == "round":
                 raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+        def end(self, history):
+            if moment == "end":
+                raise KeyboardInterrupt
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        if moment == "fit":
+            patch.setattr("equifed.runs.with_alone.fit_alone", die)
+        if moment == "write":
+            patch.setattr("equifed.training.folder.RunFolder.alone", die)
         run(small(), tmp_path / "run", callbacks=[Kill()])
-    assert resume(tmp_path / "run").alone is not None
-    assert ef.History.load(tmp_path / "run").alone is not None
+    assert not is_complete(tmp_path / "run")
+    found = resume(tmp_path / "run")
+    whole = run(small())
+    np.testing.assert_array_equal(found.alone.values, whole.alone.values)
+    check_folder(tmp_path / "run")
+    loaded = ef.History.load(tmp_path / "run")
+    assert loaded.alone is not None and [e["event"] for e in loaded.events].count("alone") == 1
+
+
+def test_where_own_models_fail_the_shared_one_is_kept(tmp_path, monkeypatch) -> None:
+    def fail(*_, **__):
+        raise ValueError("no own models today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("equifed.runs.with_alone.fit_alone", fail)
+        with pytest.raises(ValueError, match="no own models today"):
+            run(small(), tmp_path / "run")
+    check_folder(tmp_path / "run")
+    assert is_complete(tmp_path / "run") and ef.History.load(tmp_path / "run").alone is None

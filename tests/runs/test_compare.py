@@ -161,6 +161,35 @@ def test_a_wrong_setting_is_said_with_its_variant(config):
         read_variants([config])
 
 
+HOSPITALS = """
+rounds = 2
+data = "heart-disease"
+algorithm = { name = "scaff-pd", objective = "average" }
+[model]
+name = "logistic"
+l2 = 0.03
+[variants.shared]
+[variants.own.model]
+own = "bias"
+"""
+
+
+def test_with_and_without_an_own_part(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(HOSPITALS)
+    compare(read_variants([path]), tmp_path / "c", seeds=1)
+    shared, own = (History.load(tmp_path / "c" / "runs" / name / "seed-0")
+                   for name in ("shared", "own"))  # fmt: skip
+    assert shared.own is None and shared.without_own is None and shared.alone is not None
+    assert own.own["1.bias"].shape == (4, 2) and own.without_own is not None
+    assert (own.alone.values == shared.alone.values).all()  # alone, nothing is shared
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert "own: Own part: 1.bias, 2 numbers per client" in page and "Without own part" in page
+    path.write_text(HOSPITALS.replace('"bias"', '"biass"'))
+    with pytest.raises(ConfigError, match=r"^own: model\.own: .*'biass'; it trains .* bias, head"):
+        compare(read_variants([path]), tmp_path / "d", seeds=1)
+
+
 def test_seeds_count_up_and_all_have_them(config, tmp_path):
     jobs = plan_jobs(read_variants([config], ["seed=7"]), 2, tmp_path)
     seeds = [(j.name, j.config.seed) for j in jobs]

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.hospitals import draw_hospitals
 from typer.testing import CliRunner
 
 import equifed as ef
 from equifed.algorithms import FedAvg
 from equifed.cli.main import app
 from equifed.contract.local import LocalSGD
+from equifed.runs.newcomer import fit_newcomer
 from equifed.runs.personalise import personalise
 from equifed.training.files import RunFolderError
 
@@ -129,3 +132,50 @@ def test_a_run_folder_keeps_it_and_predict_uses_it_when_asked(tmp_path: Path) ->
     (folder / "personalised.safetensors").write_bytes(content[:-1] + b"x")
     with pytest.raises(RunFolderError, match=r"damaged or belongs to another model"):
         ef.load_predictor(folder, personalised=True)
+
+
+@pytest.mark.filterwarnings("ignore::equifed.data.split.DataWarning")
+def test_a_client_that_comes_later_fits_its_own_part(tmp_path: Path) -> None:
+    whole = draw_hospitals(0, {"North": 90, "South": 70, "West": 60})
+    for name, rows in (("train", whole[whole.hospital != "West"]),
+                       ("new", whole[whole.hospital == "West"])):  # fmt: skip
+        rows.to_csv(tmp_path / f"{name}.csv", index=False, date_format="%Y-%m-%d")
+    config = {
+        "rounds": 5,
+        "data": {"name": "table", "path": str(tmp_path / "train.csv"), "client": "hospital",
+                 "target": "outcome", "holdout": {"test": 0.3}},
+        "model": {"name": "logistic", "l2": 0.01, "own": "bias", "dtype": "float64"},
+        "algorithm": {"name": "scaff-pd", "objective": "average"},
+    }  # fmt: skip
+    folder, new = tmp_path / "run", str(tmp_path / "new.csv")
+    ef.run(config, folder)
+
+    def call(*more: str) -> Any:
+        return CliRunner().invoke(app, ["personalise", str(folder), *more])
+
+    out = tmp_path / "west"
+    told = call(new, "--client", "West", "--out", str(out))
+    assert told.exit_code == 0 and "with its own" in told.output, told.output
+    given = ef.load_predictor(out)
+    weights = load_file(out / "model.safetensors")
+    rows = whole[whole.hospital == "West"]
+    x = torch.as_tensor(given.preparation.apply(rows, extra="ignore"))
+    chance = torch.softmax(x.double() @ weights["1.weight"].T + weights["1.bias"], dim=1)
+    classes = torch.as_tensor(given.preparation.encode_target(list(rows.outcome)))
+    slope = (chance - torch.nn.functional.one_hot(classes, 2)).mean(0)
+    torch.testing.assert_close(slope, -1e-3 * weights["1.bias"], rtol=0, atol=1e-9)  # OWN_L2
+    assert given.only == "West" and list(given.predict(rows)) == [
+        given.classes[k] for k in chance.argmax(1)
+    ]
+    trained = str(tmp_path / "train.csv")
+    for arguments, message in (
+        ([new], "Say the new client's name and where"),
+        ([new, "--client", "North", "--out", "x"], "took part in training"),
+        ([trained, "--client", "West", "--out", "x"], "rows of North, South; give those of 'West'"),
+        ([new, "--client", "West", "--own", "head"], "for the run's clients"),
+        (["--client", "West"], "about a new client's rows"),
+    ):
+        said = call(*arguments)
+        assert said.exit_code == 2 and message in " ".join(said.output.split()), said.output
+    with pytest.raises(RunFolderError, match="is the model of 'West', with its own part"):
+        fit_newcomer(out, new, "East")

@@ -87,26 +87,48 @@ def _predict_columns(
 
 def personalise(
     run: RunOnly,
+    rows: Annotated[
+        Path | None, typer.Argument(help="Labelled rows of a client that took no part in training.")
+    ] = None,
     own: Annotated[
-        str, typer.Option(help="What becomes each client's own: bias or head of the last layer.")
-    ] = "bias",
+        str | None,
+        typer.Option(help="What becomes each client's own: bias (default) or head."),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Divide outputs by this in the fit; chosen by default.")
     ] = None,
     penalty: Annotated[
         float | None, typer.Option(help="Strength that holds own parts back; chosen by default.")
     ] = None,
+    client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
+    own_l2: Annotated[
+        float | None, typer.Option(help="With ROWS: penalty of its own part; that of training.")
+    ] = None,
+    personalised: Personalised = False,
     json: Json = False,
 ) -> None:
     """Fit an own part to every client after training, and show before and after on test samples.
 
-    The run's model stays as it is; equifed predict --personalised uses what is found.
+    The run's model stays as it is; equifed predict --personalised uses what is found. With ROWS of
+    a client that took no part, fit its own part where the run's clients have one, and write its
+    model for equifed predict.
     """
     with explain_errors():
         from equifed.runs.personalise import describe
         from equifed.runs.personalise import personalise as fit
 
-        found = fit(run, own=own, temperature=temperature, penalty=penalty)
+        if rows is not None:
+            if (own, temperature, penalty) != (None, None, None):
+                raise ValueError("--own, --temperature and --penalty are for the run's clients.")
+            _personalise_newcomer(run, rows, client, out, own_l2, personalised, json)
+            return
+        if (client, out, own_l2) != (None, None, None) or personalised:
+            raise ValueError(
+                "--client, --out, --own-l2 and --personalised are about a new client's rows: "
+                "equifed personalise RUN rows.csv --client NAME --out FOLDER"
+            )
+        found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty)
         path = found.save(run)
         if json:
             print_json({"run": str(run), **found.to_dict()})
@@ -131,6 +153,32 @@ def personalise(
             told = f"{average.lower:+.3g} to {average.upper:+.3g}"
             typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
         typer.echo(f"{describe(found)}: {path}", err=True)
+
+
+def _personalise_newcomer(
+    run: Path, rows: Path, client: str | None, out: Path | None, own_l2: float | None,
+    personalised: bool, json: bool,
+) -> None:  # fmt: skip
+    from equifed.models.export import export as write
+    from equifed.runs.newcomer import fit_newcomer
+
+    if client is None or out is None:
+        raise ValueError(
+            "Say the new client's name and where to write its model: --client NAME --out FOLDER."
+        )
+    found = fit_newcomer(run, rows, client, own_l2=own_l2, personalised=personalised)
+    write(found.predictor, out, program=True)
+    told = {"run": str(run), "client": client, "rows": found.rows, "metric": found.metric,
+            "before": found.before, "after": found.after, "out": str(out)}  # fmt: skip
+    if json:
+        print_json({k: None if v != v else v for k, v in told.items()})
+        return
+    if not math.isnan(found.after):
+        typer.echo(
+            f"{found.metric} of {client}: {found.before:.4g} with the mean of the others' own "
+            f"parts, {found.after:.4g} with its own (on rows that it was not fitted to, five folds)"
+        )
+    typer.echo(f"own part fitted to {found.rows} rows: equifed predict {out} NEW.csv", err=True)
 
 
 def _show_or_blank(value: float | None, sign: str) -> str:

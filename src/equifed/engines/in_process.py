@@ -23,8 +23,8 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, to_numpy
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
-from equifed.engines.own_parts import OwnRows
-from equifed.engines.profile import choose_offsets, settle_own
+from equifed.engines.own_parts import OwnRows, settle_own
+from equifed.engines.profile import choose_offsets
 from equifed.engines.second_derivatives import SecondDerivatives
 from equifed.engines.sums import group_clients
 from equifed.models.architectures import Init, build, choose_init, initialise

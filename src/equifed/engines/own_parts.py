@@ -1,9 +1,10 @@
-"""What engines know of own parts: where they start, where they ended, what they are worth."""
+"""What engines know of own parts: which, where they start and ended, what they are worth."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,14 +15,19 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness
+from equifed.contract.own import Inexactness, OwnSteps
 from equifed.data.federation import Federation
-from equifed.engines.profile import Offsets, error_bounds
-from equifed.models.flat import FlatModel
-from equifed.models.own_part import OwnPart
+from equifed.engines.profile import OFFSETS, Offsets, error_bounds
+from equifed.models.curvature import linear_layer
+from equifed.models.flat import FlatModel, SampleLoss
+from equifed.models.losses import squared
+from equifed.models.own_part import OwnPart, choose_own
 
 JOINT = "own parts move by local steps, so the losses are not functions of the shared model alone"
 """Why there are no bounds then."""
+
+OWN_L2 = 1e-3
+"""Default penalty of own offsets where a client without some class would let them run away."""
 
 
 @dataclass(eq=False)
@@ -169,3 +175,56 @@ class FoundOwnParts(OwnParts):
                 f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
                 "leave batch_size out, or say own_steps='joint'."
             )
+
+
+def settle_own(
+    module: nn.Module,
+    loss: SampleLoss,
+    input_dimensions: int,
+    own: str | Sequence[str] | None,
+    steps: OwnSteps,
+    own_l2: float | None,
+    l2: float,
+) -> OwnPart | None:
+    """Return what clients keep and how it is found, or None if they keep nothing."""
+    if steps not in ("auto", "profile", "joint", "alternating"):
+        raise ValueError(f"own_steps must be auto, profile, joint or alternating, got {steps!r}.")
+    if own_l2 is not None and not (own_l2 >= 0 and math.isfinite(own_l2)):
+        raise ValueError(f"own_l2 must be a number of at least 0, got {own_l2}.")
+    if own is None:
+        if steps != "auto" or own_l2 is not None:
+            raise ValueError(
+                "own_steps and own_l2 are about own parameters; say which: own='bias'."
+            )
+        return None
+    names = choose_own(module, own)
+    why = refuse_profile(module, loss, input_dimensions, names)
+    if steps == "profile" and why is not None:
+        raise ValueError(f"own_steps='profile': {why}; say own_steps='joint'.")
+    if steps == "auto":
+        steps = "profile" if why is None else "joint"
+    if steps != "profile":
+        return OwnPart(names, steps, l2 if own_l2 is None else own_l2)
+    if own_l2 is None:
+        own_l2 = 0.0 if loss is squared else OWN_L2
+    if own_l2 == 0 and loss is not squared:
+        raise ValueError(
+            "own_l2 must be above 0: the own bias of a client that lacks a class has no best value "
+            f"without a penalty; leave it out for {OWN_L2:g}."
+        )
+    return OwnPart(names, "profile", own_l2)
+
+
+def refuse_profile(
+    module: nn.Module, loss: SampleLoss, input_dimensions: int, names: Sequence[str]
+) -> str | None:
+    """Return why there are no profile losses for these own parameters; None if there are."""
+    layer = linear_layer(module, input_dimensions)
+    if layer is None:
+        return "profile losses are for linear models"
+    if loss not in OFFSETS:
+        known = ", ".join(one.__name__ for one in OFFSETS)
+        return f"profile losses are for {known}, not for {getattr(loss, '__name__', 'this loss')}"
+    if len(names) > 1 or module.get_parameter(names[0]) is not layer.bias:
+        return f"profile losses are for an own bias, not for {', '.join(names)}"
+    return None

@@ -7,7 +7,8 @@ shared part at hand, the inner problem has as many unknowns as there are outputs
 Newton steps from a start that depends on z alone, so that the same model gives the same bits. They
 are damped as suits losses whose third derivatives are bounded by R times their second ones (Bach
 2010): a step p is taken log(1 + R|p|) / (R|p|) of its length, which never overshoots and tends to
-the whole step.
+the whole step. For the softmax R|p| may be the range of p: a third central moment is at most the
+range times the variance.
 
 What is left is known. With :math:`\nu^2 = g^\top H^{-1} g` at v (the Newton decrement) and
 :math:`R\nu \le \sqrt{m}/2`, H being at least m: :math:`|v - v^\star|_H \le 2\nu`, so
@@ -22,44 +23,55 @@ with :math:`L \ge \partial_{uu} f_i` without its penalty: in a positive semidefi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.own import OwnSteps
-from equifed.models.curvature import STEEPEST, linear_layer
+from equifed.models.curvature import STEEPEST
 from equifed.models.flat import SampleLoss
 from equifed.models.losses import binary_logistic, cross_entropy, squared
-from equifed.models.own_part import OwnPart, choose_own
+from equifed.models.own_part import OwnPart
 
 MOST_NEWTON = 200
 """Newton steps at most: some five are usual, a hundred where outputs differ by hundreds."""
 
-OWN_L2 = 1e-3
-"""Default penalty of own offsets where a client without some class would let them run away."""
+SCALINGS = 3
+"""Iterative scalings at the start: each costs a fraction of the Newton step that it saves."""
+
+LEAST = 1e-3
+"""Mean chances below this part of the penalty are taken for it, so that no start is infinite."""
 
 
 class Offsets(Protocol):
-    """A loss as a function of one offset for each output; outputs are (c, k, b)."""
+    """A loss as a function of one offset for each output; outputs are (c, k, b).
+
+    Sums over samples are taken of a *base*, made once for offsets near some (c, k): what changes
+    from step to step is how far ``away`` (c, k) of them the offsets are.
+    """
 
     turn: float
     """R: how fast second derivatives can change."""
     l2: float
+    reach: float = math.inf
+    """How far away of its offsets a base serves."""
 
     def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return what the mean outcome (c, k) should be: shares of classes, means of targets."""
         ...
 
-    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
-        """Return offsets (c, k) to start from."""
+    def base(self, outputs: Tensor, near: Tensor) -> Tensor:
+        """Return the base (c, k, b) for offsets near these."""
+        return outputs + near.unsqueeze(2)
+
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        """Return offsets (c, k) to start from; the base is that of zero."""
         ...
 
     def derivatives(
-        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return first (c, k) and second (c, k, k) derivatives by the offsets, penalty apart."""
         ...
@@ -78,40 +90,62 @@ class Offsets(Protocol):
         """Return offsets without what has no effect."""
         return v
 
+    def length(self, step: Tensor) -> Tensor:
+        """Return R|p| (c, 1) of steps p (c, k)."""
+        return torch.linalg.vector_norm(step, dim=1, keepdim=True).mul_(self.turn)
+
     def solve(
         self, outputs: Tensor, wanted: Tensor, weights: Tensor, start: Tensor | None = None
     ) -> Tensor:
         """Return the best offsets (c, k); a client's steps do not depend on the others'."""
-        v = self.start(outputs, wanted, weights) if start is None else start
-        rows, tiny = None, torch.finfo(v.dtype).tiny
+        near = torch.zeros_like(wanted)
+        base = self.base(outputs, near)
+        v = self.start(base, wanted, weights) if start is None else start
+        here, rows, going = v, None, None
+        eps = torch.finfo(v.dtype).eps
         for _ in range(MOST_NEWTON if self.turn else 1):
-            here = v if rows is None else v[rows]
-            step, decrement = self.newton(here, outputs, wanted, weights)
-            length = torch.linalg.vector_norm(step, dim=1, keepdim=True).mul_(self.turn).add_(tiny)
-            here = here - step * (torch.log1p(length) / length)
-            v = here if rows is None else v.index_copy(0, rows, here)
-            going = decrement > torch.finfo(v.dtype).eps  # if not, this step doubled the digits
-            if not going.all():
+            away = here - near
+            if self.reach < math.inf and float(away.abs().max()) > self.reach:
+                near = torch.where(away.abs().amax(1, keepdim=True) > self.reach, here, near)
+                base, away = self.base(outputs, near), here - near
+            step, decrement = self._newton(here, base, away, wanted, weights)
+            length = self.length(step)
+            part = torch.where(length > 1, torch.log1p(length) / length, 1.0)
+            moved = torch.addcmul(here, step, part, value=-1)
+            here = moved if going is None else torch.where(going.unsqueeze(1), moved, here)
+            more = decrement > eps  # if not, this step doubled the digits
+            going = more if going is None else going & more
+            left = int(torch.count_nonzero(going))
+            if left == 0:
+                break
+            if left == len(going):
+                going = None
+            elif 2 * left <= len(going):  # the others are done
+                v = here if rows is None else v.index_copy(0, rows, here)
                 on = torch.nonzero(going).squeeze(1)
-                if len(on) == 0:
-                    break
-                rows = on if rows is None else rows[on]
-                outputs, wanted, weights = outputs[on], wanted[on], weights[on]
-        return v
+                rows, going = on if rows is None else rows[on], None
+                here, near, base, outputs = here[on], near[on], base[on], outputs[on]
+                wanted, weights = wanted[on], weights[on]
+        return self.project(here if rows is None else v.index_copy(0, rows, here))
 
     def newton(
         self, v: Tensor, outputs: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return Newton's step (c, k) at offsets v, and the decrement's square (c,)."""
-        first, second = self.derivatives(outputs + v.unsqueeze(2), wanted, weights)
-        gradient = self.project(first + self.l2 * v)
+        return self._newton(v, self.base(outputs, v), torch.zeros_like(v), wanted, weights)
+
+    def _newton(
+        self, v: Tensor, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        first, second = self.derivatives(base, away, wanted, weights)
+        gradient = first.add_(v, alpha=self.l2)  # sums to zero where equal offsets do nothing
         if second.shape[-1] == 1:
             step = gradient / (second[:, 0] + self.l2)
         else:
             second.diagonal(dim1=1, dim2=2).add_(self.l2)
             root = torch.linalg.cholesky_ex(second).L
             step = torch.cholesky_solve(gradient.unsqueeze(2), root).squeeze(2)
-        return self.project(step), (gradient * step).sum(dim=1)
+        return step, torch.linalg.vecdot(gradient, step)
 
 
 @dataclass(frozen=True)
@@ -126,15 +160,15 @@ class SquaredOffsets(Offsets):
         return torch.bmm(self._targets(outputs, targets), weights.unsqueeze(2)).squeeze(2)
 
     @override
-    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         return torch.zeros_like(wanted)
 
     @override
     def derivatives(
-        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        mean = torch.bmm(outputs, weights.unsqueeze(2)).squeeze(2)
-        total = weights.sum(dim=1, keepdim=True).expand_as(mean)
+        total = weights.sum(dim=1, keepdim=True).expand_as(away)
+        mean = torch.bmm(base, weights.unsqueeze(2)).squeeze(2) + away * total
         return 2 * (mean - wanted), torch.diag_embed(2 * total)
 
     @override
@@ -162,16 +196,16 @@ class LogisticOffsets(Offsets):
         return ((targets > 0).to(outputs.dtype) * weights).sum(dim=1, keepdim=True)
 
     @override
-    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
         """Return the difference of log-odds: those of the labels minus those of the outputs."""
-        given = (torch.sigmoid(outputs[:, 0]) * weights).sum(dim=1, keepdim=True)
+        given = (torch.sigmoid(base[:, 0]) * weights).sum(dim=1, keepdim=True)
         return _log_odds(wanted, self.l2) - _log_odds(given, self.l2)
 
     @override
     def derivatives(
-        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        chance = torch.sigmoid(outputs)
+        chance = torch.sigmoid(base + away.unsqueeze(2))
         weighted = chance * weights.unsqueeze(1)
         return weighted.sum(dim=2) - wanted, (weighted * (1 - chance)).sum(dim=2, keepdim=True)
 
@@ -187,26 +221,47 @@ class SoftmaxOffsets(Offsets):
 
     l2: float
     turn: float = math.sqrt(2)
+    reach: float = 20.0
+    """Chances down to exp(-47) are still counted then in float32."""
 
     @override
     def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         return outputs.new_zeros(outputs.shape[:2]).scatter_add_(1, targets, weights)
 
     @override
-    def start(self, outputs: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
-        """Return log(share of the class) - log(its mean probability): one iterative scaling."""
-        chance = torch.bmm(torch.softmax(outputs, dim=1), weights.unsqueeze(2)).squeeze(2)
-        return self.project(torch.log(wanted + self.l2) - torch.log(chance + self.l2))
+    def base(self, outputs: Tensor, near: Tensor) -> Tensor:
+        """Return exponentials: chances at offsets ``away`` are base exp(away), divided by sums."""
+        shifted = outputs + near.unsqueeze(2)
+        return shifted.sub_(shifted.amax(dim=1, keepdim=True)).exp_()
+
+    @override
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        r"""Return what iterative scalings give: each class's mean chance becomes its share.
+
+        With the penalty: :math:`\bar p_k e^{\Delta v_k} = \text{share}_k - \text{l2}\, v_k`.
+        """
+        v = torch.zeros_like(wanted)
+        for _ in range(SCALINGS):
+            e = torch.exp(v)
+            counted = weights.unsqueeze(1) / torch.bmm(e.unsqueeze(1), base)
+            mean = torch.bmm(counted, base.transpose(1, 2)).squeeze(1).mul_(e)
+            share = torch.sub(wanted, v, alpha=self.l2).clamp_(min=self.l2)
+            v = self.project(share.div_(mean.add_(LEAST * self.l2)).log_().add_(v))
+        return v
 
     @override
     def derivatives(
-        self, outputs: Tensor, wanted: Tensor, weights: Tensor
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        chance = torch.softmax(outputs, dim=1)
-        products = torch.bmm(chance * weights.unsqueeze(1), chance.transpose(1, 2))
+        e = torch.exp(away)
+        counted = weights.unsqueeze(1) / torch.bmm(e.unsqueeze(1), base).square_()
+        products = torch.bmm(base * counted, base.transpose(1, 2))
+        products.mul_(e.unsqueeze(1)).mul_(e.unsqueeze(2))
         mean = products.sum(dim=2)  # chances sum to one
         # The last term is where nothing changes: offsets that sum to zero do not see it.
-        return mean - wanted, torch.diag_embed(mean) - products + 1 / chance.shape[1]
+        second = torch.rsub(products, 1 / base.shape[1])
+        second.diagonal(dim1=1, dim2=2).add_(mean)
+        return mean - wanted, second
 
     @override
     def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -227,6 +282,10 @@ class SoftmaxOffsets(Offsets):
     @override
     def project(self, v: Tensor) -> Tensor:
         return v - v.mean(dim=1, keepdim=True)
+
+    @override
+    def length(self, step: Tensor) -> Tensor:
+        return step.amax(dim=1, keepdim=True) - step.amin(dim=1, keepdim=True)
 
 
 OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets]] = {
@@ -258,56 +317,3 @@ def error_bounds(
     far = torch.full_like(decrement, math.inf)
     losses = torch.where(near, 2 * decrement, far)
     return losses, torch.where(near, 2 * (steepest * mean_square * decrement).sqrt(), far)
-
-
-def settle_own(
-    module: nn.Module,
-    loss: SampleLoss,
-    input_dimensions: int,
-    own: str | Sequence[str] | None,
-    steps: OwnSteps,
-    own_l2: float | None,
-    l2: float,
-) -> OwnPart | None:
-    """Return what clients keep and how it is found, or None if they keep nothing."""
-    if steps not in ("auto", "profile", "joint", "alternating"):
-        raise ValueError(f"own_steps must be auto, profile, joint or alternating, got {steps!r}.")
-    if own_l2 is not None and not (own_l2 >= 0 and math.isfinite(own_l2)):
-        raise ValueError(f"own_l2 must be a number of at least 0, got {own_l2}.")
-    if own is None:
-        if steps != "auto" or own_l2 is not None:
-            raise ValueError(
-                "own_steps and own_l2 are about own parameters; say which: own='bias'."
-            )
-        return None
-    names = choose_own(module, own)
-    why = refuse_profile(module, loss, input_dimensions, names)
-    if steps == "profile" and why is not None:
-        raise ValueError(f"own_steps='profile': {why}; say own_steps='joint'.")
-    if steps == "auto":
-        steps = "profile" if why is None else "joint"
-    if steps != "profile":
-        return OwnPart(names, steps, l2 if own_l2 is None else own_l2)
-    if own_l2 is None:
-        own_l2 = 0.0 if loss is squared else OWN_L2
-    if own_l2 == 0 and loss is not squared:
-        raise ValueError(
-            "own_l2 must be above 0: the own bias of a client that lacks a class has no best value "
-            f"without a penalty; leave it out for {OWN_L2:g}."
-        )
-    return OwnPart(names, "profile", own_l2)
-
-
-def refuse_profile(
-    module: nn.Module, loss: SampleLoss, input_dimensions: int, names: Sequence[str]
-) -> str | None:
-    """Return why there are no profile losses for these own parameters; None if there are."""
-    layer = linear_layer(module, input_dimensions)
-    if layer is None:
-        return "profile losses are for linear models"
-    if loss not in OFFSETS:
-        known = ", ".join(one.__name__ for one in OFFSETS)
-        return f"profile losses are for {known}, not for {getattr(loss, '__name__', 'this loss')}"
-    if len(names) > 1 or module.get_parameter(names[0]) is not layer.bias:
-        return f"profile losses are for an own bias, not for {', '.join(names)}"
-    return None

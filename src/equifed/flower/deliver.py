@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from equifed.contract.streams import Stream
 from equifed.flower.app_config import AppConfig
@@ -30,9 +31,11 @@ def deliver(
     are not in the history have no page there.
     """
     assert history.parameters is not None
-    x = clients.flatten(history.parameters)
+    x = clients.flatten_shared(history.parameters)
     card, own = make_card(clients, config, history), make_pages(history) if pages else []
-    args = {"sha256": digest(x.detach().cpu().numpy())}
+    args: dict[str, Any] = {"sha256": digest(x.detach().cpu().numpy())}
+    if clients.members.engine.remembers_own():
+        args["own_round"] = clients.round_of(x)
     requests = clients.write_requests(
         "deliver", Stream(0, ("deliver",)), args, {"x": pack_tensor(x)}
     )
@@ -55,9 +58,10 @@ def make_card(clients: FlowerClients, config: AppConfig, history: History) -> st
     members = clients.members
     schema, prepared = members.hellos[0].schema, members.preparation
     assert history.parameters is not None
-    made = members.engine.predictor(clients.flatten(history.parameters))
+    made = members.engine.predictor(clients.flatten_shared(history.parameters))
     predictor = replace(
         made,
+        own={},  # those of the sites are not here
         clients=tuple(history.names),
         classes=schema.class_names or made.classes,
         preparation=prepared,

@@ -7,27 +7,43 @@ that a round may be repeated and a run resumed. A site whose answer was lost kee
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from equifed.contract.arrays import Losses, Vector
 from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
+from equifed.data.split import Split
 from equifed.engines.own_parts import JOINT, OwnRows
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import Messenger, pack_tensor
 from equifed.flower.task import OneClient
-from equifed.flower.wire import Reply, digest_model, expect_number
+from equifed.flower.wire import Reply, WireError, digest_model, expect_number
+from equifed.models.fit_own import fit_new_client
 
 
-def bind_own_part(engine: OneClient, memory: Memory, args: dict[str, Any], before: int) -> None:
-    """Let a site's engine start from the own part of the last round before another one."""
+def bind_own_part(
+    engine: OneClient,
+    memory: Memory,
+    args: dict[str, Any],
+    before: int,
+    fit: Callable[[], Tensor],
+) -> None:
+    """Let a site's engine start from the own part of the last round before another one.
+
+    A site that comes after the end has none, and no run to draw one for: it fits its own.
+    """
     if not engine.remembers_own():
         return
     kept = memory.own_before(before)
+    if kept is None and "start" not in args:
+        engine.own_rows = OwnRows(fit()[None])
+        return
     if kept is None or kept.shape != (engine.model.own_size,):
         seed, *address = args["start"]
         engine.initial(Stream(int(seed), tuple(address)))  # draws the own part, too
@@ -35,6 +51,20 @@ def bind_own_part(engine: OneClient, memory: Memory, args: dict[str, Any], befor
         return
     row = engine.own_rows.start.new_tensor(kept)
     engine.own_rows = OwnRows(row[None])
+
+
+def fit_own_part(engine: OneClient, train: Split, x: Tensor) -> Tensor:
+    """Return the best own part (p,) for a site's training samples at the shared part x."""
+    told = engine.predictor(x)
+    names = tuple(engine.model.own_shapes)
+    try:
+        module = fit_new_client(
+            told.module, names, lambda m: torch.as_tensor(told.run_module(m, train.inputs)),
+            torch.as_tensor(train.targets), told.loss, told.own_l2,
+        )  # fmt: skip
+    except ValueError as error:  # our own words, about parameters and settings
+        raise WireError(f"no own part can be fitted here: {error}") from error
+    return torch.cat([module.get_parameter(n).detach().reshape(-1) for n in names]).to(x)
 
 
 def measure_error(engine: OneClient, x: Tensor) -> dict[str, list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,10 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
                 "A federation whose sites keep own parts starts from the model that it draws."
             )
         return self.members.engine.flatten(model)
+
+    def flatten_shared(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Return the model vector of a finished run, whose own parts are not here."""
+        return self.members.engine.flatten(parameters)
 
     @override
     def parameters(self, x: Vector) -> dict[str, Vector]:

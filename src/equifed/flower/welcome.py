@@ -41,7 +41,7 @@ def welcome(grid: Grid, settings: FederationSettings, say: Callable[[str], None]
     config = AppConfig.from_dict(kept.told["config"])
     clients = _meet(grid, config, settings, kept)
     kept.check_data(clients.members)
-    x = clients.flatten(history.parameters)
+    x = clients.flatten_shared(history.parameters)
     found: Found = {}
     for told in clients.evaluate(x, SPLITS, as_metrics(config.evaluate.metrics)):
         if told.sizes[0]:

@@ -21,7 +21,7 @@ from equifed.data.federation import Federation
 from equifed.engines.base import DenseVectors
 from equifed.flower.curvature import measure_blocks
 from equifed.flower.memory import Memory
-from equifed.flower.own_parts import bind_own_part, measure_error
+from equifed.flower.own_parts import bind_own_part, fit_own_part, measure_error
 from equifed.flower.policy import Policy
 from equifed.flower.results import digest, keep_delivery, slug
 from equifed.flower.secure.identity import Identity, Signer
@@ -78,10 +78,10 @@ class Worker:
         self.engine = client.build_engine(max(request.client, 0))
         self.memory = Memory(client.root, request.run, client.federation.names[0])
         self.round = int(self.args.get("round", 0))
-        if request.op in ("losses", "gradient", "local", "metrics"):
-            measured = request.op == "metrics"  # a model, with the own part of its round
-            before = int(self.args.get("own_round", 0)) + 1 if measured else self.round
-            bind_own_part(self.engine, self.memory, self.args, before)
+        if request.op in ("losses", "gradient", "local", "metrics", "deliver"):
+            ended = request.op in ("metrics", "deliver")  # a model, with the own part of its round
+            before = int(self.args.get("own_round", 0)) + 1 if ended else self.round
+            bind_own_part(self.engine, self.memory, self.args, before, self._fit_own_part)
 
     def answer(self) -> Reply:
         """Do what the request says."""
@@ -222,10 +222,15 @@ class Worker:
             self.federation.names[0]
         )
         predictor = self.engine.predictor(x)
+        if predictor.own:  # this site's model: with the own part that it has
+            predictor = predictor.for_client(self.federation.names[0])
         checksum = keep_delivery(folder, self.request.run, predictor, self.args)
         return self._reply({"checksum": checksum})
 
     # -- small parts ------------------------------------------------------------------------------
+
+    def _fit_own_part(self) -> torch.Tensor:
+        return fit_own_part(self.engine, self.federation.train, self._sent("x"))
 
     def _reply(
         self, numbers: dict[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None

@@ -80,8 +80,9 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
             found = [name for name in every if fnmatchcase(name, pattern)]
         if not found:
             what = WORDS.get(pattern, f"named {pattern!r}") if pattern == own else repr(pattern)
+            words = f"; the words are {', '.join(WORDS)}" if isinstance(own, str) else ""
             raise ValueError(
-                f"own: the model trains no parameter {what}; it trains {', '.join(trained)}."
+                f"own: the model trains no parameter {what}; it trains {', '.join(trained)}{words}."
             )
         wanted |= {first[name] for name in found}
     if wanted == set(trained):

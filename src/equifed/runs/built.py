@@ -144,6 +144,7 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
 def _engine(config: RunConfig, federation: Federation) -> Clients:
     import torch
 
+    from equifed.engines.own_parts import settle_own
     from equifed.models.losses import outputs_for, weigh_classes
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
@@ -166,6 +167,11 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
     if shared.own is not None and shared.own_steps == "auto":
         minibatches = uses_minibatches(build_algorithm(config.algorithm))
         given["own_steps"] = "joint" if minibatches else "auto"  # profile losses need all samples
+    try:
+        settle_own(module, loss, len(shape), shared.own, given["own_steps"], shared.own_l2,
+                   shared.l2)  # fmt: skip
+    except ValueError as error:
+        raise ConfigError([f"model.{error}"]) from error
     dtype = getattr(torch, shared.dtype)
     clients: Clients = choose(
         SECTIONS["engines"], config.engine, "engine", **given, l2=shared.l2,

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
+from equifed.runs.settings import ConfigError
 from equifed.training.callback import Callback
 from equifed.training.files import RunFolderError
 from equifed.training.folder import RunFolder
@@ -126,6 +127,8 @@ def run_job(job: Job, callbacks: Sequence[Callback] = ()) -> str | None:
             runs.run(job.config, job.folder, overwrite=True, callbacks=callbacks, progress=False)
     except TrainingError as error:
         return f"{job.title}: {error}"
+    except ConfigError as error:
+        raise ConfigError([f"{job.name}: {problem}" for problem in error.problems]) from error
     return None
 
 

@@ -79,7 +79,7 @@ def run(
         return _add_alone(history, built, None) if wanted else history
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        history = start(built, Path(out), callbacks, progress)
+        history = start(built, Path(out), callbacks, progress, more=wanted)
         return _add_alone(history, built, Path(out)) if wanted else history
 
 
@@ -108,14 +108,16 @@ def start(
     out: Path,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = False,
+    more: bool = False,
 ) -> History:
     """Run from the first round into a folder, replacing the run that may be there.
 
     An old run loses its configuration and checkpoints before the new configuration is written, and
     that is written before any table: whatever moment a kill chooses, the folder holds no run, or
-    one that :func:`resume` continues under its own configuration.
+    one that :func:`resume` continues under its own configuration. With ``more`` the caller adds
+    something after training, and finishes the folder.
     """
-    folder = RunFolder(out, built.federation.names, built.clients.group())
+    folder = RunFolder(out, built.federation.names, built.clients.group(), more)
     if folder.writes:
         out.mkdir(parents=True, exist_ok=True)
         first = (out / CONFIG, out / SUMMARY, out / PREPARATION)
@@ -192,10 +194,10 @@ def resume(
                 "--trust (in Python trust=True)."
             )
         built = build(RunConfig.read(out / CONFIG))
-        folder = RunFolder(out, built.federation.names, built.clients.group())
         wanted = _wants_alone(built)
+        folder = RunFolder(out, built.federation.names, built.clients.group(), wanted)
         if not any(folder.checkpoints.glob("*.json")):
-            history = start(built, out, callbacks)
+            history = start(built, out, callbacks, more=wanted)
             return _add_alone(history, built, out) if wanted else history
         if told["data"]["sha256"] != built.federation.checksum():
             raise RunFolderError(

@@ -136,7 +136,7 @@ def _read_loss(
     config: RunConfig, module: Any, told: dict[str, Any]
 ) -> tuple[FittedLoss | None, float]:
     """Return the loss that own parts can be fitted to, and their penalty in training."""
-    from equifed.engines.profile import settle_own
+    from equifed.engines.own_parts import settle_own
     from equifed.models.fit_own import fitted_loss
 
     model = config.model

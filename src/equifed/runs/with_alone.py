@@ -62,17 +62,25 @@ def wants_alone(asked: WithAlone, built: Any) -> bool:
 
 
 def add_alone(history: History, built: Any, out: Path | None) -> None:
-    """Fit own models beside a complete run, and write them into its folder if it has one.
+    """Fit own models beside a trained run; write them into its folder, if any, and finish it.
 
-    ``built`` is the :class:`equifed.runs.built.Run` that was trained.
+    ``built`` is the :class:`equifed.runs.built.Run` that was trained. Where own models cannot be
+    fitted, the shared one is still there.
     """
     config, clients = built.config, getattr(built.clients, "_local", built.clients)  # of a group
-    event = fit_alone(history, clients, built.federation, built.algorithm, config.rounds)
-    if out is not None and event is not None:
-        folder = RunFolder(out, history.names)
+    folder = None if out is None else RunFolder(out, history.names, built.clients.group())
+    try:
+        event = fit_alone(history, clients, built.federation, built.algorithm, config.rounds)
+    except Exception:
+        if folder is not None:
+            folder.finish(history.summary(), history.parameters, history.own)
+        raise
+    if folder is None:
+        return
+    if event is not None:
         folder.event(event)
         folder.alone(history.alone)
-        folder.finish(history.summary(), history.parameters, history.own)
+    folder.finish(history.summary(), history.parameters, history.own)
 
 
 def fit_alone(

@@ -42,11 +42,20 @@ class RunFolder(Tables):
         The clients.
     group : Group, optional
         The processes that share the run (``clients.group()``); None: this one is alone.
+    more : bool
+        Something comes after training (own models), and whoever adds it finishes the folder: if
+        that is killed, the run is not complete, and resuming it does what is missing.
     """
 
-    def __init__(self, path: str | Path, names: Sequence[str], group: Group | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        names: Sequence[str],
+        group: Group | None = None,
+        more: bool = False,
+    ) -> None:
         super().__init__(path, names, writes=group is None or group.rank == 0)
-        self._group, self._saved_at = group, time.monotonic()
+        self._group, self._saved_at, self._more = group, time.monotonic(), more
 
     @property
     def checkpoints(self) -> Path:
@@ -73,7 +82,8 @@ class RunFolder(Tables):
         parameters: dict[str, torch.Tensor] | None,
         own: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        super().finish(summary, parameters, own)
+        if not self._more:
+            super().finish(summary, parameters, own)
         self._wait()
 
     def due(self, seconds: float) -> bool:

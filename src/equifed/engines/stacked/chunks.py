@@ -23,6 +23,9 @@ Result = TypeVar("Result")
 CPU_CHUNK = 8 << 20
 """Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
 
+PROFILE_CHUNK = 2 * CPU_CHUNK
+"""The same for profile losses, whose inner problems are many small calls for each chunk."""
+
 CUDA_CHUNK = 1 << 32
 """The same on a GPU, which wants few, large calls; far below the memory of any that is used."""
 

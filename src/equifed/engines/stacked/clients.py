@@ -35,6 +35,7 @@ from equifed.engines.stacked.chunks import (
     ALIGNED,
     CPU_CHUNK,
     CUDA_CHUNK,
+    PROFILE_CHUNK,
     Chunk,
     SampleStore,
     Supply,
@@ -268,7 +269,8 @@ class StackedClients(InProcessClients):
         Where every thread takes chunks, each gets as many, of the same size.
         """
         model = (self.model.size + self.model.own_size) * self.model.dtype.itemsize
-        budget = CUDA_CHUNK if self.model.device.type == "cuda" else CPU_CHUNK
+        budget = CPU_CHUNK if self.offsets is None else PROFILE_CHUNK
+        budget = CUDA_CHUNK if self.model.device.type == "cuda" else budget
 
         def length_for(size: int) -> int:
             width = size if batch_size is None else min(size, batch_size)
