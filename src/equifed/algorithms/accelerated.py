@@ -17,7 +17,7 @@ from equifed.contract.streams import Stream
 from equifed.objectives.base import FreeSum
 
 WORSE = 3.0
-"""A jump is taken back where the proved gap is this many times the one before it."""
+"""The proved gap has grown, and a jump is taken back, where it is this many times the last one."""
 
 LONGEST = 64
 """Rounds without a jump after many that were taken back, one after the other."""
@@ -112,10 +112,8 @@ class Accelerated:
         gap = _proved(info)
         if gap is None or not self._may_jump(before, after, inner, info):
             return State(inner, pause=state.pause), info
-        if state.plain is not None and not gap <= WORSE * state.gap:
-            back = with_inner_state(inner, state.plain)
-            longer = min(2 * state.pause, LONGEST)
-            return State(back, gap=state.gap, wait=state.pause, pause=longer), info
+        if not gap <= WORSE * state.gap:
+            return self._give_up(state, inner, gap), info
         points = _remember(state.points, before, self.memory)
         images = _remember(state.images, after, self.memory)
         pause = state.pause if state.plain is None else 1
@@ -130,6 +128,13 @@ class Accelerated:
     def model(self, state: State) -> Vector:
         """Return the algorithm's model."""
         return self.algorithm.model(state.inner)
+
+    def _give_up(self, state: State, inner: Any, gap: float) -> State:
+        """Forget the last rounds, since the gap has grown; take the jump back if it did that."""
+        if state.plain is None:
+            return State(inner, gap=gap, wait=state.wait, pause=state.pause)
+        back, longer = with_inner_state(inner, state.plain), min(2 * state.pause, LONGEST)
+        return State(back, gap=state.gap, wait=state.pause, pause=longer)
 
     def _may_jump(self, before: Any, after: Any, inner: Any, info: Info) -> bool:
         """Tell whether a round was a map of what it began with, with sizes that may be judged."""
