@@ -301,13 +301,14 @@ def test_a_round_without_somebody_is_scaff_pds_own() -> None:
         algorithm.round(back, clients, Stream(3))
 
 
+@pytest.mark.parametrize("metric", ["low-rank", "none"])  # jumps without a metric
 def test_a_run_that_was_killed_resumes_bit_by_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
         "rounds": 6, "data": {"name": "heart-disease"}, "model": {"name": "logistic", "l2": 1e-3},
         "algorithm": {"name": "scaff-pd", "objective": {"name": "cvar", "tail": 0.5},
-                      "metric": "low-rank"},
+                      "metric": metric},
     }  # fmt: skip
     whole = run(RunConfig.from_dict(table), tmp_path / "whole")
 
