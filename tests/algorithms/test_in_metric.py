@@ -85,6 +85,37 @@ def test_secants_are_those_of_bfgs() -> None:
     assert metric.with_secant(s, -y) is metric  # no step of a convex function
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("secants", [0, 3])
+def test_products_in_low_rank_are_those_of_the_inverse(shared: bool, secants: int) -> None:
+    """Of P itself, as a dense matrix; eigenvalues of 1e8 leave no more than rounding."""
+    n, k, q, r = 300, 3, 7, 2  # more rows than one panel has
+    d, b = k * q + 1, 1 if shared else k  # one coordinate is in no block
+    places = torch.randperm(d - 1).view(k, q)
+    basis = torch.linalg.qr(torch.randn(b, q, r, dtype=DOUBLE))[0]
+    values, rest = torch.tensor([[1e8, 3.0]], dtype=DOUBLE).expand(b, r), torch.rand(b).double() + 1
+    metric = Metric(places, basis, values, rest)
+    dense = torch.zeros(d, d, dtype=DOUBLE)
+    for i, block in enumerate(places):
+        u, v, s = (part[0 if shared else i] for part in (basis, values, rest))
+        dense[block[:, None], block] = (
+            u @ torch.diag(1 / v - 1 / s) @ u.T + torch.eye(q, dtype=DOUBLE) / s
+        )
+    bent, inside = torch.randn(d, d, dtype=DOUBLE), torch.arange(d) < d - 1
+    for _ in range(secants):
+        step = torch.randn(d, dtype=DOUBLE) * inside
+        y, i = bent @ bent.T @ step, torch.eye(d, dtype=DOUBLE)
+        metric, rho = metric.with_secant(step, y), 1 / (step @ y)
+        turn = i - rho * torch.outer(step, y)
+        dense = turn @ dense @ turn.T + rho * torch.outer(step, step)
+    rows = torch.randn(n, d, dtype=DOUBLE)
+    expected = rows @ dense @ rows.T
+    torch.testing.assert_close(metric.multiply(rows), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(rows @ metric.solve(rows).T, expected, rtol=1e-6, atol=1e-6)
+    rough = metric.multiply(rows.float())  # computed in float64 all the same
+    torch.testing.assert_close(rough, metric.multiply(rows.float().double()))
+
+
 @pytest.mark.parametrize(
     "objective",
     [WorstCase(), CVaR(0.4), ChiSquare(0.2), QFair(1.0), RelativeFairness(0.3)],
@@ -270,13 +301,14 @@ def test_a_round_without_somebody_is_scaff_pds_own() -> None:
         algorithm.round(back, clients, Stream(3))
 
 
+@pytest.mark.parametrize("metric", ["low-rank", "none"])  # jumps without a metric
 def test_a_run_that_was_killed_resumes_bit_by_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
         "rounds": 6, "data": {"name": "heart-disease"}, "model": {"name": "logistic", "l2": 1e-3},
         "algorithm": {"name": "scaff-pd", "objective": {"name": "cvar", "tail": 0.5},
-                      "metric": "low-rank"},
+                      "metric": metric},
     }  # fmt: skip
     whole = run(RunConfig.from_dict(table), tmp_path / "whole")
 

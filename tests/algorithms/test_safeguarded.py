@@ -10,7 +10,7 @@ import torch
 from tests.problems import PROBLEMS, convex_problem
 
 from equifed.algorithms.certified import Certified
-from equifed.algorithms.safeguarded import Safeguarded, State
+from equifed.algorithms.safeguarded import Safeguarded, State, safeguard
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd import State as Inner
 from equifed.algorithms.wrapper import inner_state, with_inner_state
@@ -133,7 +133,7 @@ def test_step_sizes_that_somebody_chose_stay() -> None:
 def test_signed_weights_are_judged_by_the_residual(phi: float, measure: str) -> None:
     problem = convex_problem(6)
     objective = RelativeFairness(phi, CVaR(0.4), CVaR(0.4))
-    clients, algorithm = problem.clients(), ScaffPD(objective, metric="none").wrapped()
+    clients, algorithm = problem.clients(), safeguard(ScaffPD(objective, metric="none"))
     state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
     assert state.measure == measure and state.first == state.best.merit
 
@@ -142,11 +142,11 @@ def test_an_overflow_goes_back_to_the_best_model() -> None:
     """Quadratics at a rate of 1e160 overflow at once; the run goes on all the same."""
     problem = PROBLEMS["least squares"]
     clients = problem.clients()
-    bold = ScaffPD(Average(), steps=AutoSteps(smoothness=1e-60)).wrapped()
+    bold = safeguard(ScaffPD(Average(), steps=AutoSteps(smoothness=1e-60)))
     start = bold.init(clients, torch.zeros(problem.d, dtype=torch.float64))
     with pytest.raises(MissingClients):  # nothing to go back to yet
         bold.round(start, clients, Stream(0))
-    careful, _ = ScaffPD(Average(), metric="none").wrapped().round(start, clients, Stream(0))
+    careful, _ = safeguard(ScaffPD(Average(), metric="none")).round(start, clients, Stream(0))
     inner = inner_state(careful)
     wild = replace(inner, sizes=replace(inner.sizes, primal=1e60, local=1e60))
     back, info = bold.round(with_inner_state(careful, wild), clients, Stream(0))

@@ -15,6 +15,7 @@ from tests.flower.grid import MemoryGrid, convex, flower_clients, loop_clients, 
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum
+from equifed.contract.gram import multiply_rows
 from equifed.contract.streams import Stream
 from equifed.flower.curvature import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import PairSums, SecureSums
@@ -136,4 +137,4 @@ def test_a_hostile_matrix_ends_no_run(grid: MemoryGrid) -> None:
 def test_hidden_gradients_are_not_compared(privacy: str, grid: MemoryGrid) -> None:
     clients = flower_clients(grid, task(), hidden=HIDDEN[privacy]())
     _, gradients = clients.value_and_gradient(clients.initial(Stream(0)), Stream(0))
-    assert "hidden from the server" in str(clients.inner_products(gradients, lambda rows: rows))
+    assert "hidden from the server" in str(clients.inner_products(gradients, multiply_rows))

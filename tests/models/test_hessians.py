@@ -11,6 +11,7 @@ from torch.autograd.functional import hessian
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum, check_curvature
+from equifed.contract.gram import multiply_rows
 from equifed.contract.streams import Stream
 from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.in_process import InProcessClients
@@ -191,7 +192,7 @@ def test_a_group_of_processes_agrees(form: str) -> None:
     assert alone.traffic.totals() == group.traffic.totals()
     gradients = [c.value_and_gradient(x, Stream(0))[1] for c in (alone, group)]
     products = [
-        c.inner_products(g, lambda v: v) for c, g in zip((alone, group), gradients, strict=True)
+        c.inner_products(g, multiply_rows) for c, g in zip((alone, group), gradients, strict=True)
     ]
     np.testing.assert_allclose(*products)
 
@@ -286,9 +287,9 @@ def test_inner_products_are_those_of_the_gradients() -> None:
     x = point(clients)
     _, gradients = clients.value_and_gradient(x, Stream(0))
     rows, half = gradients.dense(), torch.full((len(x),), 2.0, dtype=DOUBLE)
-    found = clients.inner_products(gradients, lambda v: v / half)
+    found = clients.inner_products(gradients, lambda v: v @ (v / half).T)
     np.testing.assert_allclose(found, (rows @ rows.T / 2).numpy())
     small = simulate(classification(), "logistic", dtype=DOUBLE, memory=1)
     _, lazy = small.value_and_gradient(x, Stream(0))
-    every = small.inner_products(lazy, lambda v: v)  # whatever the engine keeps
+    every = small.inner_products(lazy, multiply_rows)  # whatever the engine keeps
     np.testing.assert_allclose(every, (lazy.dense() @ lazy.dense().T).numpy())

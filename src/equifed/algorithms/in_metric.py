@@ -166,7 +166,7 @@ def _step(size: MetricSizes, here: Here) -> tuple[Vector, Weights, MetricSizes] 
     """Return model, weights and sizes after the dual and the primal step, or why there are none."""
     metric, tau, before = size.metric, size.primal, size.gain
     assert metric is not None
-    products = here.clients.inner_products(here.gradients, metric.solve)
+    products = here.clients.inner_products(here.gradients, metric.multiply)
     if isinstance(products, str):
         return products
     objective, old = here.roll.objective, here.roll.weights

@@ -132,9 +132,9 @@ class _Scaling(ClientsView):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
     ) -> Losses | str:
-        found = super().inner_products(vectors, solve)
+        found = super().inner_products(vectors, multiply)
         if isinstance(found, str) or not isinstance(vectors, _Scaled):
             return found
         return found * np.outer(vectors.factors, vectors.factors)

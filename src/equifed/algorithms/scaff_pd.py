@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from equifed.algorithms.accelerated import Accelerated, accelerate
 from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.in_metric import MetricKind, check_metric, play_in_metric
-from equifed.algorithms.safeguarded import Safeguarded, safeguard
 from equifed.contract import Clients, Index, Info, Losses, Stream, Vector, Weights
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import carry_over, check_participation, sample_clients
@@ -104,6 +104,6 @@ class ScaffPD:
         """Return the last model."""
         return state.x
 
-    def wrapped(self) -> Safeguarded:
+    def wrapped(self) -> Accelerated:
         """Return the algorithm as training runs it."""
-        return safeguard(self)
+        return accelerate(self)

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from equifed.algorithms.accelerated import Accelerated
 from equifed.algorithms.averaged import Averaged
 from equifed.algorithms.certified import Certified
 from equifed.algorithms.safeguarded import Safeguarded
@@ -127,6 +128,8 @@ class ServerOptimised(WeightedWrapper):
         return self.lr if self.lr is not None else 1.0 if self.optimiser == "momentum" else 0.1
 
     def _into(self, outer: AnyAlgorithm) -> AnyAlgorithm:
+        if isinstance(outer, Accelerated):
+            return self._into(outer.algorithm)  # moments are no map of the model
         if isinstance(outer, Safeguarded | Certified):
             return replace(outer, algorithm=self._into(outer.algorithm))
         return replace(self, algorithm=outer)

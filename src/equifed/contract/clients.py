@@ -180,11 +180,12 @@ class Clients(Protocol):
         ...
 
     def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
     ) -> Losses | str:
         """Return <v_i, P^-1 v_j> for all pairs of clients, shape (n, n), or why they stay unknown.
 
-        ``solve`` applies P^-1 to the rows of a matrix. Where sums are hidden, nobody may see this.
+        ``multiply`` makes them of the rows v of a matrix. Where sums are hidden, nobody may see
+        this.
         """
         ...
 

@@ -211,11 +211,11 @@ class ClientsView(Clients):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
     ) -> Losses | str:
         plain = _behind(vectors)
         assert plain is not None
-        return self.behind.inner_products(plain, solve)
+        return self.behind.inner_products(plain, multiply)
 
     def hessian(self, x: Vector, weights: Weights) -> Vector | str:
         """Return the weighted sum of second derivatives; KnowsHessians asks."""

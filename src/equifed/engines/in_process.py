@@ -169,12 +169,12 @@ class InProcessClients(SecondDerivatives):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
+        self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
     ) -> Losses | str:
         if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
             return "the clients' vectors do not fit into memory at once"
         assert isinstance(vectors, InProcessVectors)
-        return products_of_rows(vectors.dense(), solve)
+        return products_of_rows(vectors.dense(), multiply)
 
     @override
     def group(self) -> None:
@@ -254,8 +254,7 @@ def resolve_model(
     return module, loss_by_name(loss) if isinstance(loss, str) else loss
 
 
-def products_of_rows(rows: Tensor, solve: Callable[[Tensor], Tensor]) -> Losses:
-    """Return <v_i, P^-1 v_j> for the rows of a matrix, in float64."""
-    rows = rows.double().contiguous()  # products of other strides may have other bits
-    products = rows @ solve(rows).T
+def products_of_rows(rows: Tensor, multiply: Callable[[Tensor], Tensor]) -> Losses:
+    """Return <v_i, P^-1 v_j> for the rows of a matrix, symmetric to the last bit."""
+    products = multiply(rows)
     return to_numpy((products + products.T) / 2)

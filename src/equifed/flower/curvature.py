@@ -155,13 +155,13 @@ class FlowerCurvature(Messenger):
         return total if wrong is None else f"somebody's curvature is none: the sum's {wrong[4:]}"
 
     def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Vector], Vector]
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
     ) -> Losses | str:
         """Return <v_i, P^-1 v_j>, where the server has the vectors anyway."""
         if self.hidden is not None:
             return "sums are hidden from the server, and so are the clients' vectors"
         assert isinstance(vectors, FlowerVectors)
-        return products_of_rows(vectors.recall(), solve)
+        return products_of_rows(vectors.recall(), multiply)
 
 
 def _trace(blocks: Tensor, thin: Vector | None) -> Tensor:

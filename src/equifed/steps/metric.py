@@ -13,6 +13,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
+from equifed.steps.low_rank import multiply_exactly, multiply_in_low_rank
 
 MetricKind = Literal["auto", "none", "diagonal", "low-rank", "full"]
 
@@ -27,7 +28,6 @@ WORK = 2e11
 
 RANK = 64
 """Columns of the random matrix by which a low-rank metric is found."""
-
 
 SECANTS = 10
 """Steps that correct a metric."""
@@ -64,14 +64,29 @@ class Metric:
         out = self._solve_first(rows)
         if self.steps is None or self.changes is None:
             return out
-        s, y = self.steps, self.changes
-        hy = self._solve_first(y)  # compact form of the limited-memory inverse (Byrd et al. 1994)
-        sy = s @ y.T
-        inverse = sy.triu().inverse()
+        s, (hy, inverse, inner) = self.steps, self._secants(self.steps, self.changes)
         sx, yx = rows @ s.T, rows @ hy.T
-        inner = (sy.diagonal().diag() + y @ hy.T) @ inverse
         first = sx @ (inverse.T @ inner).T - yx @ inverse
         return out + first @ s - sx @ inverse.T @ hy
+
+    def multiply(self, rows: Vector) -> Vector:
+        """Return <v_i, P^-1 v_j> for the rows v of a matrix, in float64."""
+        if self.values is None or self.rest is None:
+            rows = rows.double().contiguous()  # products of other strides may have other bits
+            return rows @ self.solve(rows).T
+        out = multiply_in_low_rank(rows, self.places, self.basis, self.values, self.rest)
+        if self.steps is None or self.changes is None:
+            return out
+        hy, inverse, inner = self._secants(self.steps, self.changes)
+        sx, yx = (multiply_exactly(rows, both) for both in (self.steps, hy))
+        mixed = yx @ inverse @ sx.T
+        return out + sx @ (inverse.T @ inner).T @ sx.T - mixed - mixed.T
+
+    def _secants(self, s: Vector, y: Vector) -> tuple[Vector, Vector, Vector]:
+        """Return what the compact form of BFGS's inverse is made of (Byrd et al. 1994)."""
+        hy, sy = self._solve_first(y), s @ y.T
+        inverse = sy.triu().inverse()
+        return hy, inverse, (sy.diagonal().diag() + y @ hy.T) @ inverse
 
     def with_secant(self, step: Vector, change: Vector, most: int = SECANTS) -> Metric:
         """Return the metric in which a step of the model changes the gradient as it was seen to."""

@@ -298,12 +298,12 @@ class DistributedClients(TorchClients):
 
     @override
     def inner_products(
-        self, vectors: ClientVectors, solve: Callable[[Tensor], Tensor]
+        self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
     ) -> Losses | str:
         assert isinstance(vectors, DistributedVectors)
         if vectors.n * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
             return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(vectors.collect().matrix, solve)
+        return products_of_rows(vectors.collect().matrix, multiply)
 
     @override
     def group(self) -> Workers | None:
