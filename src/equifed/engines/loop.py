@@ -51,7 +51,8 @@ class LoopClients(InProcessClients):
         def measure(self: Self, k: int) -> Tensor:
             with torch.no_grad():  # every thread has a switch of its own
                 batch = self._batches(k, stream, batch_size).at(0)
-                return self._loss(self._with_own(x, k), k, batch)
+                at = self._with_own(x, k)
+                return self._loss(at, k, batch) + self.model.penalty(at)
 
         values = self._map(measure)
         self._book(down=1, up=0, losses=1)
@@ -159,34 +160,39 @@ class LoopClients(InProcessClients):
     ) -> Walked:
         """One client's local steps; the formula is in :class:`equifed.LocalSGD`."""
         batches = self._batches(k, stream, work.batch_size)
-        u, iterates, gradients, snapshot = x, torch.zeros_like(x), torch.zeros_like(x), None
+        u, snapshot = x.clone(), None
+        iterates = torch.zeros_like(x) if work.average else None
+        gradients = torch.zeros_like(x) if work.mean_gradient else None
         threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
         for step in range(steps):
             at = u if self.offsets is None else self._with_own(u, k)  # of its profile loss
-            value, gradient = self._gradient(at, k, batches.at(step))
-            gradient = gradient[: len(u)]
+            value, direction = self._gradient(at, k, batches.at(step))
+            direction = direction[: len(u)]  # changed in place: large models are slow to copy
             if work.hinge is not None and threshold is not None and slope is not None:
                 s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
-                gradient = s * gradient
+                direction *= s
                 threshold = threshold - work.lr * (1 - s)
-            direction = gradient + work.proximal * (u - x)
+            if gradients is not None:
+                gradients += direction
+            if work.proximal:
+                direction += work.proximal * (u - x)
             if correction is not None:
-                direction = direction + correction
+                direction += correction
             if moving is not None:
-                direction = moving * direction
-            u = u - work.lr * direction
+                direction *= moving
+            u -= direction.mul_(work.lr)
             if work.radius is not None:
-                shared, own = u[: self.model.size], u[self.model.size :]
-                factor = torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
-                u = torch.cat([shared * factor, own])
-            iterates, gradients = iterates + u, gradients + gradient
+                shared = u[: self.model.size]
+                shared *= torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
+            if iterates is not None:
+                iterates += u
             if step + 1 == min(work.snapshot or 0, steps):
-                snapshot = u
+                snapshot = u.clone()
         return (
-            x - u,
+            torch.sub(x, u, out=u),
             snapshot,
-            iterates / steps if work.average else None,
-            gradients / steps if work.mean_gradient else None,
+            None if iterates is None else iterates / steps,
+            None if gradients is None else gradients / steps,
             threshold,
         )
 
@@ -286,17 +292,18 @@ class LoopClients(InProcessClients):
         return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
 
     def _loss(self, u: Tensor, k: int, batch: Batch) -> Tensor:
-        """Mean loss of the k-th client's batch, with the L2 penalty."""
+        """Mean loss of the k-th client's batch, without the L2 penalty."""
         used = batch.weights[0] > 0  # the last batch of a pass may be smaller
         rows = self._offsets[self.index[k]] + batch.positions[0][used]
         keys = None if batch.keys is None else batch.keys[0][used]
+        inputs, targets = (v.index_select(0, rows) for v in (self._inputs, self._targets))
         with products_in("full", u.device):
-            each = self.model.sample_losses(u, self._inputs[rows], self._targets[rows], keys)
-        return each.mean() + self.model.penalty(u)
+            return self.model.sample_losses(u, inputs, targets, keys).mean()
 
     def _gradient(self, u: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
-        u = u.detach().requires_grad_()
-        value = self._loss(u, k, batch)
+        """Mean loss and its gradient, with the L2 penalty."""
+        at = u.detach().requires_grad_()
+        value = self._loss(at, k, batch)
         with products_in("full", u.device):
-            (gradient,) = torch.autograd.grad(value, u)
-        return value.detach(), gradient
+            (gradient,) = torch.autograd.grad(value, at)
+        return value.detach() + self.model.penalty(u), self.model.add_pull(gradient, u)

@@ -82,6 +82,7 @@ class FunctionRule(GradientRule):
 
     def __init__(self, model: FlatModel, compiled: bool = False) -> None:
         self._model = model.twin()
+        self._model.channels_last = False  # batching has a layout of its own
         write_out(self._model.module, convolutions=compiled and model.device.type == "cuda")
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
