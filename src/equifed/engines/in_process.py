@@ -29,6 +29,7 @@ from equifed.data.tables import Table
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import JOINT, FoundOwnParts, OwnParts, OwnRows
 from equifed.engines.profile import choose_offsets, settle_own
+from equifed.engines.resources import Workspace
 from equifed.engines.sums import (
     Node,
     group_clients,
@@ -209,6 +210,7 @@ class InProcessClients(FoundOwnParts, TorchClients):
         for what, values in (("inputs", self._inputs), ("targets", self._targets)):
             self._refuse_overflow(what, values)
         self._groups = group_clients(self._sizes)
+        self.workspace = Workspace(MOST_BYTES)
         dimensions = self._inputs.dim() - 1
         self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
@@ -427,7 +429,9 @@ class InProcessClients(FoundOwnParts, TorchClients):
     ) -> DenseVectors:
         assert memory is None or isinstance(memory, DenseVectors)
         assert isinstance(vectors, InProcessVectors)
-        matrix = self.zeros(len(self.names)) if memory is None else memory.matrix.clone()
+        shape = len(self.names), self.model.size
+        matrix = self.workspace.empty(shape, self.zeros(0))
+        matrix = matrix.zero_() if memory is None else matrix.copy_(memory.matrix)
         matrix[torch.as_tensor(index, device=matrix.device)] = vectors.dense()
         return DenseVectors(matrix)
 

@@ -28,7 +28,7 @@ from equifed.engines.in_process import (
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
 from equifed.engines.profile import MOST_NEWTON
-from equifed.engines.stacked.chunks import map_in_threads
+from equifed.engines.resources import map_in_threads
 from equifed.engines.stacked.gradient_rules import products_in
 from equifed.engines.sums import Node
 from equifed.models.hessians import LinearHessian
@@ -94,23 +94,25 @@ class LoopClients(InProcessClients):
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)
+        room = None if self.remembers_own() else self.workspace.empty((len(self.index), len(x)), x)
 
         def move(self: Self, k: int) -> Walked:
             correction = None
             if control is not None and target is not None:
                 correction = target - control.matrix[k]
             slope = None if slopes is None else float(slopes[k])
-            walk = self._walk if not self.remembers_own() else self._walk_with_own
-            return walk(x, work, stream, k, int(steps[k]), correction, slope)
+            given = (x, work, stream, k, int(steps[k]), correction, slope)
+            if room is None:
+                return self._walk_with_own(*given)
+            return self._walk(*given, room=room[k])
 
         results = self._map(move)
         self._book_local(work, corrected=target is not None)
-        *vectors, thresholds = (
-            None if column[0] is None else torch.stack(column)
-            for column in map(list, zip(*results, strict=True))
-        )
-        named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
+        first, *columns = map(list, zip(*results, strict=True))
+        *vectors, thresholds = (None if c[0] is None else torch.stack(c) for c in columns)
+        named = zip(("snapshot", "average", "mean_gradient"), vectors, strict=True)
         moved = {kind: rows for kind, rows in named if rows is not None}
+        moved["displacement"] = torch.stack(first) if room is None else room
         if work.multiplier and control is not None and target is not None:
             # c_i - c + proximal (x - u)
             rest = work.proximal * moved["displacement"][:, : self.model.size]
@@ -157,6 +159,7 @@ class LoopClients(InProcessClients):
         correction: Tensor | None,
         slope: float | None,
         moving: Tensor | None = None,
+        room: Tensor | None = None,
     ) -> Walked:
         """One client's local steps; the formula is in :class:`equifed.LocalSGD`."""
         batches = self._batches(k, stream, work.batch_size)
@@ -189,7 +192,7 @@ class LoopClients(InProcessClients):
             if step + 1 == min(work.snapshot or 0, steps):
                 snapshot = u.clone()
         return (
-            torch.sub(x, u, out=u),
+            torch.sub(x, u, out=u if room is None else room),
             snapshot,
             None if iterates is None else iterates / steps,
             None if gradients is None else gradients / steps,

@@ -34,18 +34,16 @@ from equifed.engines.in_process import (
     to_numpy,
 )
 from equifed.engines.minibatches import Keys, Minibatches
+from equifed.engines.resources import ALIGNED, Workspace, empty_rows, row_bytes
 from equifed.engines.stacked.chunks import (
-    ALIGNED,
     CPU_CHUNK,
     CUDA_CHUNK,
     Chunk,
     SampleStore,
     Supply,
     common_widths,
-    empty_rows,
     put_rows,
     round_up,
-    row_bytes,
     split_into_chunks,
 )
 from equifed.engines.stacked.cuda_graph import Graphs
@@ -118,6 +116,7 @@ class StackedClients(InProcessClients):
         given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
         given |= {"l2": l2, "penalise": penalise, "dtype": dtype}
         super().__init__(data, model, loss, **given, device=device, init=init)
+        self.workspace = Workspace(memory)
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)

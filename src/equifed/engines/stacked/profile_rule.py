@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.engines.profile import Offsets
-from equifed.engines.stacked.chunks import empty_rows
+from equifed.engines.resources import empty_rows
 from equifed.engines.stacked.dense_layers import Linear, as_rows
 from equifed.engines.stacked.gradient_rules import (
     GradientRule,

@@ -13,7 +13,8 @@ from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.own_parts import plain_work
-from equifed.engines.stacked.chunks import Chunk, Supply, empty_rows
+from equifed.engines.resources import empty_rows
+from equifed.engines.stacked.chunks import Chunk, Supply
 from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
 
 
