@@ -1,6 +1,7 @@
 """A FedAvg round for models that are not fully connected, against a plain PyTorch loop.
 
     python -m benchmarks.models [cnn resnet lstm transformer lora] [--threads 2] [--device cuda]
+    python -m benchmarks.models cnn --threads 2 --profile     (where the time goes)
 
 10 clients x 60 samples, batch 20, three local steps. The plain loop is what one would write without
 a library: a copy of the module for each client, ``torch.optim.SGD``, and the average.
@@ -15,6 +16,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from benchmarks.model_profile import print_profile
 from benchmarks.timing import best_times, table
 from tests.problems import classification
 from torch import Tensor, nn
@@ -158,6 +160,22 @@ def wait_for(call: Callable[[], object]) -> None:
     torch.cuda.synchronize()
 
 
+def explain(name: str, clients: int, turns: int) -> None:
+    """Print where the time of the plain loop goes, and that of ours, on a CPU."""
+    torch.manual_seed(0)
+    module = MODELS[name]()
+    held = LoopClients(federation(name, clients), module, cross_entropy, init="own")
+    plain = partial(plain_round, module, pairs_of(held))
+    ours = partial(our_round, held, held.flatten(module))
+    print_profile(name, plain, ours, torch.get_num_threads(), turns)
+
+
+def pairs_of(held: InProcessClients) -> list[tuple[Tensor, Tensor]]:
+    """Return every client's inputs and targets."""
+    begins = range(0, len(held.names) * SAMPLES, SAMPLES)
+    return [(held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES]) for a in begins]
+
+
 def compare(name: str, clients: int, device: str, turns: int) -> None:
     """Print the times of one model."""
     torch.manual_seed(0)
@@ -174,12 +192,8 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
         engines["stacked, compiled"] = compiled
     x = engines["loop"].flatten(module)
     held = engines["loop"]
-    pairs = [
-        (held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES])
-        for a in range(0, clients * SAMPLES, SAMPLES)
-    ]
     candidates: dict[str, Callable[[], object]] = {
-        "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs)
+        "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs_of(held))
     }
     if device == "cuda":
         one = copy.deepcopy(module).to(device)
@@ -209,10 +223,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--profile", action="store_true", help="where the time goes, on a CPU")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for name in given.models or MODELS:
-        compare(name, given.clients, given.device, given.turns)
+        if given.profile:
+            explain(name, given.clients, given.turns)
+        else:
+            compare(name, given.clients, given.device, given.turns)
 
 
 if __name__ == "__main__":

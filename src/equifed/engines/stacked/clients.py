@@ -307,10 +307,10 @@ class StackedClients(InProcessClients):
             return quick.walk(given, self.supply(chunk, given.stream, None).whole)
         alternates = given.own is not None and given.own.alternating
         graphs = None if alternates else self.graphs
-        replayed = None if graphs is None else graphs.walk(given, self.supply)
+        here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
+        replayed = None if graphs is None else graphs.walk(given, self.supply, here)
         if replayed is not None:
             return replayed
-        here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
         alone = self.supply(chunk, given.stream.at("own"), work.batch_size) if alternates else None
         supply = self.supply(chunk, given.stream, work.batch_size)
         return given.walk(self.rule, supply, here, alone)

@@ -74,7 +74,9 @@ class GradientRule(Protocol):
     def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         gradient, _ = self.gradient(u, samples)
-        u.mul_(keep).sub_(gradient, alpha=lr)
+        if keep != 1:  # large models are slow to walk through
+            u.mul_(keep)
+        u.sub_(gradient, alpha=lr)
 
 
 class FunctionRule(GradientRule):

@@ -204,6 +204,12 @@ class Walk:
             self._results[kind] = made
         return self._results[kind]
 
+    def displace_again(self, room: Tensor | None) -> None:
+        """Make the displacements of a walk that was repeated, in the room if there is one."""
+        self._results.pop("lengths", None)
+        out = self._u if room is None else room
+        self._results["displacement"] = torch.sub(self._x, self._u, out=out)
+
     def _result(self, kind: str) -> Tensor:
         if kind == "displacement":
             return torch.sub(self._x, self._u, out=self._u)  # nobody needs the iterates any more
