@@ -118,8 +118,9 @@ def _describe(clients: InProcessClients, names: tuple[str, ...]) -> str:
     model, device = clients.model, clients.model.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     facts = [
-        WAYS, names, str(model.module), tuple(model.all_shapes.items()), tuple(clients._inputs.shape[1:]),
-        str(model.dtype), where, torch.get_num_threads(), torch.__version__, _count(clients),
+        WAYS, names, str(model.module), tuple(model.all_shapes.items()),
+        tuple(clients._inputs.shape[1:]), str(model.dtype), where, torch.get_num_threads(),
+        torch.__version__, _count(clients),
     ]  # fmt: skip
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
