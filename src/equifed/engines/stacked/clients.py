@@ -35,6 +35,7 @@ from equifed.engines.in_process import (
 )
 from equifed.engines.minibatches import Keys, Minibatches
 from equifed.engines.resources import ALIGNED, Workspace, empty_rows, row_bytes
+from equifed.engines.row_file import RememberOn
 from equifed.engines.stacked.chunks import (
     CPU_CHUNK,
     CUDA_CHUNK,
@@ -106,6 +107,7 @@ class StackedClients(InProcessClients):
         own: str | Sequence[str] | None = None,
         own_l2: float | None = None,
         own_steps: OwnSteps = "auto",
+        remember_on: RememberOn = "memory",
     ) -> None:
         if memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
@@ -114,7 +116,7 @@ class StackedClients(InProcessClients):
         self._memory, self._chunk, self._streamed = memory, chunk, streamed
         self._precision = precision
         given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
-        given |= {"l2": l2, "penalise": penalise, "dtype": dtype}
+        given |= {"l2": l2, "penalise": penalise, "dtype": dtype, "remember_on": remember_on}
         super().__init__(data, model, loss, **given, device=device, init=init)
         self.workspace = Workspace(memory)
         self._all_sizes: Index = self._sizes
