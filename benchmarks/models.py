@@ -13,10 +13,12 @@ import argparse
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from benchmarks.model_profile import print_profile
+from benchmarks.results import FOLDER, store
 from benchmarks.timing import best_times, table
 from tests.problems import classification
 from torch import Tensor, nn
@@ -34,6 +36,7 @@ from equifed.models.losses import cross_entropy
 
 SAMPLES, BATCH, STEPS, LR, CLASSES, LENGTH = 60, 20, 3, 0.05, 10, 80
 IMAGE = (3, 32, 32)
+MANY = 100
 
 
 class Block(nn.Module):
@@ -176,8 +179,8 @@ def pairs_of(held: InProcessClients) -> list[tuple[Tensor, Tensor]]:
     return [(held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES]) for a in begins]
 
 
-def compare(name: str, clients: int, device: str, turns: int) -> None:
-    """Print the times of one model."""
+def compare(name: str, clients: int, device: str, turns: int) -> dict[str, float]:
+    """Print the times of one model, and return them."""
     torch.manual_seed(0)
     module, data = MODELS[name](), federation(name, clients)
     given = {"device": device, "init": "own"}
@@ -198,7 +201,7 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
     if device == "cuda":
         one = copy.deepcopy(module).to(device)
         candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
-        if clients > 100:  # one client after the other would take minutes
+        if clients > MANY:
             candidates.pop("plain loop")
             engines.pop("loop")
     candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
@@ -211,8 +214,13 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
     times = best_times(candidates, turns=turns, wall=True)
     chosen = engines["auto"].engine
     title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
-    base = "plain loop" if "plain loop" in times else "one shared model"
-    print(table(title, times, base), flush=True)
+    print(table(title, times, base_of(device, clients)), flush=True)
+    return times
+
+
+def base_of(device: str, clients: int) -> str:
+    """Return what ratios are to: one client after the other would take minutes if many."""
+    return "one shared model" if device == "cuda" and clients > MANY else "plain loop"
 
 
 def main() -> None:
@@ -223,14 +231,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
     parser.add_argument("--profile", action="store_true", help="where the time goes, on a CPU")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    for name in given.models or MODELS:
-        if given.profile:
+    names = given.models or list(MODELS)
+    if given.profile:
+        for name in names:
             explain(name, given.clients, given.turns)
-        else:
-            compare(name, given.clients, given.device, given.turns)
+        return
+    rows = {name: compare(name, given.clients, given.device, given.turns) for name in names}
+    if given.store is not None:
+        label = f"models-{given.device}-{given.clients}"
+        store(label, base_of(given.device, given.clients), rows, given.store)
 
 
 if __name__ == "__main__":
