@@ -4,7 +4,7 @@ VENV   := .venv
 STAMP  := $(VENV)/.installed
 RUN    := $(VENV)/bin/
 
-.PHONY: install hashes demo browser quick test test-slow check names pictures docs clean
+.PHONY: install hashes demo browser quick test test-slow bench check names pictures docs clean
 install: $(STAMP)
 
 # Editable install with every version pinned by constraints.txt.
@@ -63,6 +63,11 @@ test: check browser
 
 test-slow: $(VENV)/.installed-dev
 	$(RUN)pytest -n 2 -m slow
+
+# Ratios of rounds to what they cannot avoid, on one thread; no part of the tests.
+bench: $(VENV)/.installed-dev
+	$(RUN)python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	OMP_NUM_THREADS=1 $(RUN)pytest -p no:cacheprovider benchmarks/regressions
 
 clean:
 	rm -rf $(VENV) equifed-demo

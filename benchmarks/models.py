@@ -1,6 +1,7 @@
 """A FedAvg round for models that are not fully connected, against a plain PyTorch loop.
 
     python -m benchmarks.models [cnn resnet lstm transformer lora] [--threads 2] [--device cuda]
+    python -m benchmarks.models cnn --threads 2 --profile     (where the time goes)
 
 10 clients x 60 samples, batch 20, three local steps. The plain loop is what one would write without
 a library: a copy of the module for each client, ``torch.optim.SGD``, and the average.
@@ -12,9 +13,12 @@ import argparse
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.model_profile import print_profile
+from benchmarks.results import FOLDER, store
 from benchmarks.timing import best_times, table
 from tests.problems import classification
 from torch import Tensor, nn
@@ -32,6 +36,7 @@ from equifed.models.losses import cross_entropy
 
 SAMPLES, BATCH, STEPS, LR, CLASSES, LENGTH = 60, 20, 3, 0.05, 10, 80
 IMAGE = (3, 32, 32)
+MANY = 100
 
 
 class Block(nn.Module):
@@ -158,8 +163,24 @@ def wait_for(call: Callable[[], object]) -> None:
     torch.cuda.synchronize()
 
 
-def compare(name: str, clients: int, device: str, turns: int) -> None:
-    """Print the times of one model."""
+def explain(name: str, clients: int, turns: int) -> None:
+    """Print where the time of the plain loop goes, and that of ours, on a CPU."""
+    torch.manual_seed(0)
+    module = MODELS[name]()
+    held = LoopClients(federation(name, clients), module, cross_entropy, init="own")
+    plain = partial(plain_round, module, pairs_of(held))
+    ours = partial(our_round, held, held.flatten(module))
+    print_profile(name, plain, ours, torch.get_num_threads(), turns)
+
+
+def pairs_of(held: InProcessClients) -> list[tuple[Tensor, Tensor]]:
+    """Return every client's inputs and targets."""
+    begins = range(0, len(held.names) * SAMPLES, SAMPLES)
+    return [(held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES]) for a in begins]
+
+
+def compare(name: str, clients: int, device: str, turns: int) -> dict[str, float]:
+    """Print the times of one model, and return them."""
     torch.manual_seed(0)
     module, data = MODELS[name](), federation(name, clients)
     given = {"device": device, "init": "own"}
@@ -174,17 +195,13 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
         engines["stacked, compiled"] = compiled
     x = engines["loop"].flatten(module)
     held = engines["loop"]
-    pairs = [
-        (held._inputs[a : a + SAMPLES], held._targets[a : a + SAMPLES])
-        for a in range(0, clients * SAMPLES, SAMPLES)
-    ]
     candidates: dict[str, Callable[[], object]] = {
-        "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs)
+        "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs_of(held))
     }
     if device == "cuda":
         one = copy.deepcopy(module).to(device)
         candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
-        if clients > 100:  # one client after the other would take minutes
+        if clients > MANY:
             candidates.pop("plain loop")
             engines.pop("loop")
     candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
@@ -197,8 +214,13 @@ def compare(name: str, clients: int, device: str, turns: int) -> None:
     times = best_times(candidates, turns=turns, wall=True)
     chosen = engines["auto"].engine
     title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
-    base = "plain loop" if "plain loop" in times else "one shared model"
-    print(table(title, times, base), flush=True)
+    print(table(title, times, base_of(device, clients)), flush=True)
+    return times
+
+
+def base_of(device: str, clients: int) -> str:
+    """Return what ratios are to: one client after the other would take minutes if many."""
+    return "one shared model" if device == "cuda" and clients > MANY else "plain loop"
 
 
 def main() -> None:
@@ -209,10 +231,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, on a CPU")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    for name in given.models or MODELS:
-        compare(name, given.clients, given.device, given.turns)
+    names = given.models or list(MODELS)
+    if given.profile:
+        for name in names:
+            explain(name, given.clients, given.turns)
+        return
+    rows = {name: compare(name, given.clients, given.device, given.turns) for name in names}
+    if given.store is not None:
+        label = f"models-{given.device}-{given.clients}"
+        store(label, base_of(given.device, given.clients), rows, given.store)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,19 @@ def test_a_process_holds_its_own_clients_alone(tmp_path: Path) -> None:
     assert not isinstance(shard.train.inputs.base, np.memmap)
     np.testing.assert_array_equal(shard.train.client(1)[0], opened.train.client(1)[0])
     assert len(shard.train) == 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_pages_of_other_clients_are_never_read(tmp_path: Path) -> None:
+    """What of the file is in memory after a process took its clients: their part of it."""
+    opened = open_federation(write(classification([64] * 8, (1024,), 3), tmp_path / "data"))
+    held = np.arange(8) >= 6
+    cut_shard(opened, held)
+    parts = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    mapped = [part for part in parts if str(tmp_path) in part and "train-inputs" in part]
+    read = sum(int(n) for part in mapped for n in re.findall(r"(?m)^Rss: +(\d+) kB", part))
+    own = opened.train.inputs.nbytes * held.mean() / 1024
+    assert own <= read <= own + 128  # the system reads a few pages around
 
 
 def test_other_samples_have_another_checksum(tmp_path: Path) -> None:

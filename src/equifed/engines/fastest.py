@@ -31,6 +31,9 @@ MOST_NUMBERS = 1 << 26
 BETTER = 0.97
 """A later way must take less than this share of the first one's time."""
 
+WAYS = 2
+"""Another number when an engine computes in another way: what was measured before is then void."""
+
 HOPELESS = 4.0
 """A way whose first gradients take so many times another's is not measured again."""
 
@@ -115,8 +118,9 @@ def _describe(clients: InProcessClients, names: tuple[str, ...]) -> str:
     model, device = clients.model, clients.model.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     facts = [
-        names, str(model.module), tuple(model.all_shapes.items()), tuple(clients._inputs.shape[1:]),
-        str(model.dtype), where, torch.get_num_threads(), torch.__version__, _count(clients),
+        WAYS, names, str(model.module), tuple(model.all_shapes.items()),
+        tuple(clients._inputs.shape[1:]), str(model.dtype), where, torch.get_num_threads(),
+        torch.__version__, _count(clients),
     ]  # fmt: skip
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 

@@ -25,6 +25,8 @@ from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, to_
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
 from equifed.engines.own_parts import OwnRows, settle_own
 from equifed.engines.profile import choose_offsets
+from equifed.engines.resources import Workspace
+from equifed.engines.row_file import RememberOn, RowFile, RowMemory, check_remember_on
 from equifed.engines.second_derivatives import SecondDerivatives
 from equifed.engines.sums import group_clients
 from equifed.models.architectures import Init, build, choose_init, initialise
@@ -47,7 +49,7 @@ class InProcessClients(SecondDerivatives):
 
     Parameters
     ----------
-    data, model, loss, l2, penalise, dtype, device, init, own, own_l2, own_steps
+    data, model, loss, l2, penalise, dtype, device, init, own, own_l2, own_steps, remember_on
         As for :func:`equifed.simulate`.
     """
 
@@ -65,8 +67,10 @@ class InProcessClients(SecondDerivatives):
         own: str | Sequence[str] | None = None,
         own_l2: float | None = None,
         own_steps: OwnSteps = "auto",
+        remember_on: RememberOn = "memory",
     ) -> None:
         super().__init__(data)
+        check_remember_on(remember_on)
         check_dtype(dtype)
         self._init, device = choose_init(model, init), check_device(device)
         self.model_name = model if isinstance(model, str) else None
@@ -82,6 +86,7 @@ class InProcessClients(SecondDerivatives):
         for what, values in (("inputs", self._inputs), ("targets", self._targets)):
             self._refuse_overflow(what, values)
         self._groups = group_clients(self._sizes)
+        self.workspace = Workspace(MOST_BYTES)
         dimensions = self._inputs.dim() - 1
         self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
         self.model = FlatModel(
@@ -94,6 +99,7 @@ class InProcessClients(SecondDerivatives):
                 "penalise='weights' leaves shared biases free, which models with own parameters "
                 "cannot; make the biases own parameters, too, or give penalise='all'."
             )
+        self._row_file = RowFile(self.zeros(0)) if remember_on == "disk" else None
         self.own_rows = OwnRows(self.repeat_own(module))
         self.offsets = choose_offsets(self.own, loss)
 
@@ -184,16 +190,24 @@ class InProcessClients(SecondDerivatives):
     def remembered(self, vectors: ClientVectors | None, index: Index) -> DenseVectors:
         if vectors is None:
             return DenseVectors(self.zeros(len(index)))
+        if isinstance(vectors, RowMemory):
+            return DenseVectors(vectors.take(index).to(self.model.device))
         assert isinstance(vectors, DenseVectors)
         return DenseVectors(vectors.matrix[torch.as_tensor(index, device=self.model.device)])
 
     @override
     def remember(
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
-    ) -> DenseVectors:
-        assert memory is None or isinstance(memory, DenseVectors)
+    ) -> ClientVectors:
         assert isinstance(vectors, InProcessVectors)
-        matrix = self.zeros(len(self.names)) if memory is None else memory.matrix.clone()
+        if self._row_file is not None:
+            return self._row_file.replace(memory, len(self.names), index, vectors.dense())
+        if isinstance(memory, RowMemory):  # of a run that kept it in a file
+            memory = self.remembered(memory, np.arange(len(self.names)))
+        assert memory is None or isinstance(memory, DenseVectors)
+        shape = len(self.names), self.model.size
+        matrix = self.workspace.empty(shape, self.zeros(0))
+        matrix = matrix.zero_() if memory is None else matrix.copy_(memory.matrix)
         matrix[torch.as_tensor(index, device=matrix.device)] = vectors.dense()
         return DenseVectors(matrix)
 

@@ -25,7 +25,7 @@ from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.own_parts import plain_work
 from equifed.engines.precision import products_in
 from equifed.engines.profile import MOST_NEWTON
-from equifed.engines.stacked.chunks import map_in_threads
+from equifed.engines.resources import map_in_threads
 from equifed.engines.sums import Node
 from equifed.models.hessians import LinearHessian
 
@@ -47,7 +47,8 @@ class LoopClients(InProcessClients):
         def measure(self: Self, k: int) -> Tensor:
             with torch.no_grad():  # every thread has a switch of its own
                 batch = self._batches(k, stream, batch_size).at(0)
-                return self._loss(self._with_own(x, k), k, batch)
+                at = self._with_own(x, k)
+                return self._loss(at, k, batch) + self.model.penalty(at)
 
         values = self._map(measure)
         self._book(down=1, up=0, losses=1)
@@ -89,23 +90,25 @@ class LoopClients(InProcessClients):
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
         steps = work.steps_for(self.sizes)
+        room = None if self.remembers_own() else self.workspace.empty((len(self.index), len(x)), x)
 
         def move(self: Self, k: int) -> Walked:
             correction = None
             if control is not None and target is not None:
                 correction = target - control.matrix[k]
             slope = None if slopes is None else float(slopes[k])
-            walk = self._walk if not self.remembers_own() else self._walk_with_own
-            return walk(x, work, stream, k, int(steps[k]), correction, slope)
+            given = (x, work, stream, k, int(steps[k]), correction, slope)
+            if room is None:
+                return self._walk_with_own(*given)
+            return self._walk(*given, room=room[k])
 
         results = self._map(move)
         self._book_local(work, corrected=target is not None)
-        *vectors, thresholds = (
-            None if column[0] is None else torch.stack(column)
-            for column in map(list, zip(*results, strict=True))
-        )
-        named = zip(("displacement", "snapshot", "average", "mean_gradient"), vectors, strict=True)
+        first, *columns = map(list, zip(*results, strict=True))
+        *vectors, thresholds = (None if c[0] is None else torch.stack(c) for c in columns)
+        named = zip(("snapshot", "average", "mean_gradient"), vectors, strict=True)
         moved = {kind: rows for kind, rows in named if rows is not None}
+        moved["displacement"] = torch.stack(first) if room is None else room
         if work.multiplier and control is not None and target is not None:
             # c_i - c + proximal (x - u)
             rest = work.proximal * moved["displacement"][:, : self.model.size]
@@ -152,37 +155,43 @@ class LoopClients(InProcessClients):
         correction: Tensor | None,
         slope: float | None,
         moving: Tensor | None = None,
+        room: Tensor | None = None,
     ) -> Walked:
         """One client's local steps; the formula is in :class:`equifed.LocalSGD`."""
         batches = self._batches(k, stream, work.batch_size)
-        u, iterates, gradients, snapshot = x, torch.zeros_like(x), torch.zeros_like(x), None
+        u, snapshot = x.clone(), None
+        iterates = torch.zeros_like(x) if work.average else None
+        gradients = torch.zeros_like(x) if work.mean_gradient else None
         threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
         for step in range(steps):
             at = u if self.offsets is None else self._with_own(u, k)  # of its profile loss
-            value, gradient = self._gradient(at, k, batches.at(step))
-            gradient = gradient[: len(u)]
+            value, direction = self._gradient(at, k, batches.at(step))
+            direction = direction[: len(u)]  # changed in place: large models are slow to copy
             if work.hinge is not None and threshold is not None and slope is not None:
                 s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
-                gradient = s * gradient
+                direction *= s
                 threshold = threshold - work.lr * (1 - s)
-            direction = gradient + work.proximal * (u - x)
+            if gradients is not None:
+                gradients += direction
+            if work.proximal:
+                direction += work.proximal * (u - x)
             if correction is not None:
-                direction = direction + correction
+                direction += correction
             if moving is not None:
-                direction = moving * direction
-            u = u - work.lr * direction
+                direction *= moving
+            u -= direction.mul_(work.lr)
             if work.radius is not None:
-                shared, own = u[: self.model.size], u[self.model.size :]
-                factor = torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
-                u = torch.cat([shared * factor, own])
-            iterates, gradients = iterates + u, gradients + gradient
+                shared = u[: self.model.size]
+                shared *= torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
+            if iterates is not None:
+                iterates += u
             if step + 1 == min(work.snapshot or 0, steps):
-                snapshot = u
+                snapshot = u.clone()
         return (
-            x - u,
+            torch.sub(x, u, out=u if room is None else room),
             snapshot,
-            iterates / steps if work.average else None,
-            gradients / steps if work.mean_gradient else None,
+            None if iterates is None else iterates / steps,
+            None if gradients is None else gradients / steps,
             threshold,
         )
 
@@ -282,17 +291,18 @@ class LoopClients(InProcessClients):
         return Minibatches(stream, client, size, batch_size, self.model.dtype, dropout)
 
     def _loss(self, u: Tensor, k: int, batch: Batch) -> Tensor:
-        """Mean loss of the k-th client's batch, with the L2 penalty."""
+        """Mean loss of the k-th client's batch, without the L2 penalty."""
         used = batch.weights[0] > 0  # the last batch of a pass may be smaller
         rows = self._offsets[self.index[k]] + batch.positions[0][used]
         keys = None if batch.keys is None else batch.keys[0][used]
+        inputs, targets = (v.index_select(0, rows) for v in (self._inputs, self._targets))
         with products_in("full", u.device):
-            each = self.model.sample_losses(u, self._inputs[rows], self._targets[rows], keys)
-        return each.mean() + self.model.penalty(u)
+            return self.model.sample_losses(u, inputs, targets, keys).mean()
 
     def _gradient(self, u: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor]:
-        u = u.detach().requires_grad_()
-        value = self._loss(u, k, batch)
+        """Mean loss and its gradient, with the L2 penalty."""
+        at = u.detach().requires_grad_()
+        value = self._loss(at, k, batch)
         with products_in("full", u.device):
-            (gradient,) = torch.autograd.grad(value, u)
-        return value.detach(), gradient
+            (gradient,) = torch.autograd.grad(value, at)
+        return value.detach() + self.model.penalty(u), self.model.add_pull(gradient, u)

@@ -15,6 +15,7 @@ from equifed.engines.fastest import choose_fastest
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
 from equifed.engines.precision import Precision
+from equifed.engines.row_file import RememberOn
 from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
@@ -45,6 +46,7 @@ def simulate(
     own: str | Sequence[str] | None = None,
     own_l2: float | None = None,
     own_steps: OwnSteps = "auto",
+    remember_on: RememberOn = "memory",
 ) -> Clients:
     """Return the clients of a federation, carried out in this process.
 
@@ -105,6 +107,10 @@ def simulate(
         steps together with the shared ones, kept from round to round. ``"alternating"``: as many
         local steps on the own ones, then on the shared ones (FedAlt). ``"auto"`` is profile where
         that is possible, else joint.
+    remember_on : {"memory", "disk"}
+        Where vectors are that clients keep from round to round (SCAFFOLD's variates, FedDyn's
+        multipliers): in memory, a row for every client, or in a temporary file (``TMPDIR`` says
+        where), a row for every client that ever took part. Results are the same to the bit.
 
     Examples
     --------
@@ -119,7 +125,7 @@ def simulate(
     loss = weigh_classes(loss, class_weights, data)
     given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
     given |= {"init": choose_init(model, init), "own": own}
-    given |= {"own_l2": own_l2, "own_steps": own_steps}
+    given |= {"own_l2": own_l2, "own_steps": own_steps, "remember_on": remember_on}
     named = model if isinstance(model, str) else None
     if engine == "loop":
         return _name_model(LoopClients(data, module, loss, **given), named)

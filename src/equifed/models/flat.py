@@ -30,6 +30,7 @@ from equifed.models.checks import (
     find_slots,
 )
 from equifed.models.dropout import address_dropout
+from equifed.models.layout import gains_from_channels_last, put_channels_last
 from equifed.models.own_part import OwnPart, check_effect
 from equifed.models.penalty import Penalise, mark_penalised
 
@@ -114,7 +115,9 @@ class FlatModel:
         self.names = {name: first[p] for name, p in tied if p in first}
         self._slots = find_slots(self.module, first)
         example = _repeat(example).to(self.device, _precision(example, dtype))
+        self.channels_last = False
         outputs, start = self._try(example), self.flatten_all(self.module)
+        self.channels_last = gains_from_channels_last(self.module, start, example, self.outputs)
         self.output_dimensions = outputs.dim() - 1
         check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
         if classes is not None:
@@ -236,6 +239,7 @@ class FlatModel:
         state = {slot: parts[name] for slot, name in self._slots.items()}
         if keys is not None:
             state |= dict.fromkeys(self.dropouts, keys)
+        inputs = put_channels_last(inputs) if self.channels_last else inputs
         outputs: Tensor = functional_call(self.module, state, (inputs,), tie_weights=False)
         return outputs
 
@@ -248,8 +252,16 @@ class FlatModel:
     def penalty(self, x: Tensor) -> Tensor:
         """Return l2/2 |x|^2 of what is penalised, own parameters with a strength of their own."""
         u, v = x[: self.size], x[self.size :]
-        shared = 0.5 * self.l2 * (u @ self.pull(u))
+        shared = 0.5 * self.l2 * (u @ self.pull(u)) if self.l2 else x.new_zeros(())
         return shared if len(v) == 0 else shared + 0.5 * self.own_l2 * (v @ v)
+
+    def add_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
+        """Add the penalty's gradient at x to another one, in place, and return it."""
+        if self.l2:
+            gradient[: self.size] += self.l2 * self.pull(x[: self.size])
+        if self.own_size and self.own_l2:
+            gradient[self.size :] += self.own_l2 * x[self.size :]
+        return gradient
 
     def pull(self, u: Tensor) -> Tensor:
         """Return the rows of u with zeros where there is no penalty: its gradient, but for l2."""

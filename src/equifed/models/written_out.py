@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
+from equifed.models.dropout import AddressedAttention
+
 
 def write_out(module: nn.Module, convolutions: bool = False) -> None:
-    """Let a module's recurrent layers, and its convolutions if asked, compute by plain products.
+    """Let recurrent layers, attention, and convolutions if asked, compute by plain products.
 
     Only layers that are exactly torch's own are changed, and only where they do nothing special.
     """
@@ -26,6 +28,8 @@ def write_out(module: nn.Module, convolutions: bool = False) -> None:
             part.__class__ = WrittenLSTM
         elif type(part) is nn.GRU and _is_plain(part):
             part.__class__ = WrittenGRU
+        elif type(part) is AddressedAttention:
+            part.products = True
         elif convolutions and type(part) is nn.Conv2d and _is_simple(part):
             part.__class__ = WrittenConv2d
 

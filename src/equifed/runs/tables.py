@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from equifed.algorithms.guard_view import Guard
+from equifed.algorithms.guard import Guard
 from equifed.contract.own import OwnSteps
 from equifed.data.holdout import Holdout
 from equifed.training.given_out import GiveOut

@@ -40,6 +40,7 @@ from equifed.engines.distributed.group import Workers
 from equifed.engines.distributed.shards import assign_clients, cut_shard
 from equifed.engines.in_process import InProcessClients, products_of_rows
 from equifed.engines.own_parts import JOINT
+from equifed.engines.row_file import RowMemory
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import MEMORY
 from equifed.engines.sums import (
@@ -397,6 +398,8 @@ class DistributedClients(TorchClients):
         """Return the rows of this process's clients in a memory of all clients."""
         if vectors is None:
             return self.zeros(len(self._held))
+        if isinstance(vectors, RowMemory):  # from a checkpoint of one process that has a file
+            return vectors.take(self._held).to(self.model.device)
         if isinstance(vectors, DenseVectors):  # from a checkpoint
             return vectors.matrix[torch.as_tensor(self._held, device=vectors.matrix.device)]
         assert isinstance(vectors, DistributedVectors)

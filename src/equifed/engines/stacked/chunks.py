@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor
 
 from equifed.contract.arrays import Index
 from equifed.engines.minibatches import Batch, Minibatches
+from equifed.engines.resources import ALIGNED
 from equifed.engines.stacked.gradient_rules import Samples
 from equifed.engines.sums import has_one_order
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 CPU_CHUNK = 8 << 20
 """Target for a chunk's models and samples in bytes: small enough to stay near the caches."""
@@ -28,10 +25,6 @@ PROFILE_CHUNK = 2 * CPU_CHUNK
 
 CUDA_CHUNK = 1 << 32
 """The same on a GPU, which wants few, large calls; far below the memory of any that is used."""
-
-ALIGNED = 64
-"""Bytes: where rows of models begin. Matrix libraries take other paths for other addresses; with
-equal ones a client's numbers have the same bits wherever it stands in a chunk."""
 
 BLOCK = 1 << 23
 """Samples of one client that go through the model at once, in bytes; activations come on top."""
@@ -152,26 +145,6 @@ def rows_of(values: Tensor, places: slice | Index) -> Tensor:
     return values.index_select(0, torch.as_tensor(places, device=values.device))
 
 
-def empty_rows(count: int, like: Tensor) -> Tensor:
-    """Return a matrix to be filled, with as many columns as ``like`` and aligned rows.
-
-    >>> empty_rows(2, torch.zeros(10)).stride()
-    (16, 1)
-    """
-    columns = like.shape[-1]
-    width = row_bytes(columns, like.dtype) // like.element_size()
-    return like.new_empty(count, width).narrow(1, 0, columns)
-
-
-def row_bytes(columns: int, dtype: torch.dtype) -> int:
-    """Return the memory of one aligned row.
-
-    >>> row_bytes(10, torch.float64)
-    128
-    """
-    return int(round_up(columns * dtype.itemsize, ALIGNED))
-
-
 def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:
     """Write the rows of a matrix at a chunk's places."""
     if isinstance(places, slice):
@@ -270,29 +243,3 @@ class Supply:
             assert keys is not None
             whole = replace(whole, keys=keys.to(whole.keys.device))
         return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))
-
-
-def map_in_threads(
-    function: Callable[[Item], Result], items: Sequence[Item], together: bool
-) -> list[Result]:
-    """Return the function's results in the order of the items.
-
-    Small batched products gain little from being divided among cores; whole chunks of clients gain
-    all there is. If they may run ``together`` and there are at least as many as torch has threads,
-    every thread takes one after the other, on a core of its own. Nothing depends on who is ready
-    first, so results are the same bit for bit.
-
-    >>> map_in_threads(abs, [-1, -2, -3, -4], together=True)
-    [1, 2, 3, 4]
-    """
-    threads = torch.get_num_threads()
-    if not together or threads == 1 or len(items) < threads:
-        return [function(item) for item in items]
-    # Here for the matrix library, which counts its threads for all callers; in every thread for
-    # OpenMP, which counts them for each.
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(function, items))
-    finally:
-        torch.set_num_threads(threads)

@@ -31,8 +31,9 @@ from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Keys, Minibatches
 from equifed.engines.precision import Precision
+from equifed.engines.resources import ALIGNED, Workspace, empty_rows, row_bytes
+from equifed.engines.row_file import RememberOn
 from equifed.engines.stacked.chunks import (
-    ALIGNED,
     CPU_CHUNK,
     CUDA_CHUNK,
     PROFILE_CHUNK,
@@ -40,10 +41,8 @@ from equifed.engines.stacked.chunks import (
     SampleStore,
     Supply,
     common_widths,
-    empty_rows,
     put_rows,
     round_up,
-    row_bytes,
     split_into_chunks,
 )
 from equifed.engines.stacked.cuda_graph import Graphs
@@ -102,6 +101,7 @@ class StackedClients(InProcessClients):
         own: str | Sequence[str] | None = None,
         own_l2: float | None = None,
         own_steps: OwnSteps = "auto",
+        remember_on: RememberOn = "memory",
     ) -> None:
         if memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
@@ -110,8 +110,9 @@ class StackedClients(InProcessClients):
         self._memory, self._chunk, self._streamed = memory, chunk, streamed
         self._precision = precision
         given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
-        given |= {"l2": l2, "penalise": penalise, "dtype": dtype}
+        given |= {"l2": l2, "penalise": penalise, "dtype": dtype, "remember_on": remember_on}
         super().__init__(data, model, loss, **given, device=device, init=init)
+        self.workspace = Workspace(memory)
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
@@ -303,10 +304,10 @@ class StackedClients(InProcessClients):
             return quick.walk(given, self.supply(chunk, given.stream, None).whole)
         alternates = given.own is not None and given.own.alternating
         graphs = None if alternates else self.graphs
-        replayed = None if graphs is None else graphs.walk(given, self.supply)
+        here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
+        replayed = None if graphs is None else graphs.walk(given, self.supply, here)
         if replayed is not None:
             return replayed
-        here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
         alone = self.supply(chunk, given.stream.at("own"), work.batch_size) if alternates else None
         supply = self.supply(chunk, given.stream, work.batch_size)
         return given.walk(self.rule, supply, here, alone)

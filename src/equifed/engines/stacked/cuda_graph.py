@@ -63,6 +63,8 @@ class CapturedWalk:
             correction=_clone(given.correction),
             slope=_clone(given.slope),
         )
+        # Displacements are made after a replay, right where they are to be; multipliers need them.
+        self._inside = given.work.multiplier
         purposes = ["shuffle"] * (given.work.batch_size is not None) + ["dropout"] * drops
         self._salts = {purpose: given.x.new_zeros((), dtype=torch.int64) for purpose in purposes}
         # The graph reads what the supply holds, so it must live as long.
@@ -70,11 +72,13 @@ class CapturedWalk:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._walk = self._own.walk(rule, self._supply)
+            later = () if self._inside else ("lengths", "displacement")
             for kind in ("lengths", *given.work.results):
-                self._walk.result(kind)
+                if kind not in later:
+                    self._walk.result(kind)
         self._chunk: Chunk | None = None
 
-    def __call__(self, given: ChunkWork) -> Walk:
+    def __call__(self, given: ChunkWork, room: Tensor | None) -> Walk:
         """Replay the steps; what the walk returns is overwritten by the next replay."""
         own, chunk = self._own, given.chunk
         own.x.copy_(given.x)
@@ -88,6 +92,8 @@ class CapturedWalk:
             if place is not None and value is not None:
                 place.copy_(value)
         self._graph.replay()
+        if not self._inside:
+            self._walk.displace_again(room)
         return self._walk
 
 
@@ -106,8 +112,11 @@ class Graphs:
         self._rule, self._drops = rule, drops
         self._known: OrderedDict[object, CapturedWalk | None] = OrderedDict()
 
-    def walk(self, given: ChunkWork, supply: Supplier) -> Walk | None:
-        """Return the walk of a chunk, or None if it is to be carried out step by step."""
+    def walk(self, given: ChunkWork, supply: Supplier, room: Tensor | None = None) -> Walk | None:
+        """Return the walk of a chunk, or None if it is to be carried out step by step.
+
+        Displacements may be made in the ``room``.
+        """
         work, chunk = given.work, given.chunk
         if not _uniform(work, chunk):
             return None
@@ -122,7 +131,7 @@ class Graphs:
         if captured is None:
             captured = CapturedWalk(given, self._rule, supply, self._drops)
             self._known[key] = captured
-        return captured(given)
+        return captured(given, room)
 
 
 def _uniform(work: LocalSGD, chunk: Chunk) -> bool:

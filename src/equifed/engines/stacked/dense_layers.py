@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.engines.stacked.chunks import empty_rows
+from equifed.engines.resources import empty_rows
 from equifed.engines.stacked.gradient_rules import (
     CompiledRule,
     FunctionRule,

@@ -69,7 +69,9 @@ class GradientRule(Protocol):
     def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         gradient, _ = self.gradient(u, samples)
-        u.mul_(keep).sub_(gradient, alpha=lr)
+        if keep != 1:  # large models are slow to walk through
+            u.mul_(keep)
+        u.sub_(gradient, alpha=lr)
 
 
 class FunctionRule(GradientRule):
@@ -77,6 +79,7 @@ class FunctionRule(GradientRule):
 
     def __init__(self, model: FlatModel, compiled: bool = False) -> None:
         self._model = model.twin()
+        self._model.channels_last = False  # batching has a layout of its own
         write_out(self._model.module, convolutions=compiled and model.device.type == "cuda")
         in_dims = (0, 0, 0, 0, 0 if model.dropouts else None)
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)

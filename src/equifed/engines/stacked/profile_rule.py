@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from equifed.engines.precision import Precision, products_in
 from equifed.engines.profile import Offsets
-from equifed.engines.stacked.chunks import empty_rows
+from equifed.engines.resources import empty_rows
 from equifed.engines.stacked.dense_layers import Linear, as_rows
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, Samples
 from equifed.models.flat import FlatModel

@@ -22,11 +22,10 @@ from equifed.contract.streams import Stream
 from equifed.engines.base import DenseVectors, InProcessVectors, to_numpy, to_tensor
 from equifed.engines.minibatches import Keys
 from equifed.engines.own_parts import OwnRows
+from equifed.engines.resources import Workspace, map_in_threads
 from equifed.engines.stacked.chunks import (
     Chunk,
     Supply,
-    empty_rows,
-    map_in_threads,
     put_rows,
     rows_of,
 )
@@ -46,6 +45,7 @@ class Maker(Protocol):
     model: FlatModel
     rule: PenalisedRule
     independent: bool
+    workspace: Workspace
 
     own: OwnPart | None
     own_rows: OwnRows
@@ -136,7 +136,8 @@ class SharedGradients(ClientVectors):
     def everything(self) -> tuple[Losses, Losses, DenseVectors]:
         """Return the losses, the squared norms and all gradients, side by side."""
         n = len(self._clients.index)
-        matrix, numbers = empty_rows(n, self._x), self._x.new_empty(n, 2)
+        matrix = self._clients.workspace.empty_rows(n, self._x)
+        numbers = self._x.new_empty(n, 2)
 
         def store(chunk: Chunk) -> None:
             gradient, value = self.rows(chunk)
@@ -169,7 +170,8 @@ class LocalRun:
     def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
         """Return the vectors of all clients (unless not to be kept) and their thresholds."""
         n = len(self._clients.index)
-        matrices = {kind: empty_rows(n, self._x) for kind in self._work.results} if keep else {}
+        kinds, workspace = self._kinds if keep else [], self._clients.workspace
+        matrices = {kind: workspace.empty_rows(n, self._x) for kind in kinds}
         thresholds, size = np.zeros(n), self._clients.model.size
         keeps, rows = self._clients.remembers_own(), self._clients.own_rows
         own = rows.start[self._clients.index] if keeps else rows.start

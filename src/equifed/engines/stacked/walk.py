@@ -13,7 +13,8 @@ from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.own_parts import plain_work
-from equifed.engines.stacked.chunks import Chunk, Supply, empty_rows
+from equifed.engines.resources import empty_rows
+from equifed.engines.stacked.chunks import Chunk, Supply
 from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
 
 
@@ -202,6 +203,12 @@ class Walk:
                 made = self.decode(self._result(kind))
             self._results[kind] = made
         return self._results[kind]
+
+    def displace_again(self, room: Tensor | None) -> None:
+        """Make the displacements of a walk that was repeated, in the room if there is one."""
+        self._results.pop("lengths", None)
+        out = self._u if room is None else room
+        self._results["displacement"] = torch.sub(self._x, self._u, out=out)
 
     def _result(self, kind: str) -> Tensor:
         if kind == "displacement":

@@ -1,0 +1,143 @@
+"""Threads and memory that stay from round to round.
+
+Both are dear to get from the system: a page of fresh memory costs more than filling it, and a new
+thread begins without any. Matrices of client vectors are the largest thing that a round makes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+ALIGNED = 64
+"""Bytes: where rows of models begin. Matrix libraries take other paths for other addresses; with
+equal ones a client's numbers have the same bits wherever it stands in a chunk."""
+
+SMALL = 1 << 20
+"""Matrices up to this size, in bytes, are left to the allocator, which keeps such pieces itself."""
+
+
+def map_in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], together: bool
+) -> list[Result]:
+    """Return the function's results in the order of the items.
+
+    Small batched products gain little from being divided among cores; whole chunks of clients gain
+    all there is. If they may run ``together`` and there are at least as many as torch has threads,
+    every thread takes one after the other, on a core of its own. Nothing depends on who is ready
+    first, so results are the same bit for bit.
+
+    >>> map_in_threads(abs, [-1, -2, -3, -4], together=True)
+    [1, 2, 3, 4]
+    """
+    threads = torch.get_num_threads()
+    if not together or threads == 1 or len(items) < threads:
+        return [function(item) for item in items]
+    # Here for the matrix library, which counts its threads for all callers; in every thread for
+    # OpenMP, which counts them for each.
+    torch.set_num_threads(1)
+    try:
+        return list(_threads(threads, os.getpid()).map(function, items))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """Return so many threads, all of them started; a forked process has none of its parent's."""
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    meeting = threading.Barrier(count)
+    list(pool.map(lambda _: meeting.wait(), range(count)))
+    return pool
+
+
+class Workspace:
+    """Memory for matrices of client vectors, given out again when nobody has them any more.
+
+    Parameters
+    ----------
+    most : int
+        Bytes that are kept for later at most.
+
+    Examples
+    --------
+    >>> workspace, like = Workspace(1 << 30), torch.zeros(1 << 19)
+    >>> first = workspace.empty_rows(2, like)
+    >>> place = first.data_ptr()
+    >>> del first
+    >>> workspace.empty_rows(2, like).data_ptr() == place
+    True
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free: list[Tensor] = []
+
+    def empty_rows(self, count: int, like: Tensor) -> Tensor:
+        """Return a matrix to be filled, with as many columns as ``like`` and aligned rows."""
+        columns = like.shape[-1]
+        width = row_bytes(columns, like.dtype) // like.element_size()
+        return self.empty((count, width), like).narrow(1, 0, columns)
+
+    def empty(self, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """Return a matrix to be filled, of the type and in the place of ``like``."""
+        size = shape[0] * shape[1] * like.element_size()
+        lendable = like.device.type == "cpu" and like.dtype in (torch.float32, torch.float64)
+        if not lendable or size <= SMALL:
+            return like.new_empty(shape)
+        block = self._take(size)
+        # A tensor of an array holds that array until its last view is gone: then comes the block.
+        array = block.numpy()
+        weakref.finalize(array, _give_back, weakref.ref(self), block).atexit = False
+        return torch.from_numpy(array)[:size].view(like.dtype).view(shape)
+
+    def _take(self, size: int) -> Tensor:
+        """Return the smallest free block that is large enough, but not much too large, or new."""
+        free = self._free
+        fits = [k for k, block in enumerate(free) if size <= block.nbytes <= 2 * size]
+        if fits:
+            return free.pop(min(fits, key=lambda k: free[k].nbytes))
+        return torch.empty(size, dtype=torch.uint8)
+
+    def give_back(self, block: Tensor) -> None:
+        """Keep a block for later, and let go of the oldest ones beyond the bound."""
+        self._free.append(block)
+        while self._free and sum(b.nbytes for b in self._free) > self._most:
+            self._free.pop(0)
+
+
+def _give_back(workspace: weakref.ref[Workspace], block: Tensor) -> None:
+    found = workspace()
+    if found is not None:
+        found.give_back(block)
+
+
+def empty_rows(count: int, like: Tensor) -> Tensor:
+    """Return a matrix to be filled, with as many columns as ``like`` and aligned rows.
+
+    >>> empty_rows(2, torch.zeros(10)).stride()
+    (16, 1)
+    """
+    columns = like.shape[-1]
+    width = row_bytes(columns, like.dtype) // like.element_size()
+    return like.new_empty(count, width).narrow(1, 0, columns)
+
+
+def row_bytes(columns: int, dtype: torch.dtype) -> int:
+    """Return the memory of one aligned row.
+
+    >>> row_bytes(10, torch.float64)
+    128
+    """
+    return -(-columns * dtype.itemsize // ALIGNED) * ALIGNED
