@@ -37,6 +37,7 @@ def test_no_configuration_ends_in_an_unexpected_way() -> None:
         ({"data": {"name": "synthetic-regression", "clients": 2**63}}, "ask for fewer"),
         ({"data": {**DRAWN, "clients": 10**9, "samples": 1, "features": 1}}, "at most 10,000,000"),
         ({"data": {"name": "synthetic-regression", "scale": float("inf")}}, "must be finite"),
+        ({"data": {**DRAWN, "seed": -1}}, "of at least 0, got -1"),
         ({"evaluate": {"metrics": 3}}, "evaluate.metrics: must be an array"),
         ({"model": {"name": "mlp", "hidden": [10**40]}}, "at most 1,048,576"),
         ({"model": {"name": "mlp", "hidden": [1] * 5000}}, "got 5000 numbers"),
