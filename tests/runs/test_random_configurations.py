@@ -42,7 +42,6 @@ def test_no_configuration_ends_in_an_unexpected_way() -> None:
         ({"model": {"name": "mlp", "hidden": [10**40]}}, "at most 1,048,576"),
         ({"model": {"name": "mlp", "hidden": [1] * 5000}}, "got 5000 numbers"),
     ],
-    ids="steps wrapper penalty clients draws scale seed metrics units layers".split(),
 )
 def test_absurd_numbers_are_refused_by_name(settings: dict[str, object], words: str) -> None:
     usual = {
