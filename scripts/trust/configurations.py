@@ -8,9 +8,11 @@ on small data that pass are trained for two rounds. What may come of it: a run w
 or an error in words (exit code 1 or 2 of the command line). An exception that the command line
 would call unexpected, a run of more than ``--seconds``, or a model that is not finite without an
 error is printed, and the exit code is 1; so it is where a name was drawn fewer than 20 times in
-10,000, or fewer than a fifth of all were trained. What asks for more than two rounds, or for more
-than 10,000 local steps, epochs or clients, gets what it asks for, however long that takes: it is
-checked and not trained here.
+10,000, or fewer than a fifth of all were trained.
+
+What asks for more than two rounds, or for more than 10,000 local steps, epochs or clients, gets
+what it asks for, however long that takes: it is checked and not trained here. More than ten million
+are refused.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ hardly any file is there."""
 
 SUITED = {"synthetic-regression": ("linear", "mlp")}
 """Models that suit small data, where they are not the ones for classes."""
-MUCH = 10_000
-"""Local steps, epochs or clients beyond which a run takes as long as it was asked to."""
+MUCH, ABSURD = 10_000, 10_000_000
+"""Local steps, epochs or clients beyond which a run takes as long as it was asked to, and beyond
+which it is to be refused."""
 ARRAYS = (tuple, list, Sequence)
 TRAINED, LEAST = 0.2, 20 / 10_000
 """Shares of all cases that are to be trained, and in which each name is to be drawn."""
@@ -251,7 +254,7 @@ def asks_for_much(table: Any) -> bool:
     if not isinstance(table, dict):
         return False
     counts = [table.get(name) for name in ("steps", "epochs", "clients", "own_steps")]
-    much = any(isinstance(count, int) and count > MUCH for count in counts)
+    much = any(isinstance(count, int) and MUCH < count <= ABSURD for count in counts)
     return much or any(asks_for_much(value) for value in table.values())
 
 

@@ -11,6 +11,7 @@ from scripts.trust.configurations import Generator, try_one
 from equifed.runs.catalogue import SECTIONS
 
 CASES = 150
+DRAWN = {"name": "synthetic-regression"}
 
 
 @pytest.mark.long
@@ -34,12 +35,13 @@ def test_no_configuration_ends_in_an_unexpected_way() -> None:
         ({"algorithm": {"name": "safeguarded", "algorithm": "fedavg"}}, "it is for SCAFF-PD"),
         ({"model": {"name": "linear", "l2": 1e308, "dtype": "float64"}}, "no step size can be"),
         ({"data": {"name": "synthetic-regression", "clients": 2**63}}, "ask for fewer"),
+        ({"data": {**DRAWN, "clients": 10**9, "samples": 1, "features": 1}}, "at most 10,000,000"),
         ({"data": {"name": "synthetic-regression", "scale": float("inf")}}, "must be finite"),
+        ({"data": {**DRAWN, "seed": -1}}, "of at least 0, got -1"),
         ({"evaluate": {"metrics": 3}}, "evaluate.metrics: must be an array"),
         ({"model": {"name": "mlp", "hidden": [10**40]}}, "at most 1,048,576"),
         ({"model": {"name": "mlp", "hidden": [1] * 5000}}, "got 5000 numbers"),
     ],
-    ids=["steps", "wrapper", "penalty", "clients", "scale", "metrics", "units", "layers"],
 )
 def test_absurd_numbers_are_refused_by_name(settings: dict[str, object], words: str) -> None:
     usual = {

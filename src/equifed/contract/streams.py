@@ -76,6 +76,8 @@ class Stream:
 
     def generator(self) -> np.random.Generator:
         """Return a NumPy generator that starts at this address."""
+        if self.seed < 0:
+            raise ValueError(f"A seed is a whole number of at least 0, got {self.seed}.")
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=self._words()))
 
     def keys(self, clients: torch.Tensor, *words: torch.Tensor | int) -> torch.Tensor:

@@ -241,6 +241,9 @@ def _read_penguins(path: Path) -> Columns:
 MOST_NUMBERS = 2_000_000_000
 """Beyond this drawn data do not fit into memory."""
 
+MOST_CLIENTS = 10_000_000
+"""Beyond this nobody would wait for the draws: each client has its own address."""
+
 
 def synthetic_regression(
     *,
@@ -283,6 +286,10 @@ def synthetic_regression(
         raise DataError(
             f"synthetic-regression: {clients} clients x {samples} samples x {features} features "
             f"are more than {MOST_NUMBERS:,} numbers; ask for fewer."
+        )
+    if clients > MOST_CLIENTS:
+        raise DataError(
+            f"synthetic-regression: clients must be at most {MOST_CLIENTS:,}, got {clients}."
         )
     if not (0 <= scale < math.inf and 0 <= shift < math.inf):
         raise DataError(

@@ -158,7 +158,10 @@ def check_local_arguments(
     if work.multiplier and control is None:
         raise ValueError("local.multiplier is c_i - c + proximal (x - u): it needs a control.")
     if (work.hinge is None) != (slopes is None):
-        raise ValueError("local_steps takes slopes exactly when the local work has a hinge.")
+        raise ValueError(
+            "local_steps takes slopes exactly when the local work has a hinge: rFedFair sets "
+            "local.hinge itself, and no other algorithm has one; leave it out."
+        )
 
 
 def to_numpy(values: Tensor) -> Losses:
