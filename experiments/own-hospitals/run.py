@@ -1,14 +1,14 @@
 """Four hospitals, 100 random splits: one shared regression, own intercepts, own models.
 
 Every hospital's accuracy on held-out patients is compared with that of its own model, whose penalty
-is chosen on the hospital's validation patients. The shared models have as many tries, chosen by the
-mean validation loss of the four. Everything is solved to a certified gap, so nothing is left to
-step sizes.
+is chosen on the hospital's validation patients. The shared models have as many tries. They are
+chosen in two ways: one model for all by the mean validation loss of the four, or by each hospital
+as it chooses its own model, by its own validation loss. Everything is solved to a certified gap, so
+nothing is left to step sizes.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import with_limits
+from experiments.harness.parts import Part, compute_parts
 from numpy.typing import NDArray
 
 import equifed as ef
@@ -25,21 +26,20 @@ from equifed.objectives import Average, ChiSquare, ExcessRisk, SaddleObjective, 
 
 Array = NDArray[np.float64]
 KINDS = {"shared": None, "own intercept": "bias"}
+CHOSEN = {"together": "", "each": ", each chooses"}
+"""Who chooses the penalty, and what a method is called then."""
 BASELINES = ("own model", "majority class")
 
 
 def run(context: Context) -> Outcome:
     """Measure every split that is not there yet, and compare."""
-    folder = context.out / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    found: list[dict[str, Any]] = []
-    for seed in range(context.settings["splits"]):
-        path = folder / f"split-{seed:03d}.json"
-        if not path.exists():
-            text = json.dumps(measure_split(context.settings, seed))
-            path.write_text(text + "\n", encoding="utf-8")
-            context.console.print(f"split {seed}: done", highlight=False)
-        found.append(json.loads(path.read_text(encoding="utf-8")))
+    keys = ("test", "validation", "missing", "l2", "rounds", "gap", "objectives")
+    given = {key: context.settings[key] for key in keys}
+    parts = {
+        f"split-{seed:03d}": Part(measure_split, {"settings": given, "seed": seed})
+        for seed in range(context.settings["splits"])
+    }
+    found = [chosen(one, given["l2"]) for one in compute_parts(context, parts).values()]
     tables = {"points": points_table(found), "accuracy": accuracy_table(found)}
     tables |= {"chosen": chosen_table(found), "splits": splits_table(found)}
     return Outcome(checks(found, context.settings), tables, {"points": drawn(found)})
@@ -68,17 +68,31 @@ def measure_split(settings: Settings, seed: int) -> dict[str, Any]:
         l2: ef.alone(data, "logistic", "logistic", l2=l2, tune=False).losses
         for l2 in settings["l2"]
     }
-    for name, given in settings["objectives"].items():
-        for kind, own in KINDS.items():
-            tries = [
-                train(settings, data, l2, own, objective(given, baselines[l2]))
-                for l2 in settings["l2"]
-            ]
-            best = min(range(len(tries)), key=lambda k: tries[k][0])
-            title = f"{kind}, {name}"
-            out["accuracy"][title] = tries[best][1]
-            out["chosen"][title] = settings["l2"][best]
-            out["gaps"][title] = max(one[2] for one in tries)
+    out["tries"] = {
+        f"{kind}, {name}": [
+            train(settings, data, l2, own, objective(given, baselines[l2])) for l2 in settings["l2"]
+        ]
+        for name, given in settings["objectives"].items()
+        for kind, own in KINDS.items()
+    }
+    return out
+
+
+def chosen(split: dict[str, Any], penalties: list[float]) -> dict[str, Any]:
+    """Return a split with the tries that validation patients choose: for all, and for each."""
+    out = {**split, "chosen": dict(split["chosen"]), "accuracy": dict(split["accuracy"])}
+    hospitals = range(len(split["clients"]))
+    for title, tries in split["tries"].items():
+        held = np.array([one["validation"] for one in tries])  # (tries, hospitals)
+        together = int(np.nanmean(held, axis=1).argmin())
+        # A hospital without validation patients takes what suits the others.
+        each = [int(held[:, i].argmin()) if np.isfinite(held[:, i]).all() else together
+                for i in hospitals]  # fmt: skip
+        for way, picks in (("together", [together] * len(each)), ("each", each)):
+            name = title + CHOSEN[way]
+            out["accuracy"][name] = [tries[k]["test"][i] for i, k in enumerate(picks)]
+            out["chosen"][name] = [penalties[k] for k in picks]
+            out["gaps"][name] = max(one["gap"] for one in tries)
     return out
 
 
@@ -98,8 +112,8 @@ def objective(given: Settings, baselines: Array) -> SaddleObjective:
 
 def train(
     settings: Settings, data: ef.Federation, l2: float, own: str | None, objective: SaddleObjective
-) -> tuple[float, list[float], float]:
-    """Return mean validation loss, test accuracies and the certified gap of one model."""
+) -> dict[str, Any]:
+    """Return validation losses, test accuracies and the certified gap of one model."""
     clients = ef.simulate(data, "logistic", "logistic", l2=l2, own=own)
 
     def proved(history: ef.History) -> str | None:
@@ -113,7 +127,7 @@ def train(
     held, test = history.last("loss", "validation"), history.last("accuracy", "test")
     assert held is not None and test is not None
     gap = min(r.numbers.get("gap", math.inf) for r in history.rounds)
-    return float(np.nanmean(held.values)), test.values.tolist(), gap
+    return {"validation": held.values.tolist(), "test": test.values.tolist(), "gap": gap}
 
 
 def majority(data: ef.Federation) -> list[float]:
@@ -186,13 +200,13 @@ def accuracy_table(found: list[dict[str, Any]]) -> Table:
 def chosen_table(found: list[dict[str, Any]]) -> Table:
     """Return which penalties were chosen, and how well the worst try was solved."""
     rows: list[list[Cell]] = []
+    names = found[0]["clients"]
     for method in (m for m in found[0]["accuracy"] if m not in BASELINES):
-        chosen = [one["chosen"][method] for one in found]
-        counts = {v: chosen.count(v) for v in sorted(set(chosen))}
-        told = ", ".join(f"{v:g}: {n}" for v, n in counts.items())
-        rows.append([method, told, max(one["gaps"][method] for one in found)])
+        picks = [[one["chosen"][method][i] for one in found] for i in range(len(names))]
+        told = [", ".join(f"{v:g}: {one.count(v)}" for v in sorted(set(one))) for one in picks]
+        rows.append([method, *told, max(one["gaps"][method] for one in found)])
     return Table("l2 chosen (splits), and the largest certified gap of all tries",
-                 ("method", "l2: splits", "largest gap"), rows)  # fmt: skip
+                 ("method", *names, "largest gap"), rows)  # fmt: skip
 
 
 def splits_table(found: list[dict[str, Any]]) -> Table:
@@ -209,7 +223,7 @@ def splits_table(found: list[dict[str, Any]]) -> Table:
 def drawn(found: list[dict[str, Any]]) -> str:
     """Draw the points against the own model, hospital by hospital."""
     lines, names = {}, found[0]["clients"]
-    for method in methods(found):
+    for method in (m for m in methods(found) if m in BASELINES or m.endswith(CHOSEN["each"])):
         told = [a for a, _ in differences(found, method)]
         ends = [a.lower for a in told], [a.upper for a in told]
         lines[method] = Line(np.arange(len(names)), [a.estimate for a in told], *ends, dots=True)
@@ -222,16 +236,19 @@ def checks(found: list[dict[str, Any]], settings: Settings) -> list[Check]:
     """Hold what was aimed at against what came out."""
     names, out = found[0]["clients"], []
     allowed = settings["allowed"]
-    for name in settings["objectives"]:
-        told = [a for a, _ in differences(found, f"own intercept, {name}")]
-        plain = [a for a, _ in differences(found, f"shared, {name}")]
-        good = all(a.estimate >= -allowed[n] for n, a in zip(names, told, strict=True))
-        limits = ", ".join(f"{n} {-allowed[n]:+g}" for n in names)
-        out.append(Check(
-            f"own intercept, {name}: no hospital below its own tuned model by more than {limits}",
-            "our aim",
-            "; ".join(f"{n} {with_limits(a)}, shared {b.estimate:+.1f}"
-                      for n, a, b in zip(names, told, plain, strict=True)),
-            good,
-        ))  # fmt: skip
+    for way, told_of in CHOSEN.items():
+        for name in settings["objectives"]:
+            told = [a for a, _ in differences(found, f"own intercept, {name}{told_of}")]
+            plain = [a for a, _ in differences(found, f"shared, {name}{told_of}")]
+            good = all(a.estimate >= -allowed[n] for n, a in zip(names, told, strict=True))
+            limits = ", ".join(f"{n} {-allowed[n]:+g}" for n in names)
+            who = "one l2 for all" if way == "together" else "each hospital chooses its l2"
+            out.append(Check(
+                f"own intercept, {name}, {who}: no hospital below its own tuned model by more than "
+                f"{limits}",
+                "our aim",
+                "; ".join(f"{n} {with_limits(a)}, shared {b.estimate:+.1f}"
+                          for n, a, b in zip(names, told, plain, strict=True)),
+                good,
+            ))  # fmt: skip
     return out

@@ -13,18 +13,32 @@ pytestmark = pytest.mark.long
 
 
 def test_hospitals_are_compared_with_their_own_models(tmp_path: Path) -> None:
-    outcome = reproduce("own-hospitals", tmp_path, quick=True, changes={"splits": 2})
+    outcome = reproduce("own-hospitals", tmp_path, quick=True, changes={"splits": 1})
     rows = {row[0]: row[1:] for row in outcome.tables["accuracy"].rows}
     assert {"own model", "majority class", "shared, average", "own intercept, worst-case"} <= set(
         rows
     )
     assert all(0 <= float(v) <= 100 for row in rows.values() for v in row)  # type: ignore[arg-type]
-    gaps = [row[2] for row in outcome.tables["chosen"].rows]
+    gaps = [row[-1] for row in outcome.tables["chosen"].rows]
     assert max(gaps) <= definition("own-hospitals")["gap"]  # type: ignore[type-var]
     stored = sorted((tmp_path / "runs").glob("*.json"))
     before = [path.stat().st_mtime_ns for path in stored]
-    reproduce("own-hospitals", tmp_path, quick=True, changes={"splits": 2})
+    reproduce("own-hospitals", tmp_path, quick=True, changes={"splits": 1})
     assert [path.stat().st_mtime_ns for path in stored] == before  # it goes on where it was
+
+
+def test_a_hospital_chooses_by_its_own_validation_patients() -> None:
+    module = EXPERIMENTS["own-hospitals"].module
+    tries = [
+        {"validation": [0.1, 0.9, float("nan")], "test": [0.1, 0.2, 0.3], "gap": 0.0},
+        {"validation": [0.4, 0.5, float("nan")], "test": [0.4, 0.5, 0.6], "gap": 1e-5},
+    ]
+    split = {"clients": ["a", "b", "c"], "chosen": {}, "accuracy": {}, "gaps": {},
+             "tries": {"m": tries}}  # fmt: skip
+    found = module.chosen(split, [0.01, 0.1])
+    assert found["accuracy"]["m"] == [0.4, 0.5, 0.6]  # one for all: 0.45 below 0.5
+    assert found["accuracy"]["m, each chooses"] == [0.1, 0.5, 0.6]  # c has nobody to choose by
+    assert found["chosen"]["m, each chooses"] == [0.01, 0.1, 0.1]
 
 
 def test_the_correction_for_shared_patients_widens_the_interval() -> None:

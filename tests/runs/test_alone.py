@@ -184,8 +184,15 @@ def test_gains_of_errors_are_those_of_a_paired_t_test() -> None:
         )
 
 
+@pytest.fixture(scope="module")
+def unharmed():
+    return run(small())
+
+
 @pytest.mark.parametrize("moment", ["round", "end", "fit", "write"])
-def test_a_killed_run_gets_its_own_models_when_it_is_resumed(moment, tmp_path, monkeypatch) -> None:
+def test_a_killed_run_gets_its_own_models_when_it_is_resumed(
+    moment, unharmed, tmp_path, monkeypatch
+) -> None:
     """Whenever it is killed: it counts as complete only when all is written."""
 
     class Kill(ef.Callback):
@@ -208,8 +215,7 @@ def test_a_killed_run_gets_its_own_models_when_it_is_resumed(moment, tmp_path, m
         run(small(), tmp_path / "run", callbacks=[Kill()])
     assert not is_complete(tmp_path / "run")
     found = resume(tmp_path / "run")
-    whole = run(small())
-    np.testing.assert_array_equal(found.alone.values, whole.alone.values)
+    np.testing.assert_array_equal(found.alone.values, unharmed.alone.values)
     check_folder(tmp_path / "run")
     loaded = ef.History.load(tmp_path / "run")
     assert loaded.alone is not None and [e["event"] for e in loaded.events].count("alone") == 1

@@ -92,8 +92,8 @@ class Offsets(Protocol):
 
     def length(self, step: Tensor) -> Tensor:
         """Return R|p| (c, 1) of steps p (c, k)."""
-        lengths: Tensor = torch.linalg.vector_norm(step, dim=1, keepdim=True).mul_(self.turn)
-        return lengths
+        length: Tensor = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        return length.mul_(self.turn)
 
     def solve(
         self, outputs: Tensor, wanted: Tensor, weights: Tensor, start: Tensor | None = None
