@@ -36,7 +36,7 @@ def multiply_exactly(rows: Vector, others: Vector) -> Vector:
     """Return all inner products of rows with a few others, in float64, a few rows at a time."""
     import torch
 
-    return torch.cat([some.double() @ others.T for some in rows.split(PANEL)])
+    return torch.cat([some.double() @ others.T for some in torch.split(rows, PANEL)])
 
 
 def _add_products(out: Vector, rows: Vector) -> None:
