@@ -1,7 +1,8 @@
 """SCAFF-PD with automatic steps on random convex problems: rounds to 1e-6, and the certificate.
 
 Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``, ``--metric none``); prints a
-table for every part.
+table for every part. ``--brief`` prints the first alone, and there ``--horizon``, ``--local-steps``
+and ``--no-jumps`` change one thing about rounds without a metric.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -18,12 +19,14 @@ from tests.optima import interior_point
 from tests.problems import LeastSquares, Problem, convex_problem, drawn_objective
 
 from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.safeguarded import safeguard
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
+from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import MetricKind
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
@@ -54,10 +57,12 @@ def solve(
     objective: SaddleObjective,
     best: float,
     rounds: int = ROUNDS,
-    metric: MetricKind = "auto",
+    jumps: bool = True,
+    **options: Any,
 ) -> Outcome:
-    """Run SCAFF-PD with every default until the certificate says that it is done."""
-    clients, algorithm = problem.clients(), ScaffPD(objective, metric=metric).wrapped()
+    """Run SCAFF-PD, by default as it is, until the certificate says that it is done."""
+    clients, bare = problem.clients(), ScaffPD(objective, **options)
+    algorithm = bare.wrapped() if jumps else safeguard(bare)
     state, wanted = algorithm.init(clients, problem.start()), TOLERANCE * abs(best)
     reached = certified = rounds + 1
     values, gaps = [], []
@@ -79,7 +84,7 @@ def solve(
     return Outcome(reached, certified, slack, int(info.numbers["halvings"]))
 
 
-def fifty_problems(count: int, metric: MetricKind) -> dict[str, list[Outcome]]:
+def fifty_problems(count: int, **options: Any) -> dict[str, list[Outcome]]:
     """Return the outcomes by objective, one line printed for each problem."""
     out: dict[str, list[Outcome]] = defaultdict(list)
     for seed in range(count):
@@ -90,7 +95,7 @@ def fifty_problems(count: int, metric: MetricKind) -> dict[str, list[Outcome]]:
         except RuntimeError:
             print(f"{seed:3d} {problem.loss:9} {name:25} the interior-point solver failed")
             continue
-        outcome = solve(problem, objective, best, metric=metric)
+        outcome = solve(problem, objective, best, **options)
         out[name].append(outcome)
         size = f"N={problem.n:<3d}d={problem.d:<3d}"
         print(f"{seed:3d} {problem.loss:9} {name:25} {size} {outcome}", flush=True)
@@ -249,9 +254,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=50)
     parser.add_argument("--metric", default="auto", choices=get_args(MetricKind))
+    parser.add_argument("--brief", action="store_true", help="the rounds of SCAFF-PD alone")
+    parser.add_argument("--horizon", type=float, default=4.0)
+    parser.add_argument("--local-steps", type=int, default=8)
+    parser.add_argument("--no-jumps", action="store_true", help="without acceleration")
     torch.set_num_threads(1)
     started, asked = time.perf_counter(), parser.parse_args()
-    table(fifty_problems(asked.problems, asked.metric))
+    steps, local = AutoSteps(horizon=asked.horizon), LocalSGD(lr=1.0, steps=asked.local_steps)
+    given = {"metric": asked.metric, "steps": steps, "local": local}
+    table(fifty_problems(asked.problems, jumps=not asked.no_jumps, **given))
+    if asked.brief:
+        return
     signed_weights()
     papers_regression()
     against_drfa()

@@ -39,6 +39,7 @@ from equifed.engines.in_process import InProcessClients
 from equifed.models.architectures import build
 from equifed.models.tangent import convexify
 from equifed.objectives import ChiSquare, CVaR, SaddleObjective, WorstCase
+from equifed.steps.automatic import AutoSteps
 
 LEVELS = (1e-1, 1e-2, 1e-3)
 Reached = list[tuple[float, ...]]
@@ -180,8 +181,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="at most, per run")
     parser.add_argument("--wall", action="store_true", help="seconds by the clock, not of the CPU")
     parser.add_argument("--metric", default="auto")
+    parser.add_argument("--horizon", type=float, default=4.0, help="of rounds without a metric")
     parser.add_argument("--objective", choices=list(OBJECTIVES), help="this one alone")
     asked = parser.parse_args()
+    steps = AutoSteps(horizon=asked.horizon)
     clock, unit = (time.perf_counter, "") if asked.wall else (time.process_time, "CPU ")
     print(f"rounds / exchanges / MB / {unit}seconds to a certified relative gap of", *LEVELS)
     for name in asked.problems:
@@ -190,7 +193,7 @@ def main() -> None:
             objective, lower = OBJECTIVES[title](len(federation.names)), -math.inf
             for metric, rounds in ((asked.metric, asked.rounds), ("none", asked.plain_rounds)):
                 if rounds:
-                    algorithm = ScaffPD(objective, metric=metric).wrapped()
+                    algorithm = ScaffPD(objective, steps=steps, metric=metric).wrapped()
                     clients = make_clients(name, federation)
                     out, last, bound = measure(algorithm, clients, rounds, asked.seconds, clock)
                     lower = max(lower, bound)

@@ -189,6 +189,17 @@ def test_nothing_that_is_linear_loses_its_bounds(name):
         np.testing.assert_allclose(known.strong_convexity[i], values[0], atol=1e-9)
 
 
+def test_softmax_of_two_classes_attains_its_bound_at_zero():
+    """As logistic loss does, so that nobody need measure it; with three classes nobody does."""
+    two, three = (
+        simulate(classification(classes=k), "logistic", l2=0.1, dtype=DOUBLE) for k in (2, 3)
+    )
+    known = two.curvature()
+    assert isinstance(known, Curvature) and known.tight and not three.curvature().tight
+    for i, hessian in enumerate(hessians(two, torch.zeros(two.model.size, dtype=DOUBLE))):
+        np.testing.assert_allclose(known.smoothness[i], np.linalg.eigvalsh(hessian)[-1])
+
+
 @pytest.mark.parametrize("name", ["linear", "logistic"])
 def test_the_models_of_the_catalogue_keep_their_bounds(name):
     clients = simulate(classification(shape=(2, 3)), name, l2=0.1, dtype=DOUBLE)

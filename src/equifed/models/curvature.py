@@ -77,7 +77,8 @@ def known_curvature(
         convexity[here] += 2.0 * least
     if quadratic and weight and model.penalised is not None:
         convexity[here] = np.maximum(convexity[here], free)
-    tight = exact and loss in ("squared", "binary_logistic")
+    pair = loss == "cross_entropy" and next(iter(model.shapes.values()))[0] == 2
+    tight = exact and (pair or loss in ("squared", "binary_logistic"))  # at zero, all of them
     return Curvature(smoothness, convexity, tight, lowest=0.0)
 
 

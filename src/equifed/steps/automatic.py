@@ -73,14 +73,14 @@ class AutoSteps:
               \qquad \sigma_0 = \frac{0.7}{T \sum_i |\nabla f_i(x)|^2}
 
     L is the largest smoothness of any client: the largest eigenvalue from the data for linear
-    models in one process where the Hessian's bound is tight (squared and logistic loss), else
-    measured (:func:`equifed.steps.curvature.measured_smoothness`, about 12 exchanges before the
-    first round). The dual step follows the coupling of weights and model in the direction in which
-    the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of primal-dual methods
-    with the norm taken where it matters, as in the line search of Malitsky and Pock (2018), at the
-    cost of a second weighted sum in an exchange that is made anyway. Where the sum S of the weights
-    is free (q-fair), the model's step is T / S by convention of the algorithm, so
-    :math:`|\Lambda|_1` does not enter and sigma is S times as large; the first S is that of the
+    models in one process where the Hessian's bound is tight (squared and logistic loss, softmax of
+    two classes), else measured (:func:`equifed.steps.curvature.measured_smoothness`, about 12
+    exchanges before the first round). The dual step follows the coupling of weights and model in
+    the direction in which the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of
+    primal-dual methods with the norm taken where it matters, as in the line search of Malitsky and
+    Pock (2018), at the cost of a second weighted sum in an exchange that is made anyway. Where the
+    sum S of the weights is free (q-fair), the model's step is T / S by convention of the algorithm,
+    so :math:`|\Lambda|_1` does not enter and sigma is S times as large; the first S is that of the
     weights at the first losses, at the cost of an exchange.
 
     For **minibatches** T is half of that, because a minibatch is steeper than all samples. For
