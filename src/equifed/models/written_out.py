@@ -140,4 +140,4 @@ class WrittenConv2d(nn.Conv2d):
         out = self.weight.flatten(1) @ patches.transpose(0, 1).flatten(1)
         if self.bias is not None:
             out = out + self.bias.unsqueeze(1)
-        return out.unflatten(1, (len(inputs), *sides)).transpose(0, 1)
+        return out.view(len(out), len(inputs), *sides).transpose(0, 1)
