@@ -82,10 +82,13 @@ def make_table(told: Mapping[str, Any]) -> str:
 
 
 def write_tables(page: str, folder: Path = FOLDER) -> str:
-    """Return a page whose tables are those of the stored results."""
+    """Return a page whose tables are those of the stored results; others stay as they are."""
 
     def table(found: re.Match[str]) -> str:
-        told = json.loads((folder / f"{found[1]}.json").read_text())
+        path = folder / f"{found[1]}.json"
+        if not path.exists():
+            return found[0]
+        told = json.loads(path.read_text())
         return f"<!-- results: {found[1]} -->\n\n{make_table(told)}\n\n<!-- end -->"
 
     return re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)

@@ -45,7 +45,7 @@ def test_memory_comes_back_and_the_bound_holds() -> None:
     many = [workspace.empty_rows(2, WIDE) for _ in range(4)]
     del many
     gc.collect()
-    assert sum(block.nbytes for block in workspace._free) <= 4 * SMALL
+    assert sum(block.nbytes for block in workspace._free.values()) <= 4 * SMALL
     last = workspace.empty_rows(3, WIDE).fill_(5.0)
     del workspace
     gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -49,6 +50,25 @@ def test_errors_come_through_and_threads_are_restored(two_threads) -> None:
     with pytest.raises(ZeroDivisionError):
         map_in_threads(lambda item: 1 // item, [1, 2, 0, 3], together=True)
     assert torch.get_num_threads() == 2
+
+
+def test_nobody_works_on_after_an_error(two_threads) -> None:
+    ready, ended = threading.Event(), []
+
+    def work(item: int) -> None:
+        if item == 0:
+            ready.wait(10)
+            raise ZeroDivisionError
+        ready.set()
+        time.sleep(0.05)
+        ended.append(item)
+
+    with pytest.raises(ZeroDivisionError):
+        map_in_threads(work, range(50), together=True)
+    seen = list(ended)
+    assert 1 in seen and len(seen) < 49
+    time.sleep(0.1)
+    assert ended == seen
 
 
 def test_same_bits_as_one_after_the_other(two_threads) -> None:

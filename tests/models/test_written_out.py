@@ -55,6 +55,11 @@ def test_convolutions(layer: nn.Conv2d) -> None:
     assert type(written) is WrittenConv2d
     images = torch.randn(2, layer.in_channels, 7, 8)
     torch.testing.assert_close(written(images), layer(images))
+    torch.testing.assert_close(written(images[0]), layer(images[0]))
+    gradients = [
+        torch.autograd.grad(m(images).square().sum(), m.weight)[0] for m in (written, layer)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TypeVar
 
@@ -48,7 +48,14 @@ def map_in_threads(
     # OpenMP, which counts them for each.
     torch.set_num_threads(1)
     try:
-        return list(_threads(threads, os.getpid()).map(function, items))
+        pool = _threads(threads, os.getpid())
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        finally:  # after an error nobody goes on behind the caller's back
+            for future in futures:
+                future.cancel()
+            wait(futures)
     finally:
         torch.set_num_threads(threads)
 
@@ -82,7 +89,7 @@ class Workspace:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._free: list[Tensor] = []
+        self._free: dict[int, Tensor] = {}  # by address: blocks come back at any moment
 
     def empty_rows(self, count: int, like: Tensor) -> Tensor:
         """Return a matrix to be filled, with as many columns as ``like`` and aligned rows."""
@@ -104,17 +111,15 @@ class Workspace:
 
     def _take(self, size: int) -> Tensor:
         """Return the smallest free block that is large enough, but not much too large, or new."""
-        free = self._free
-        fits = [k for k, block in enumerate(free) if size <= block.nbytes <= 2 * size]
-        if fits:
-            return free.pop(min(fits, key=lambda k: free[k].nbytes))
-        return torch.empty(size, dtype=torch.uint8)
+        fits = [(b.nbytes, k) for k, b in list(self._free.items()) if size <= b.nbytes <= 2 * size]
+        block = self._free.pop(min(fits)[1], None) if fits else None
+        return torch.empty(size, dtype=torch.uint8) if block is None else block
 
     def give_back(self, block: Tensor) -> None:
         """Keep a block for later, and let go of the oldest ones beyond the bound."""
-        self._free.append(block)
-        while self._free and sum(b.nbytes for b in self._free) > self._most:
-            self._free.pop(0)
+        self._free[block.data_ptr()] = block
+        while sum(b.nbytes for b in list(self._free.values())) > self._most:
+            self._free.pop(next(iter(list(self._free))), None)
 
 
 def _give_back(workspace: weakref.ref[Workspace], block: Tensor) -> None:

@@ -80,7 +80,8 @@ def simulate(
         module that is handed over, the second for one that is named.
     memory : int
         Bound in bytes on the client vectors that are kept; beyond it they are made again when
-        needed. This and what follows is about the stacked engine; the loop needs none of it.
+        needed. As much may stay at hand for those of the next round. This and what follows is
+        about the stacked engine; the loop needs none of it.
     chunk : int, optional
         Clients per chunk; chosen from the model's and the samples' sizes if not given.
     fast : bool

@@ -124,6 +124,8 @@ class WrittenConv2d(nn.Conv2d):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the images' convolutions."""
         assert not isinstance(self.padding, str)
+        if inputs.dim() == 3:  # one image
+            return self.forward(inputs.unsqueeze(0)).squeeze(0)
         patches = functional.unfold(
             inputs, self.kernel_size, padding=self.padding, stride=self.stride
         )
@@ -133,7 +135,9 @@ class WrittenConv2d(nn.Conv2d):
                 inputs.shape[-2:], self.padding, self.kernel_size, self.stride, strict=True
             )
         ]
-        out = self.weight.flatten(1) @ patches
+        # All samples side by side: one large product for a client, not one for each sample, whose
+        # batches would repeat the weights and add up as many gradients.
+        out = self.weight.flatten(1) @ patches.transpose(0, 1).flatten(1)
         if self.bias is not None:
             out = out + self.bias.unsqueeze(1)
-        return out.view(*out.shape[:-1], *sides)
+        return out.view(len(out), len(inputs), *sides).transpose(0, 1)
