@@ -8,8 +8,10 @@ the same folder computes what is missing, and refuses answers that were given to
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -20,6 +22,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from experiments.harness.experiment import EXPERIMENTS, Context, Settings
+
+Call = tuple[Path, str, str, Settings]
+"""File, experiment, function and arguments of a part."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ def compute_parts(context: Context, parts: Mapping[str, Part]) -> dict[str, Any]
     Missing parts are started in the order given, ``context.jobs`` at a time. Each has one processor
     thread, so that answers do not depend on how many there are.
     """
+    if context.jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {context.jobs}.")
     files = {name: context.out / "runs" / f"{name}.json" for name in parts}
     left = [name for name, path in files.items() if not path.exists()]
     for name in parts.keys() - set(left):
@@ -48,6 +55,7 @@ def compute_parts(context: Context, parts: Mapping[str, Part]) -> dict[str, Any]
         (context.out / "runs").mkdir(parents=True, exist_ok=True)
     calls = [(files[n], _experiment(parts[n]), parts[n].function.__name__, parts[n].given)
              for n in left]  # fmt: skip
+    done: Iterator[str]
     if context.jobs == 1 or len(left) <= 1:
         done = (_compute(*call) for call in calls)
     else:
@@ -57,11 +65,25 @@ def compute_parts(context: Context, parts: Mapping[str, Part]) -> dict[str, Any]
     return {name: _read(path)["answer"] for name, path in files.items()}
 
 
-def _side_by_side(calls: list[tuple[Path, str, str, Settings]], at_once: int) -> Any:
+def _side_by_side(calls: Sequence[Call], at_once: int) -> Iterator[str]:
     # Spawned, not forked: a forked torch may hang in its thread pool.
-    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(at_once, get_context("spawn"), _watch_parent, (os.getpid(),))
+    try:
         for future in as_completed([pool.submit(_compute, *call) for call in calls]):
             yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _watch_parent(parent: int) -> None:
+    """End with the parent, so that nobody works on for a command that was stopped."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _experiment(part: Part) -> str:
