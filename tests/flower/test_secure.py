@@ -569,6 +569,25 @@ def test_who_sent_something_wrong_is_named_and_nobody_else(case: str, grid: Memo
         assert caught.value.reasons == {3: reason}
 
 
+@pytest.mark.parametrize("hidden", [PairSums, SecureSums])
+def test_noise_in_a_sum_is_told(hidden: Any, grid: MemoryGrid) -> None:
+    def tamper(at: int, request: Message, reply: Message) -> list[Message]:
+        told = Reply.from_records(reply.content)
+        if at != 3 or "masked" not in told.arrays:
+            return [reply]
+        wrong = told.arrays["masked"] ^ np.uint64(0x5555555555555555)
+        return [Message(replace(told, arrays={"masked": wrong}).to_records(), reply_to=request)]
+
+    clients = flower_clients(grid, task(), hidden=hidden())
+    x = clients.initial(Stream(0))
+    clients.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS)
+    assert clients.take_notes() == []
+    grid.tamper = tamper
+    clients.value_and_gradient(x + 1, STREAM)[1].weighted_sum(WEIGHTS)
+    (note,) = clients.take_notes()
+    assert "masked vector was wrong or damaged, and nobody can see whose" in note
+
+
 def test_a_wrong_share_costs_its_sender_alone(grid: MemoryGrid) -> None:
     grid.tamper = tampering(
         3, "query.unmask", lambda n: {"shares": {j: flip(s) for j, s in n["shares"].items()}}

@@ -75,7 +75,19 @@ class PairSums(HiddenSums):
         }
         self.number += 1
         masked = _collect(messenger, requests, weights, part, ask, table, size)
-        return from_fixed(sum_words(masked.values()), self.bits)
+        return _read_total(sum_words(masked.values()), self.bits, self.ledger)
+
+
+def _read_total(words: Words, bits: int, ledger: Ledger) -> NDArray[np.float64]:
+    """Return what a sum stands for, with a note where it is noise: one masked vector was wrong."""
+    total, largest = from_fixed(words, bits), 2.0 ** (63 - bits)
+    if float(np.abs(total).max(initial=0.0)) > largest / 8:
+        ledger.notes.append(
+            f"a sum that was opened has numbers near {largest:.2g}, the largest there are: "
+            "somebody's masked vector was wrong or damaged, and nobody can see whose. Do not trust "
+            "the model from here on; start again from the one of a round before"
+        )
+    return total
 
 
 @dataclass
@@ -129,7 +141,7 @@ class SecureSums(HiddenSums):
         except WrongSecret as wrong:
             self._epoch = None
             raise MissingClients({wrong.client: str(wrong)}, messenger.members.names) from wrong
-        return from_fixed(words, self.bits)
+        return _read_total(words, self.bits, self.ledger)
 
     def _table(self, name: str) -> dict[str, Any]:
         return {"scheme": "secure", "name": name, "slots": self.slots, "bits": self.bits}
