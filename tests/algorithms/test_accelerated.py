@@ -17,7 +17,7 @@ from equifed.algorithms.scaff_pd import State as Inner
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.objectives import CVaR, QFair, WorstCase
+from equifed.objectives import CVaR, QFair, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSizes
 from equifed.steps.schedules import ConstantSteps
 
@@ -109,8 +109,9 @@ def models(algorithm: AnyAlgorithm, problem: Problem, rounds: int) -> list[torch
         {"steps": ConstantSteps(0.05, 0.1), "local": LocalSGD(lr=0.01, steps=3)},
         {"metric": "none", "gradient_batch_size": 5},
         {"metric": "none", "objective": QFair(1.0)},
+        {"metric": "none", "objective": RelativeFairness(0.2)},
     ],
-    ids=["in a metric", "chosen steps", "minibatches", "a free sum"],
+    ids=["in a metric", "chosen steps", "minibatches", "a free sum", "signed weights"],
 )
 def test_other_rounds_are_left_alone(options: dict) -> None:
     problem = convex_problem(2)

@@ -14,7 +14,6 @@ from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
-from equifed.objectives.base import FreeSum
 
 WORSE = 3.0
 """The proved gap has grown, and a jump is taken back, where it is this many times the last one."""
@@ -78,7 +77,8 @@ class Accelerated:
     jumps pause for 1, 2, 4, ... rounds. No client is asked for anything more.
 
     Rounds are left alone, to the bit, where they are steps in a metric, prove nothing (minibatches,
-    absent clients, networks), have step sizes that somebody chose or weights without a fixed sum.
+    absent clients, networks), or have step sizes that somebody chose, signed weights or weights
+    without a fixed sum.
 
     Parameters
     ----------
@@ -142,8 +142,9 @@ class Accelerated:
         if before.losses is None or old is None or sizes.halved() is None:
             return False
         same = getattr(sizes, "halvings", 0) == getattr(old, "halvings", 0)
-        fixed = not isinstance(objective_at(self.algorithm, inner, info), FreeSum)
-        return same and fixed and "new_objective" not in info.numbers
+        objective = objective_at(self.algorithm, inner, info)
+        shares = objective.l1_norm(len(after.weights)) <= 1 + 1e-9  # else no gap judges the rounds
+        return same and shares and "new_objective" not in info.numbers
 
     def _jump(self, points: Rows, images: Rows, after: Any, inner: Any, info: Info) -> Any | None:
         """Return the innermost state from where the last rounds seem to lead, or None."""
