@@ -96,11 +96,11 @@ OBJECTIVES: dict[str, Callable[[int], SaddleObjective]] = {
 }
 
 
-def make_clients(name: str, federation: Federation) -> InProcessClients:
+def make_clients(name: str, federation: Federation, device: str = "cpu") -> InProcessClients:
     """Return the clients of a problem, with l2 = 1e-3."""
     model, loss = ("linear", "squared") if name in FEATURES else ("logistic", "auto")
     dtype = torch.float32 if name == "head" else torch.float64
-    return ef.simulate(federation, model, loss, l2=1e-3, dtype=dtype)
+    return ef.simulate(federation, model, loss, l2=1e-3, dtype=dtype, device=device)
 
 
 def measure(
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0, help="at most, per run")
     parser.add_argument("--wall", action="store_true", help="seconds by the clock, not of the CPU")
     parser.add_argument("--metric", default="auto")
+    parser.add_argument("--device", default="cpu", help="seconds are then of little meaning")
     parser.add_argument("--horizon", type=float, default=4.0, help="of rounds without a metric")
     parser.add_argument("--objective", choices=list(OBJECTIVES), help="this one alone")
     asked = parser.parse_args()
@@ -194,14 +195,14 @@ def main() -> None:
             for metric, rounds in ((asked.metric, asked.rounds), ("none", asked.plain_rounds)):
                 if rounds:
                     algorithm = ScaffPD(objective, steps=steps, metric=metric).wrapped()
-                    clients = make_clients(name, federation)
+                    clients = make_clients(name, federation, asked.device)
                     out, last, bound = measure(algorithm, clients, rounds, asked.seconds, clock)
                     lower = max(lower, bound)
                     show(name, title, metric, out, last)
             best: dict[str, tuple[Reached, float]] = {}
-            judge = make_clients(name, federation)
+            judge = make_clients(name, federation, asked.device)
             for rival in settings(judge, objective) if asked.tuned else ():
-                method, clients = type(rival).__name__, make_clients(name, federation)
+                method, clients = type(rival).__name__, make_clients(name, federation, asked.device)
                 found = measure_against(lower, rival, clients, judge, asked.tuned)
                 if method not in best or found[1] < best[method][1]:
                     best[method] = found

@@ -40,7 +40,7 @@ def run(context: Context) -> Outcome:
     """Train what is not there yet, choose, and compare."""
     settings = context.settings
     methods = {**settings["own"], SCALED: [], ALONE: []}
-    given = {key: settings[key] for key in ("data", "training")}
+    given = {key: settings[key] for key in ("data", "training", "device")}
     parts = {
         f"{method.replace(' ', '-').replace(',', '')}-{lr:g}-{seed}": Part(
             train, given | {"method": method, "own": own, "lr": lr, "seed": seed}
@@ -117,23 +117,30 @@ def load(data: Settings, seed: int, scaled: bool) -> ef.Federation:
 
 
 def train(
-    method: str, own: list[str], lr: float, seed: int, data: Settings, training: Settings
+    method: str,
+    own: list[str],
+    lr: float,
+    seed: int,
+    data: Settings,
+    training: Settings,
+    device: str,
 ) -> dict[str, Any]:
     """Return the clients' validation and test accuracies at every evaluated round."""
     clients = load(data, seed, method == SCALED)
     if method != ALONE:
-        return _follow(clients, own, lr, seed, training)
-    each = [_follow(clients.subset([n]), own, lr, seed, training) for n in clients.names]
+        return _follow(clients, own, lr, seed, training, device)
+    each = [_follow(clients.subset([n]), own, lr, seed, training, device) for n in clients.names]
     joined = {s: np.hstack([one[s] for one in each]).tolist() for s in ("validation", "test")}
     return {"rounds": each[0]["rounds"], **joined}
 
 
 def _follow(
-    data: ef.Federation, own: list[str], lr: float, seed: int, training: Settings
+    data: ef.Federation, own: list[str], lr: float, seed: int, training: Settings, device: str
 ) -> dict[str, Any]:
     module = build("cnn", data.input_shape, data.classes or 1, **training["model"])
+    engine = "loop" if device == "cpu" else "stacked"
     clients = ef.simulate(data, module, l2=training["l2"], init="fresh", own=own or None,
-                          engine="loop")  # fmt: skip
+                          engine=engine, device=device)  # fmt: skip
     history = ef.train(
         FedAvg(ef.LocalSGD(lr=lr, **training["local"]), weighting="uniform"), clients,
         rounds=training["rounds"], every=training["every"], evaluate=("validation", "test"),

@@ -43,8 +43,9 @@ def judge(report: str, errors: str) -> tuple[int, list[str]]:
     weak = [p for p in packages if p.get("vulns")]
     words = [f"{p['name']} {p['version']}: {', '.join(v['id'] for v in p['vulns'])}" for p in weak]
     if skipped:
+        named = ", ".join(skipped[:10]) + (", ..." if len(skipped) > 10 else "")
         counts = f"{len(skipped)} of {len(packages)} pinned packages"
-        words.append(f"Advisories were not reached for {counts}: {', '.join(skipped)}.")
+        words.append(f"Advisories were not reached for {counts}: {named}.")
     if weak or not skipped:
         found = len(weak) or "None"
         words.append(f"{found} of {len(packages)} pinned packages have known weaknesses.")
