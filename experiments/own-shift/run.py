@@ -140,7 +140,8 @@ def _follow(
     module = build("cnn", data.input_shape, data.classes or 1, **training["model"])
     engine = "loop" if device == "cpu" else "stacked"
     clients = ef.simulate(data, module, l2=training["l2"], init="fresh", own=own or None,
-                          engine=engine, device=device)  # fmt: skip
+                          own_l2=training["l2"] if own else None, engine=engine,
+                          device=device)  # fmt: skip
     history = ef.train(
         FedAvg(ef.LocalSGD(lr=lr, **training["local"]), weighting="uniform"), clients,
         rounds=training["rounds"], every=training["every"], evaluate=("validation", "test"),

@@ -110,7 +110,7 @@ class Shift(nn.Module):
         ({"own": "bias", "own_l2": 0.0}, "own_l2 must be above 0.*lacks a class"),
         (
             {"own": "bias", "own_l2": "10/m"},
-            'at least 0, got 10/m; "10/n" is 10 divided by',
+            'at least 0, got 10/m; "3/n" is 3 divided by',
         ),
         ({"own": "bias", "own_l2": "-1/n"}, "at least 0, got -1/n"),
         ({"own": "bias", "own_l2": "0.1"}, "at least 0, got 0.1; "),
@@ -135,7 +135,7 @@ def test_profile_losses_are_for_linear_models_and_known_losses() -> None:
     ("model", "own", "said"),
     [
         ("logistic", "bias", "own part 1.bias by profile losses.*own_l2 = 0.001; 3 numbers per"),
-        ("mlp", "bias", "own part 3.bias by joint local steps.*own_l2 = 10/n"),
+        ("mlp", "bias", "own part 3.bias by joint local steps.*own_l2 = 1/n"),
         ("mlp", "head", "own part 3.weight, 3.bias by joint local steps.*own_l2 = 0.05"),
         ("logistic", ["1.weight"], "own part 1.weight by joint local steps"),
     ],

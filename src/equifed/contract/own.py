@@ -23,8 +23,8 @@ OwnSteps = Literal["auto", "profile", "joint", "alternating"]
 together with the shared parameters or before them."""
 
 OwnL2: TypeAlias = float | str
-"""Strength of the penalty on own parameters: a number, or ``"10/n"``, which is 10 divided by the
-client's number of training samples, and at most 1 (any number may stand for the 10)."""
+"""Strength of the penalty on own parameters: a number, or ``"3/n"``, which is 3 divided by the
+client's number of training samples, and at most 1 (any number may stand for the 3)."""
 
 
 def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
@@ -40,7 +40,7 @@ def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
         value = math.nan
     if not (value >= 0 and math.isfinite(value)) or (isinstance(own_l2, str) and found is None):
         raise ValueError(
-            f'own_l2 must be a number of at least 0, got {own_l2}; "10/n" is 10 divided by the '
+            f'own_l2 must be a number of at least 0, got {own_l2}; "3/n" is 3 divided by the '
             "client's number of training samples."
         )
     return value if found is None else min(1.0, value / max(1, samples))

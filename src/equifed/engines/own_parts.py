@@ -28,10 +28,10 @@ JOINT = "own parts move by local steps, so the losses are not functions of the s
 OWN_L2 = 1e-3
 """Default penalty of own offsets where a client without some class would let them run away."""
 
-OWN_SAMPLES = "10/n"
-"""The same of an own bias of classes in local steps: it is drawn to zero by as much as ten samples
-of each class would, so that few samples of a client move it little (writers of 62 letters), and
-many as far as they want (clients with other shares of classes)."""
+OWN_SAMPLES = "1/n"
+"""The same of an own bias of classes in local steps: about as much as one sample of each class.
+Few samples of a client move it little (writers of 62 letters), many as far as they want (clients
+with other shares of classes)."""
 
 
 @dataclass(eq=False)

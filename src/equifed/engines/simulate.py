@@ -99,11 +99,11 @@ def simulate(
         bias, scales and shifts of normalisation layers, or names and patterns (``"3.*"``). They are
         not part of the model vector and are never sent.
     own_l2 : float or str, optional
-        Strength of the penalty that draws own parameters to zero. ``"10/n"`` is 10 divided by the
+        Strength of the penalty that draws own parameters to zero. ``"3/n"`` is 3 divided by the
         client's number of training samples, at most 1: few samples move its own part little, many
-        as far as they want. It is the default of an own bias of classes in local steps; of others
-        it is ``l2``. For profile losses it is a number, of classes 1e-3, since the own
-        bias of a client that lacks a class would grow without end, and 0 for the squared loss.
+        as far as they want. ``"1/n"`` is the default of an own bias of classes in local steps, and
+        ``l2`` that of other own parameters. Profile losses take a number: 1e-3 for classes, since
+        the own bias of a client that lacks a class would grow without end, 0 for squared losses.
     own_steps : {"auto", "profile", "joint", "alternating"}
         How own parameters are found. ``"profile"``: those that are best for the shared model, on
         all samples (linear models with an own bias; certificates hold). ``"joint"``: by local

@@ -39,7 +39,7 @@ class OwnPart:
     steps : {"profile", "joint", "alternating"}
         How they are found.
     l2 : float or str
-        Strength of their penalty, own_l2; ``"10/n"`` is 10 divided by the client's samples.
+        Strength of their penalty, own_l2; ``"3/n"`` is 3 divided by the client's samples.
     """
 
     names: tuple[str, ...]

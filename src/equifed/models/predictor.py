@@ -217,7 +217,7 @@ class Predictor:
         client : str
             Its name.
         own_l2 : float or str, optional
-            Strength of the penalty on the own part; that of training by default. ``"10/n"`` is 10
+            Strength of the penalty on the own part; that of training by default. ``"3/n"`` is 3
             divided by the number of rows.
         """
         if not self.own:
