@@ -114,6 +114,8 @@ class Shift(nn.Module):
         ),
         ({"own": "bias", "own_l2": "-1/n"}, "at least 0, got -1/n"),
         ({"own": "bias", "own_l2": "0.1"}, "at least 0, got 0.1; "),
+        ({"own": "bias", "own_l2": [0.1]}, r"at least 0, got \[0.1\]; "),
+        ({"own": ["bias"]}, "'bias' is a word that stands by itself: own='bias'"),
         ({"own": "bias", "own_l2": "10/n"}, "is for local steps; profile losses take a number"),
         ({"own": ["1.weight"], "own_steps": "profile"}, "for an own bias, not for 1.weight"),
     ],

@@ -36,7 +36,7 @@ def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
     found = re.fullmatch(r"(.+)/ *n *", own_l2) if isinstance(own_l2, str) else None
     try:
         value = float(own_l2 if found is None else found[1])
-    except ValueError:
+    except (TypeError, ValueError):
         value = math.nan
     if not (value >= 0 and math.isfinite(value)) or (isinstance(own_l2, str) and found is None):
         raise ValueError(

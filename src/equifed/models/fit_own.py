@@ -199,8 +199,9 @@ def fit_new_client(
 
     ``run`` passes the samples through a module; the penalty draws own parameters to zero.
     """
-    known, found = check_fit(loss, l2), copy.deepcopy(module)
-    entered, _ = read_last_layer(found, find_last_layer(found, names), run)
+    found = copy.deepcopy(module)
+    layer = find_last_layer(found, names)
+    known, (entered, _) = check_fit(loss, l2), read_last_layer(found, layer, run)
     with torch.no_grad():
         for name in names:
             found.get_parameter(name).zero_()
