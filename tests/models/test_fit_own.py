@@ -118,7 +118,7 @@ def test_a_penalty_by_samples_is_that_of_the_rows(predictor: Any) -> None:
     ("own", "message"),
     [
         ("norm", r"last linear layer, not 1\.weight, 1\.bias"),
-        (["0.*"], "not those of .* layer '0'"),
+        (["0.*"], "not those of .* '0'"),
     ],
 )
 def test_own_parts_inside_a_network_are_not_fitted(own: str | list[str], message: str) -> None:
