@@ -97,7 +97,7 @@ def train(own: list[str], seed: int, settings: Settings) -> dict[str, Any]:
                                 betas=(settings["momentum"], 0.0))  # fmt: skip
     clients = ef.simulate(
         data, module, l2=settings["l2"], device=settings["device"], init="fresh",
-        own=own[0] if own else None,
+        own=own[0] if own else None, own_l2=settings["l2"] if own else None,
     )  # fmt: skip
     history = ef.train(
         algorithm, clients, rounds=settings["rounds"], seed=seed, evaluate=("test",),

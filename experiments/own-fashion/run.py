@@ -192,12 +192,16 @@ def gap_table(curves: dict[str, Any]) -> Table:
     """Return at which round a certified gap is reached."""
     rows: list[list[Cell]] = []
     for name, told in curves.items():
-        gaps = np.array(told["gap"])
-        first = [np.flatnonzero(gaps <= g) for g in (0.1, 0.01, 0.001)]
-        reached = [int(f[0]) + 1 if len(f) else None for f in first]
-        rows.append([name, len(gaps), float(gaps[-1]), *reached])
+        reached = [rounds_to(told["gap"], part) for part in (0.1, 0.01, 0.001)]
+        rows.append([name, len(told["gap"]), float(told["gap"][-1]), *reached])
     title = "SCAFF-PD with own biases, chi-square: certified gap as a part of the objective"
     return Table(title, ("steps", "rounds", "gap at the end", "10 %", "1 %", "0.1 %"), rows)
+
+
+def rounds_to(gaps: list[float], part: float) -> int | None:
+    """Return the first round that proves a gap of at most this; None if there is none."""
+    first = np.flatnonzero(np.array(gaps) <= part)
+    return int(first[0]) + 1 if len(first) else None
 
 
 def draw_samples(found: Found, measure: str) -> str:
@@ -240,9 +244,10 @@ def checks(found: Found, curves: dict[str, Any], settings: Settings) -> list[Che
                              "our aim", f"{with_limits(told)} points against {against}",
                              told.estimate > 0))  # fmt: skip
     for l2 in settings["gaps"]["l2"]:
-        plain, metric = (np.array(curves[f"{s}, l2 = {l2:g}"]["gap"]) for s in ("plain", "metric"))
-        shown = f"{metric[-1]:.2g} after {len(metric)} rounds, plain {plain[-1]:.2g} after "
-        out.append(Check(f"with its metric SCAFF-PD proves more in fewer rounds, l2 = {l2:g}",
-                         "our aim", f"{shown}{len(plain)}",
-                         bool(metric[-1] < plain[-1])))  # fmt: skip
+        plain, metric = (
+            rounds_to(curves[f"{s}, l2 = {l2:g}"]["gap"], 0.001) for s in ("plain", "metric")
+        )
+        out.append(Check(f"in its metric SCAFF-PD proves 0.1 % in fewer rounds, l2 = {l2:g}",
+                         "our aim", f"{metric or 'not reached'}, plain {plain or 'not reached'}",
+                         metric is not None and (plain is None or metric < plain)))  # fmt: skip
     return out

@@ -31,6 +31,8 @@ MEASURES: dict[str, Callable[[Array], float]] = {
     "worst 20 %": lambda values: float(worst_fraction(values, 0.2, higher_is_better=True)),
 }
 SHARED, SCALED, ALONE = "shared", "shared, scaled by each client", "alone"
+SHORT = {SCALED: "shared, scaled", "own first layer and its norm": "first layer and norm"}
+"""Names in the figure."""
 AIMED = ("own norms", "own first layer", "own first layer and its norm")
 Found = dict[str, dict[int, dict[str, Any]]]
 """By method and seed."""
@@ -140,7 +142,8 @@ def _follow(
     module = build("cnn", data.input_shape, data.classes or 1, **training["model"])
     engine = "loop" if device == "cpu" else "stacked"
     clients = ef.simulate(data, module, l2=training["l2"], init="fresh", own=own or None,
-                          engine=engine, device=device)  # fmt: skip
+                          own_l2=training["l2"] if own else None, engine=engine,
+                          device=device)  # fmt: skip
     history = ef.train(
         FedAvg(ef.LocalSGD(lr=lr, **training["local"]), weighting="uniform"), clients,
         rounds=training["rounds"], every=training["every"], evaluate=("validation", "test"),
@@ -222,8 +225,8 @@ def scanners_table(settings: Settings) -> Table:
 def drawn(found: Found) -> str:
     """Draw average against the worst 20 %."""
     lines = {
-        m: Line([column(found, m, "average").mean()], [column(found, m, "worst 20 %").mean()],
-                dots=True)
+        SHORT.get(m, m): Line([column(found, m, "average").mean()],
+                              [column(found, m, "worst 20 %").mean()], dots=True)
         for m in found
     }  # fmt: skip
     return figure(lines, title="Test accuracy, mean over seeds", x_label="average, %",

@@ -106,13 +106,30 @@ def test_what_a_new_client_cannot_have_is_refused_by_name(predictor: Any) -> Non
         shared.for_new_client(rows, names)
 
 
-def test_own_parts_inside_a_network_are_not_fitted() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    clients = simulate(DATA, net, l2=0.01, own="norm")
-    found = train(FedAvg(LocalSGD(lr=0.1, steps=2)), clients, rounds=1).predictor()
+def test_a_penalty_by_samples_is_that_of_the_rows(predictor: Any) -> None:
     rows, labels = DATA.train.client(0)
-    with pytest.raises(ValueError, match=r"last linear layer, not 1\.weight, 1\.bias"):
-        found.for_new_client(rows, [str(k) for k in labels])
+    names = [str(k) for k in labels]
+    fits = [predictor.for_new_client(rows, names, own_l2=l2) for l2 in ("3/n", 3 / len(rows))]
+    ours, theirs = (fit.decision_function(rows) for fit in fits)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("norm", r"last linear layer, not 1\.weight, 1\.bias"),
+        (["0.*"], "not those of .* '0'"),
+    ],
+)
+def test_own_parts_inside_a_network_are_not_fitted(own: str | list[str], message: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    found = train(
+        FedAvg(LocalSGD(lr=0.1, steps=2)), simulate(DATA, net, own=own), rounds=1
+    ).predictor()
+    rows, labels = DATA.train.client(0)
+    for own_l2 in (None, 0.1):  # the penalty, 0 in training, is not to blame
+        with pytest.raises(ValueError, match=message):
+            found.for_new_client(rows, [str(k) for k in labels], own_l2=own_l2)
     assert found.for_new_client().only == "new client"
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.problems import classification, regression
 from torch import nn
 
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
@@ -105,6 +108,15 @@ class Shift(nn.Module):
         ({"own": "bias", "own_steps": "both"}, "own_steps must be auto, profile, joint or alt"),
         ({"own": "bias", "own_l2": -1.0}, "own_l2 must be a number of at least 0, got -1.0"),
         ({"own": "bias", "own_l2": 0.0}, "own_l2 must be above 0.*lacks a class"),
+        (
+            {"own": "bias", "own_l2": "10/m"},
+            'at least 0, got 10/m; "3/n" is 3 divided by',
+        ),
+        ({"own": "bias", "own_l2": "-1/n"}, "at least 0, got -1/n"),
+        ({"own": "bias", "own_l2": "0.1"}, "at least 0, got 0.1; "),
+        ({"own": "bias", "own_l2": [0.1]}, r"at least 0, got \[0.1\]; "),
+        ({"own": ["bias"]}, "'bias' is a word that stands by itself: own='bias'"),
+        ({"own": "bias", "own_l2": "10/n"}, "is for local steps; profile losses take a number"),
         ({"own": ["1.weight"], "own_steps": "profile"}, "for an own bias, not for 1.weight"),
     ],
 )
@@ -125,7 +137,8 @@ def test_profile_losses_are_for_linear_models_and_known_losses() -> None:
     ("model", "own", "said"),
     [
         ("logistic", "bias", "own part 1.bias by profile losses.*own_l2 = 0.001; 3 numbers per"),
-        ("mlp", "bias", "own part 3.bias by joint local steps.*own_l2 = 0.05"),
+        ("mlp", "bias", "own part 3.bias by joint local steps.*own_l2 = 1/n"),
+        ("mlp", "head", "own part 3.weight, 3.bias by joint local steps.*own_l2 = 0.05"),
         ("logistic", ["1.weight"], "own part 1.weight by joint local steps"),
     ],
 )
@@ -134,6 +147,29 @@ def test_it_says_which_of_the_two_it_does(model: str, own: str, said: str) -> No
     told = clients.describe_own()
     assert told is not None
     assert re.search(said, told)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_penalty_by_samples_is_each_clients_own(engine: str, batch_size: int | None) -> None:
+    """Of 4/n: 4/12 and 4/5, and not more than 1 where there are two samples."""
+    data, strengths = classification((12, 5, 2)), torch.tensor([[4 / 12], [4 / 5], [1.0]]).double()
+    given: dict[str, Any] = {"own": "bias", "l2": 0.05, "dtype": torch.float64, "engine": engine}
+    work = LocalSGD(lr=0.1, steps=1, batch_size=batch_size)
+    losses, moved = {}, {}
+    for own_l2 in ("4/n", 0.0):
+        clients = simulate(data, "mlp", own_l2=own_l2, **given)
+        x = clients.initial(Stream(0))
+        v = torch.arange(1.0, 10.0, dtype=torch.float64).view(3, 3)
+        clients = clients.with_own(v)
+        losses[own_l2] = clients.losses(x, Stream(1))
+        told, _ = clients.value_and_gradient(x, Stream(1))
+        np.testing.assert_allclose(told, losses[own_l2], rtol=1e-12)
+        clients.local_steps(x, work, Stream(2))
+        moved[own_l2] = clients.own_after()
+    penalties = 0.5 * strengths[:, 0] * v.square().sum(dim=1)
+    np.testing.assert_allclose(losses["4/n"] - losses[0.0], penalties, rtol=1e-6)
+    torch.testing.assert_close(moved[0.0] - moved["4/n"], 0.1 * strengths * v, rtol=1e-6, atol=0)
 
 
 def test_own_parameters_are_not_in_the_model_vector_and_not_sent() -> None:

@@ -7,9 +7,11 @@ where the client is.
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +21,29 @@ from equifed.contract.evaluation import Evaluation
 OwnSteps = Literal["auto", "profile", "joint", "alternating"]
 """How own parts are found: the best ones for the shared model (profile losses), or by local steps,
 together with the shared parameters or before them."""
+
+OwnL2: TypeAlias = float | str
+"""Strength of the penalty on own parameters: a number, or ``"3/n"``, which is 3 divided by the
+client's number of training samples, and at most 1 (any number may stand for the 3)."""
+
+
+def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
+    """Return the strength of the penalty for a client with so many training samples.
+
+    >>> own_strength(0.01, 200), own_strength("10/n", 200), own_strength("10/n", 3)
+    (0.01, 0.05, 1.0)
+    """
+    found = re.fullmatch(r"(.+)/ *n *", own_l2) if isinstance(own_l2, str) else None
+    try:
+        value = float(own_l2 if found is None else found[1])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not (value >= 0 and math.isfinite(value)) or (isinstance(own_l2, str) and found is None):
+        raise ValueError(
+            f'own_l2 must be a number of at least 0, got {own_l2}; "3/n" is 3 divided by the '
+            "client's number of training samples."
+        )
+    return value if found is None else min(1.0, value / max(1, samples))
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from equifed.contract.curvature import Curvature
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
 from equifed.contract.names import show_text
-from equifed.contract.own import OwnSteps
+from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, to_numpy
@@ -65,7 +65,7 @@ class InProcessClients(SecondDerivatives):
         device: str | torch.device = "cpu",
         init: Init | None = None,
         own: str | Sequence[str] | None = None,
-        own_l2: float | None = None,
+        own_l2: OwnL2 | None = None,
         own_steps: OwnSteps = "auto",
         remember_on: RememberOn = "memory",
     ) -> None:

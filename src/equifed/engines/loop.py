@@ -48,7 +48,7 @@ class LoopClients(InProcessClients):
             with torch.no_grad():  # every thread has a switch of its own
                 batch = self._batches(k, stream, batch_size).at(0)
                 at = self._with_own(x, k)
-                return self._loss(at, k, batch) + self.model.penalty(at)
+                return self._loss(at, k, batch) + self.model.penalty(at, self._own_l2(k))
 
         values = self._map(measure)
         self._book(down=1, up=0, losses=1)
@@ -305,4 +305,10 @@ class LoopClients(InProcessClients):
         value = self._loss(at, k, batch)
         with products_in("full", u.device):
             (gradient,) = torch.autograd.grad(value, at)
-        return value.detach() + self.model.penalty(u), self.model.add_pull(gradient, u)
+        own_l2 = self._own_l2(k)
+        pulled = self.model.add_pull(gradient, u, own_l2)
+        return value.detach() + self.model.penalty(u, own_l2), pulled
+
+    def _own_l2(self, k: int) -> float | None:
+        """Return the k-th client's penalty on own parameters; None without any."""
+        return None if self.own is None else self.own.strength(int(self.sizes[k]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -15,19 +14,24 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, OwnSteps
+from equifed.contract.own import Inexactness, OwnL2, OwnSteps, own_strength
 from equifed.data.federation import Federation
 from equifed.engines.profile import OFFSETS, Offsets, error_bounds
 from equifed.models.curvature import linear_layer
 from equifed.models.flat import FlatModel, SampleLoss
 from equifed.models.losses import squared
-from equifed.models.own_part import OwnPart, choose_own
+from equifed.models.own_part import OwnPart, choose_own, is_last_bias
 
 JOINT = "own parts move by local steps, so the losses are not functions of the shared model alone"
 """Why there are no bounds then."""
 
 OWN_L2 = 1e-3
 """Default penalty of own offsets where a client without some class would let them run away."""
+
+OWN_SAMPLES = "1/n"
+"""The same of an own bias of classes in local steps: about as much as one sample of each class.
+Few samples of a client move it little (writers of 62 letters), many as far as they want (clients
+with other shares of classes)."""
 
 
 @dataclass(eq=False)
@@ -101,7 +105,7 @@ class OwnParts:
         more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
         return (
             f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
-            f" their own part is held by its penalty alone (own_l2 = {self.own.l2:g})"
+            f" their own part is held by its penalty alone ({self.own.penalty})"
         )
 
 
@@ -183,14 +187,14 @@ def settle_own(
     input_dimensions: int,
     own: str | Sequence[str] | None,
     steps: OwnSteps,
-    own_l2: float | None,
+    own_l2: OwnL2 | None,
     l2: float,
 ) -> OwnPart | None:
     """Return what clients keep and how it is found, or None if they keep nothing."""
     if steps not in ("auto", "profile", "joint", "alternating"):
         raise ValueError(f"own_steps must be auto, profile, joint or alternating, got {steps!r}.")
-    if own_l2 is not None and not (own_l2 >= 0 and math.isfinite(own_l2)):
-        raise ValueError(f"own_l2 must be a number of at least 0, got {own_l2}.")
+    if own_l2 is not None:
+        own_strength(own_l2)  # refuses what is none
     if own is None:
         if steps != "auto" or own_l2 is not None:
             raise ValueError(
@@ -204,9 +208,15 @@ def settle_own(
     if steps == "auto":
         steps = "profile" if why is None else "joint"
     if steps != "profile":
-        return OwnPart(names, steps, l2 if own_l2 is None else own_l2)
+        bias = loss is not squared and is_last_bias(module, names)
+        return OwnPart(names, steps, (OWN_SAMPLES if bias else l2) if own_l2 is None else own_l2)
     if own_l2 is None:
         own_l2 = 0.0 if loss is squared else OWN_L2
+    if isinstance(own_l2, str):
+        raise ValueError(
+            f"own_l2 = {own_l2!r} is for local steps; profile losses take a number, {OWN_L2:g} if "
+            "it is left out."
+        )
     if own_l2 == 0 and loss is not squared:
         raise ValueError(
             "own_l2 must be above 0: the own bias of a client that lacks a class has no best value "

@@ -102,17 +102,20 @@ class Offsets(Protocol):
         near = torch.zeros_like(wanted)
         base = self.base(outputs, near)
         v = self.start(base, wanted, weights) if start is None else start
-        here, rows, going = v, None, None
+        here, rows, going, moved_base = v, None, None, False
         eps = torch.finfo(v.dtype).eps
         for _ in range(MOST_NEWTON if self.turn else 1):
-            away = here - near
-            if self.reach < math.inf and float(away.abs().max()) > self.reach:
+            away = here - near if moved_base else here
+            if self.reach < math.inf and _largest(away) > self.reach:
                 near = torch.where(away.abs().amax(1, keepdim=True) > self.reach, here, near)
-                base, away = self.base(outputs, near), here - near
+                base, away, moved_base = self.base(outputs, near), here - near, True
             step, decrement = self._newton(here, base, away, wanted, weights)
             length = self.length(step)
-            part = torch.where(length > 1, torch.log1p(length) / length, 1.0)
-            moved = torch.addcmul(here, step, part, value=-1)
+            if float(length.max()) > 1:
+                part = torch.where(length > 1, torch.log1p(length) / length, 1.0)
+                moved = torch.addcmul(here, step, part, value=-1)
+            else:
+                moved = here - step
             here = moved if going is None else torch.where(going.unsqueeze(1), moved, here)
             more = decrement > eps  # if not, this step doubled the digits
             going = more if going is None else going & more
@@ -286,7 +289,8 @@ class SoftmaxOffsets(Offsets):
 
     @override
     def length(self, step: Tensor) -> Tensor:
-        return step.amax(dim=1, keepdim=True) - step.amin(dim=1, keepdim=True)
+        least, most = torch.aminmax(step, dim=1, keepdim=True)
+        return most - least
 
 
 OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets]] = {
@@ -299,6 +303,10 @@ OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets
 def choose_offsets(own: OwnPart | None, loss: SampleLoss) -> Offsets | None:
     """Return the offsets of profile losses; None if the clients have no such losses."""
     return None if own is None or own.steps != "profile" else OFFSETS[loss](own.l2)
+
+
+def _largest(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, ord=math.inf))
 
 
 def _log_odds(share: Tensor, least: float) -> Tensor:

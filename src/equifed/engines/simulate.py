@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from equifed.contract.own import OwnSteps
+from equifed.contract.own import OwnL2, OwnSteps
 from equifed.data.federation import Federation
 from equifed.engines.fastest import choose_fastest
 from equifed.engines.in_process import resolve_model
@@ -44,7 +44,7 @@ def simulate(
     precision: Precision = "full",
     streamed: bool | None = None,
     own: str | Sequence[str] | None = None,
-    own_l2: float | None = None,
+    own_l2: OwnL2 | None = None,
     own_steps: OwnSteps = "auto",
     remember_on: RememberOn = "memory",
 ) -> Clients:
@@ -98,10 +98,12 @@ def simulate(
         Parameters that every client keeps for itself: the bias of the last layer, its weight and
         bias, scales and shifts of normalisation layers, or names and patterns (``"3.*"``). They are
         not part of the model vector and are never sent.
-    own_l2 : float, optional
-        Strength of the penalty on own parameters: ``l2`` by default; for profile losses of classes
-        1e-3, since the own bias of a client that lacks a class would grow without end, and 0 for
-        the squared loss.
+    own_l2 : float or str, optional
+        Strength of the penalty that draws own parameters to zero. ``"3/n"`` is 3 divided by the
+        client's number of training samples, at most 1: few samples move its own part little, many
+        as far as they want. ``"1/n"`` is the default of an own bias of classes in local steps, and
+        ``l2`` that of other own parameters. Profile losses take a number: 1e-3 for classes, since
+        the own bias of a client that lacks a class would grow without end, 0 for squared losses.
     own_steps : {"auto", "profile", "joint", "alternating"}
         How own parameters are found. ``"profile"``: those that are best for the shared model, on
         all samples (linear models with an own bias; certificates hold). ``"joint"``: by local

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equifed.contract.arrays import Losses, Vector
-from equifed.contract.own import Inexactness
+from equifed.contract.own import Inexactness, own_strength
 from equifed.contract.streams import Stream
 from equifed.data.split import Split
 from equifed.engines.own_parts import JOINT, OwnRows
@@ -60,7 +60,8 @@ def fit_own_part(engine: OneClient, train: Split, x: Tensor) -> Tensor:
     try:
         module = fit_new_client(
             told.module, names, lambda m: torch.as_tensor(told.run_module(m, train.inputs)),
-            torch.as_tensor(train.targets), told.loss, told.own_l2,
+            torch.as_tensor(train.targets), told.loss,
+            own_strength(told.own_l2, len(train.targets)),
         )  # fmt: skip
     except ValueError as error:  # our own words, about parameters and settings
         raise WireError(f"no own part can be fitted here: {error}") from error

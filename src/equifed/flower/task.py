@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from equifed.contract.own import OwnSteps
+from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
@@ -132,7 +132,7 @@ class Task:
     penalise: Penalise = "all"
     class_weights: str | Mapping[str, float] | None = None
     own: str | Sequence[str] | None = None
-    own_l2: float | None = None
+    own_l2: OwnL2 | None = None
     own_steps: OwnSteps = "auto"
 
     def __post_init__(self) -> None:

@@ -96,7 +96,7 @@ class FlatModel:
         self.dropouts = address_dropout(self.module)
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         kept = () if own is None else own.names
-        self.own_l2 = self.l2 if own is None else own.l2
+        self.own_l2 = self.l2 if own is None else own.strength(1)  # divided by n where it varies
         self.shapes = {name: p.shape for name, p in trained.items() if name not in kept}
         self.own_shapes = {name: trained[name].shape for name in kept}
         self.all_shapes = self.shapes | self.own_shapes
@@ -249,18 +249,20 @@ class FlatModel:
         """Return the training loss of each sample, without the L2 penalty."""
         return self.loss(self.outputs(x, inputs, keys, training=True), targets)
 
-    def penalty(self, x: Tensor) -> Tensor:
+    def penalty(self, x: Tensor, own_l2: float | None = None) -> Tensor:
         """Return l2/2 |x|^2 of what is penalised, own parameters with a strength of their own."""
+        own_l2 = self.own_l2 if own_l2 is None else own_l2
         u, v = x[: self.size], x[self.size :]
         shared = 0.5 * self.l2 * (u @ self.pull(u)) if self.l2 else x.new_zeros(())
-        return shared if len(v) == 0 else shared + 0.5 * self.own_l2 * (v @ v)
+        return shared if len(v) == 0 else shared + 0.5 * own_l2 * (v @ v)
 
-    def add_pull(self, gradient: Tensor, x: Tensor) -> Tensor:
+    def add_pull(self, gradient: Tensor, x: Tensor, own_l2: float | None = None) -> Tensor:
         """Add the penalty's gradient at x to another one, in place, and return it."""
+        own_l2 = self.own_l2 if own_l2 is None else own_l2
         if self.l2:
             gradient[: self.size] += self.l2 * self.pull(x[: self.size])
-        if self.own_size and self.own_l2:
-            gradient[self.size :] += self.own_l2 * x[self.size :]
+        if self.own_size and own_l2:
+            gradient[self.size :] += own_l2 * x[self.size :]
         return gradient
 
     def pull(self, u: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from equifed.contract.own import OwnSteps
+from equifed.contract.own import OwnL2, OwnSteps, own_strength
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 WORDS = {
@@ -38,13 +38,27 @@ class OwnPart:
         Names of the own parameters.
     steps : {"profile", "joint", "alternating"}
         How they are found.
-    l2 : float
-        Strength of their penalty, own_l2.
+    l2 : float or str
+        Strength of their penalty, own_l2; ``"3/n"`` is 3 divided by the client's samples.
     """
 
     names: tuple[str, ...]
     steps: OwnSteps
-    l2: float
+    l2: OwnL2
+
+    def strength(self, samples: int) -> float:
+        """Return the penalty's strength for a client with so many training samples."""
+        return own_strength(self.l2, samples)
+
+    @property
+    def penalty(self) -> str:
+        """The penalty in words."""
+        return f"own_l2 = {self.l2}" if isinstance(self.l2, str) else f"own_l2 = {self.l2:g}"
+
+    @property
+    def varies(self) -> bool:
+        """Whether the strength depends on the client's number of samples."""
+        return isinstance(self.l2, str)
 
     def __str__(self) -> str:
         how = {
@@ -52,7 +66,7 @@ class OwnPart:
             "joint": "joint local steps on shared and own parameters, kept from round to round",
             "alternating": "alternating local steps: the own part first, then the shared one",
         }
-        return f"own part {', '.join(self.names)} by {how[self.steps]}; own_l2 = {self.l2:g}"
+        return f"own part {', '.join(self.names)} by {how[self.steps]}; {self.penalty}"
 
 
 def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
@@ -81,6 +95,8 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
         if not found:
             what = WORDS.get(pattern, f"named {pattern!r}") if pattern == own else repr(pattern)
             words = f"; the words are {', '.join(WORDS)}" if isinstance(own, str) else ""
+            if pattern in WORDS and not words:
+                words = f"; {pattern!r} is a word that stands by itself: own={pattern!r}"
             raise ValueError(
                 f"own: the model trains no parameter {what}; it trains {', '.join(trained)}{words}."
             )
@@ -91,6 +107,12 @@ def choose_own(module: nn.Module, own: str | Sequence[str]) -> tuple[str, ...]:
             "leave some parameters to all clients."
         )
     return tuple(name for name in trained if name in wanted)
+
+
+def is_last_bias(module: nn.Module, names: Sequence[str]) -> bool:
+    """Tell whether own parameters are the bias of the last layer and nothing else."""
+    last = _by_word(module, "bias")
+    return bool(last) and list(names) == [_first_name(module, name) for name in last]
 
 
 def _by_word(module: nn.Module, word: str) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from equifed.contract.own import OwnL2, own_strength
 from equifed.data.columns import group_rows, read_columns
 from equifed.data.federation import Federation
 from equifed.data.foreign import is_frame
@@ -73,8 +74,8 @@ class Predictor:
         The module has the own part of this client: rows of others are refused.
     loss : str, optional
         The loss that it was trained with, where own parts can be fitted to it.
-    own_l2 : float
-        Strength of the penalty on own parameters in training.
+    own_l2 : float or str
+        Strength of the penalty on own parameters in training, as for :func:`equifed.simulate`.
     """
 
     module: nn.Module
@@ -89,7 +90,7 @@ class Predictor:
     own: OwnParameters = field(default_factory=dict)
     only: str | None = None
     loss: FittedLoss | None = None
-    own_l2: float = 0.0
+    own_l2: OwnL2 = 0.0
 
     def __post_init__(self) -> None:
         check_own(self.module, self.own, self.clients)
@@ -202,7 +203,7 @@ class Predictor:
 
     def for_new_client(
         self, rows: Any = None, targets: Any = None, client: str = "new client",
-        own_l2: float | None = None,
+        own_l2: OwnL2 | None = None,
     ) -> Predictor:  # fmt: skip
         r"""Return what predicts for a client that took no part in training.
 
@@ -215,8 +216,9 @@ class Predictor:
             The client's samples, as for :meth:`predict`, and their class names or values.
         client : str
             Its name.
-        own_l2 : float, optional
-            Strength of the penalty on the own part; that of training by default.
+        own_l2 : float or str, optional
+            Strength of the penalty on the own part; that of training by default. ``"3/n"`` is 3
+            divided by the number of rows.
         """
         if not self.own:
             raise ValueError(
@@ -230,7 +232,6 @@ class Predictor:
         mean = replace(self, **alone)
         if rows is None:
             return mean
-        penalty = self.own_l2 if own_l2 is None else own_l2
         features, truth = mean.features(rows, client), torch.as_tensor(self.encode_targets(targets))
         if len(truth) != len(features) or not len(truth):
             raise DataError(
@@ -241,6 +242,7 @@ class Predictor:
         def run(module: nn.Module) -> torch.Tensor:
             return torch.as_tensor(self.run_module(module, features))
 
+        penalty = own_strength(self.own_l2 if own_l2 is None else own_l2, len(truth))
         module = fit_new_client(self.module, tuple(self.own), run, truth, self.loss, penalty)
         return replace(mean, module=module)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equifed.contract.own import OwnL2
 from equifed.contract.streams import Stream
 from equifed.data.columns import read_columns
 from equifed.data.split import DataError
@@ -50,7 +51,7 @@ def fit_newcomer(
     table: Any,
     client: str,
     *,
-    own_l2: float | None = None,
+    own_l2: OwnL2 | None = None,
     personalised: bool = False,
 ) -> Newcomer:
     """Fit the own part of a client that took no part in training to its labelled rows.
@@ -99,14 +100,14 @@ def fit_newcomer(
     return Newcomer(found, rows, metric, *numbers)
 
 
-def _fit(predictor: Predictor, columns: Columns, client: str, own_l2: float | None) -> Predictor:
+def _fit(predictor: Predictor, columns: Columns, client: str, own_l2: OwnL2 | None) -> Predictor:
     assert predictor.preparation is not None
     truth = columns[predictor.preparation.target.name]
     return predictor.for_new_client(columns, truth, client, own_l2)
 
 
 def _measure(
-    predictor: Predictor, mean: Predictor, columns: Columns, client: str, own_l2: float | None
+    predictor: Predictor, mean: Predictor, columns: Columns, client: str, own_l2: OwnL2 | None
 ) -> tuple[float, float]:
     """Return the metric with the mean of own parts, and by folds with the client's own."""
     assert predictor.preparation is not None

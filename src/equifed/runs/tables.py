@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from equifed.algorithms.guard import Guard
-from equifed.contract.own import OwnSteps
+from equifed.contract.own import OwnL2, OwnSteps
 from equifed.data.holdout import Holdout
 from equifed.training.given_out import GiveOut
 from equifed.training.missing import MissingPolicy
@@ -59,7 +59,7 @@ class ModelSettings:
     dtype: Literal["float32", "float64"] = "float32"
     class_weights: str | dict[str, float] | None = None
     own: str | tuple[str, ...] | None = None
-    own_l2: float | None = None
+    own_l2: OwnL2 | None = None
     own_steps: OwnSteps = "auto"
     features: FrozenFeatures | None = None
 

@@ -19,6 +19,7 @@ from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
 if TYPE_CHECKING:
     from torch import nn
 
+    from equifed.contract.own import OwnL2
     from equifed.models.fit_own import FittedLoss
     from equifed.models.predictor import Predictor
 
@@ -134,7 +135,7 @@ def _rebuild(path: Path, made: dict[str, Any], told: dict[str, Any]) -> nn.Modul
 
 def _read_loss(
     config: RunConfig, module: Any, told: dict[str, Any]
-) -> tuple[FittedLoss | None, float]:
+) -> tuple[FittedLoss | None, OwnL2]:
     """Return the loss that own parts can be fitted to, and their penalty in training."""
     from equifed.engines.own_parts import settle_own
     from equifed.models.fit_own import fitted_loss

@@ -27,7 +27,7 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.details import Details
 from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, OwnSteps
+from equifed.contract.own import Inexactness, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import (
@@ -120,7 +120,7 @@ class DistributedClients(TorchClients):
         memory: int = MEMORY,
         chunk: int | None = None,
         own: str | Sequence[str] | None = None,
-        own_l2: float | None = None,
+        own_l2: OwnL2 | None = None,
         own_steps: OwnSteps = "auto",
     ) -> None:
         super().__init__(data)

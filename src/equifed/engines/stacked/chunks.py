@@ -220,8 +220,14 @@ class Supply:
     made ready by the system again and again.
     """
 
-    def __init__(self, store: SampleStore, chunk: Chunk, batches: Minibatches) -> None:
-        self._store, self._chunk, self._batches = store, chunk, batches
+    def __init__(
+        self,
+        store: SampleStore,
+        chunk: Chunk,
+        batches: Minibatches,
+        own_l2: Tensor | None = None,
+    ) -> None:
+        self._store, self._chunk, self._batches, self._own_l2 = store, chunk, batches, own_l2
 
     @cached_property
     def _room(self) -> Tensor | None:
@@ -235,6 +241,11 @@ class Supply:
     def at(self, step: int, live: int | None = None) -> list[Samples]:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
         live = len(self._chunk) if live is None else live
+        if self._own_l2 is None:
+            return self._blocks(step, live)
+        return [replace(one, own_l2=self._own_l2[:live]) for one in self._blocks(step, live)]
+
+    def _blocks(self, step: int, live: int) -> list[Samples]:
         if self._batches.shuffled:
             return [self._store.fetch(self._batches.at(step).first(live), self._room)]
         whole = self.whole

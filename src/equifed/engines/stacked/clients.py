@@ -24,7 +24,7 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import OwnSteps
+from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
@@ -99,7 +99,7 @@ class StackedClients(InProcessClients):
         precision: Precision = "full",
         streamed: bool | None = None,
         own: str | Sequence[str] | None = None,
-        own_l2: float | None = None,
+        own_l2: OwnL2 | None = None,
         own_steps: OwnSteps = "auto",
         remember_on: RememberOn = "memory",
     ) -> None:
@@ -295,7 +295,14 @@ class StackedClients(InProcessClients):
             width=chunk.width,
             starts=chunk.starts,
         )
-        return Supply(self._store, chunk, batches)
+        return Supply(self._store, chunk, batches, self._own_penalties(chunk))
+
+    def _own_penalties(self, chunk: Chunk) -> Tensor | None:
+        """Return the penalties of own parameters (c, 1) where they depend on samples."""
+        if self.own is None or not self.own.varies:
+            return None
+        each = [[self.own.strength(int(n))] for n in chunk.sizes]
+        return torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
 
     def walk(self, given: ChunkWork, room: Tensor | None) -> Walk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, get_args
 
@@ -28,19 +28,22 @@ class Samples:
     """The samples that c clients use in one step, side by side.
 
     ``inputs`` (c, b, ...), ``targets`` (c, b, ...), ``weights`` (c, b) with which each sample's
-    loss counts, and ``keys`` (c, b) for dropout where the model drops anything.
+    loss counts, ``keys`` (c, b) for dropout where the model drops anything, and ``own_l2`` (c, 1),
+    the penalties of own parameters where they are not the same for all clients.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor
     keys: Tensor | None = None
+    own_l2: Tensor | None = None
 
     def first(self, clients: int) -> Samples:
         """Return the part of the first few clients."""
         if clients == len(self.weights):
             return self
-        return self.changed(lambda values: values[:clients])
+        own_l2 = None if self.own_l2 is None else self.own_l2[:clients]
+        return replace(self.changed(lambda values: values[:clients]), own_l2=own_l2)
 
     def blocks(self, width: int) -> list[Samples]:
         """Return the same samples in pieces of at most ``width`` per client."""
@@ -50,9 +53,10 @@ class Samples:
         return [self.changed(partial(_columns, piece)) for piece in pieces]
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Samples:
-        """Return the samples with the same change made to every tensor."""
+        """Return the samples with the same change made to every tensor of samples."""
         keys = None if self.keys is None else change(self.keys)
-        return Samples(change(self.inputs), change(self.targets), change(self.weights), keys)
+        parts = change(self.inputs), change(self.targets), change(self.weights)
+        return Samples(*parts, keys, self.own_l2)
 
 
 def _columns(piece: slice, values: Tensor) -> Tensor:
@@ -137,15 +141,21 @@ class PenalisedRule:
             some = u if self._penalised is None else u * self._penalised
             gradient = gradient.add_(some, alpha=self._l2)
             value = value + 0.5 * self._l2 * some.square().sum(dim=1)
-        if self._more:
-            gradient[:, self._own].add_(u[:, self._own], alpha=self._more)
-            value = value + 0.5 * self._more * u[:, self._own].square().sum(dim=1)
+        more = self._beyond(blocks[0])
+        if isinstance(more, Tensor):
+            pull = more * u[:, self._own]
+            gradient[:, self._own].add_(pull)
+            value = value + 0.5 * (pull * u[:, self._own]).sum(dim=1)
+        elif more:
+            gradient[:, self._own].add_(u[:, self._own], alpha=more)
+            value = value + 0.5 * more * u[:, self._own].square().sum(dim=1)
         return gradient, value
 
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
-            pull = lr * self._more * u[:, self._own] if self._more else None
+            more = self._beyond(blocks[0])
+            pull = lr * more * u[:, self._own] if isinstance(more, Tensor) or more else None
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
             if pull is not None:
@@ -153,6 +163,10 @@ class PenalisedRule:
         else:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
+
+    def _beyond(self, samples: Samples) -> float | Tensor:
+        """Return the penalty of own parameters beyond the shared ones', a column if it varies."""
+        return self._more if samples.own_l2 is None else samples.own_l2 - self._l2
 
 
 class CompiledRule(GradientRule):
