@@ -67,12 +67,13 @@ class StoredVariates(WeightedWrapper):
     correction: float = 0.3
 
     def __post_init__(self) -> None:
-        inner: Any = self.algorithm
+        inner: Any = self._core()
         if not isinstance(inner, ScaffPD):
-            inside = " inside a wrapper; wrappers go around it" if unwrap(inner) is not inner else ""
+            bare = unwrap(inner) is inner
             raise ValueError(
                 "StoredVariates keeps the variates of SCAFF-PD, got "
-                f"{type(unwrap(inner)).__name__}{inside}."
+                f"{type(unwrap(inner)).__name__}"
+                f"{'' if bare else ' inside a wrapper; wrappers go around StoredVariates'}."
             )
         if inner.metric != "none" or isinstance(inner.steps, AutoSteps):
             raise ValueError(
