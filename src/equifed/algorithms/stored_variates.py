@@ -93,13 +93,17 @@ class StoredVariates(WeightedWrapper):
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after a round of the algorithm, and the new variates."""
-        core: Any = self.algorithm
-        view, local = (
-            _Keeping(clients, state.variates),
-            replace(core.local, correction=self.correction),
-        )
-        inner, info = replace(core, local=local).round(state.inner, view, stream)
+        core: Any = self._core()
+        core = replace(core, local=replace(core.local, correction=self.correction))
+        if isinstance(self.algorithm, Guarded):
+            core = replace(self.algorithm, algorithm=core)
+        view = _Keeping(clients, state.variates)
+        inner, info = core.round(state.inner, view, stream)
         return State(inner, view.kept[-1]), replace(info, gradient=None)  # c is none
+
+    def _core(self) -> AnyAlgorithm:
+        """Return the algorithm inside a guard, which training puts around the core."""
+        return self.algorithm.algorithm if isinstance(self.algorithm, Guarded) else self.algorithm
 
 
 class _Keeping(ClientsView):
