@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info
