@@ -1,20 +1,21 @@
-"""Why stored variates diverge on a network where FedAvg trains: the curvature of single clients.
+"""Where stored variates diverge on a network where FedAvg trains: the curvature of single clients.
 
     python -m benchmarks.stored_variates [--writers 24] [--rounds 60] [--lr 0.4] [--steps 5]
                                          [--batch-size N] [--network deep|shallow]
 
 FEMNIST's writers, an MLP, all samples of a client in every local step (unless ``--batch-size`` says
 how many), so that nothing is noise. For FedAvg, for SCAFF-PD with the average objective and
-gradients at the model, and for variates that clients keep (a = 1, 0.5, 0.3: the part that counts),
+gradients at the model, and for SCAFFOLD's option II (a = 1, 0.5, 0.3: the part that counts),
 it prints the training loss and lr times the largest curvature of the pooled loss and of single
 clients' losses, at the last model or the last one before a client's update was not finite. The
 memory of stored variates is stable up to 2 (an even number of steps; 2.96 for five), see
-:class:`equifed.StoredVariates`.
+:class:`equifed.Scaffold`.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def methods(lr: float, steps: int, batch_size: int | None) -> dict[str, AnyAlgor
     work = ef.LocalSGD(lr=lr, steps=steps, batch_size=batch_size)
     sizes = ConstantSteps(primal=lr * steps, dual=0.1, extrapolation=1.0, local=lr)
     core = ef.ScaffPD(Average(), work, sizes, metric="none")
-    kept = {f"kept, a = {a}": ef.StoredVariates(core, a) for a in (1.0, 0.5, 0.3)}
+    kept = {f"kept, a = {a}": ef.Scaffold(replace(work, correction=a)) for a in (1.0, 0.5, 0.3)}
     return {"FedAvg": ef.FedAvg(work, weighting="uniform"), "gradients at x": core, **kept}
 
 

@@ -37,7 +37,6 @@ from equifed.algorithms.scaff_pd import ScaffPD as ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA as ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold as Scaffold
 from equifed.algorithms.server_optimised import ServerOptimised as ServerOptimised
-from equifed.algorithms.stored_variates import StoredVariates as StoredVariates
 from equifed.algorithms.tilted import TiltedERM as TiltedERM
 from equifed.contract.local import LocalSGD as LocalSGD
 from equifed.data.federation import Federation as Federation

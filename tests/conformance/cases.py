@@ -29,15 +29,9 @@ from equifed.steps.schedules import ConstantSteps
 STEPS = LocalSGD(lr=0.05, steps=3, batch_size=3)
 EPOCHS = LocalSGD(lr=0.05, epochs=1, batch_size=3)  # ragged: from one to four steps
 PRIMAL_DUAL = ConstantSteps(0.1, 0.2, 0.9)
-WORK = {"lr": 0.05, "objective": ChiSquare(0.1), "steps": PRIMAL_DUAL}
+INNER = ScaffPD(CVaR(0.5))
+WORK = {"lr": 0.05, "objective": ChiSquare(0.1), "steps": PRIMAL_DUAL, "algorithm": INNER}
 """Settings that suit the small problems, where an algorithm has them."""
-
-INSIDE: tuple[AnyAlgorithm, ...] = (
-    ScaffPD(CVaR(0.5)),
-    FedAvg(EPOCHS),
-    ScaffPD(CVaR(0.5), EPOCHS, PRIMAL_DUAL, gradient_batch_size=3, metric="none"),
-)
-"""What a wrapper is tried around: the first of these that it accepts."""
 
 SAMPLED = {"participation": 0.5, "clients_per_round": 3}
 OTHER = {
@@ -75,8 +69,8 @@ def vary(constructor: Callable[..., Any]) -> Iterator[tuple[str, AnyAlgorithm]]:
     """Yield an algorithm with the values that its signature invites."""
     wanted = settings(constructor)
     base = {key: value for key, value in WORK.items() if key in wanted}
-    if "algorithm" in wanted:
-        base["algorithm"] = next(a for a in INSIDE if _accepts(constructor, {"algorithm": a}))
+    if "algorithm" in wanted and not _accepts(constructor, base):
+        base["algorithm"] = FedAvg(EPOCHS)  # where SCAFF-PD is refused
     if "local" in wanted:
         base["local"] = EPOCHS if _accepts(constructor, {**base, "local": EPOCHS}) else STEPS
     sampled = {key: value for key, value in SAMPLED.items() if key in wanted}

@@ -25,7 +25,6 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.server_optimised import ServerOptimised
-from equifed.algorithms.stored_variates import StoredVariates
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
@@ -60,7 +59,6 @@ __all__ = [
     "ScaffPDIA",
     "Scaffold",
     "ServerOptimised",
-    "StoredVariates",
     "TiltedERM",
     "UPGrad",
     "client_weights",

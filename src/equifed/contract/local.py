@@ -73,8 +73,8 @@ class LocalSGD:
         Radius of the ball the iterates are projected onto.
     correction : float
         How much of the difference between target and control counts, in [0, 1]: 1 as in the papers,
-        less where control variates are noisy or remember what they did
-        (:class:`equifed.StoredVariates`).
+        less where control variates are noisy (gradients of few samples) or have a memory
+        (:class:`equifed.Scaffold`); 0 leaves plain local steps.
     snapshot : int, optional
         Also return the iterate after this many steps (DRFA).
     average : bool

@@ -156,11 +156,6 @@ ALGORITHMS = {
         "any of these; the server steps by momentum, Adagrad, Adam or Yogi",
         "Reddi et al. 2021",
     ),
-    "stored-variates": Entry(
-        "equifed.algorithms.stored_variates:StoredVariates",
-        "SCAFF-PD for networks; clients keep their control variates, which count in part",
-        "Karimireddy et al. 2020 (option II)",
-    ),
     "normalised": Entry(
         "equifed.algorithms.normalised:Normalised",
         "any of plain local steps; updates divided by their number of steps or their length",
@@ -182,8 +177,8 @@ ALGORITHMS = {
 }
 
 WRAPPERS = (
-    "certified", "safeguarded", "averaged", "server-optimised", "stored-variates",
-    "normalised", "paced", "remembering", "guarded",
+    "certified", "safeguarded", "averaged", "server-optimised", "normalised", "paced",
+    "remembering", "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 
