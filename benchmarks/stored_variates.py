@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, default="deep")
     given = parser.parse_args()
     data = folded_femnist(validation=True, writers=given.writers)
+    torch.manual_seed(0)
     module = network(NETWORKS[given.network])
     print(f"{'':16} round   loss  lr h, pooled  lr h of a client: median, largest")
     for name, algorithm in methods(given.lr, given.steps, given.batch_size).items():
