@@ -1,7 +1,7 @@
 """Where stored variates diverge on a network where FedAvg trains: the curvature of single clients.
 
     python -m benchmarks.stored_variates [--writers 24] [--rounds 60] [--lr 0.4] [--steps 5]
-                                         [--batch-size N] [--network deep|shallow]
+                                         [--batch-size N] [--network deep|shallow] [--momentum]
 
 FEMNIST's writers, an MLP, all samples of a client in every local step (unless ``--batch-size`` says
 how many), so that nothing is noise. For FedAvg, for SCAFF-PD with the average objective and
@@ -80,12 +80,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--network", choices=NETWORKS, default="deep")
+    parser.add_argument("--momentum", action="store_true", help="of the server, 0.9, step 0.3")
     given = parser.parse_args()
     data = folded_femnist(validation=True, writers=given.writers)
     torch.manual_seed(0)
     module = network(NETWORKS[given.network])
     print(f"{'':16} round   loss  lr h, pooled  lr h of a client: median, largest")
     for name, algorithm in methods(given.lr, given.steps, given.batch_size).items():
+        if given.momentum:
+            algorithm = ef.ServerOptimised(algorithm, "momentum", lr=0.3)
         clients = ef.simulate(data, module)
         x = clients.initial(Stream(0))
         state, last, end = algorithm.init(clients, x), x, ""

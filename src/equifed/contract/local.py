@@ -74,7 +74,8 @@ class LocalSGD:
     correction : float
         How much of the difference between target and control counts, in [0, 1]: 1 as in the papers,
         less where control variates are noisy (gradients of few samples) or have a memory
-        (:class:`equifed.Scaffold`); 0 leaves plain local steps.
+        (:class:`equifed.Scaffold`); 0 leaves plain local steps. Less than 1 ends beside the
+        solution where clients differ and take several steps, as FedAvg does.
     snapshot : int, optional
         Also return the iterate after this many steps (DRFA).
     average : bool
