@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 Counts = tuple[Array, Array]
 """Correct predictions and test images of every writer in the table."""
 
+Both = Callable[[str, str], tuple[int, Mapping[str, Counts]]]
+"""The counts of two methods on the folds that both have, after the number of these."""
+
 BASE, MOMENTUM, OWN, OURS = (
     *("FedAvg", "FedAvg, server momentum"),
     *("FedAvg, server momentum, own bias", "ours"),
@@ -47,14 +50,21 @@ def run(context: Context) -> Outcome:
     kept = most >= settings["least"]
     counts = {m: (c[kept], s[kept]) for m, (c, s) in pooled.items()}
     named = [name for name, keep in zip(names, kept, strict=True) if keep]
+
+    def both(method: str, base: str) -> tuple[int, dict[str, Counts]]:
+        """Return two methods' counts on the folds that both have, and how many these are."""
+        shared = sorted(set(results[method]) & set(results[base]))
+        pairs = {m: pool({s: results[m][s] for s in shared}) for m in (method, base)}
+        return len(shared), {m: (c[kept], s[kept]) for m, (c, s) in pairs.items()}
+
     tables = {
         "methods": methods_table(counts, results, found.runs),
-        "against": differences_table(counts),
+        "against": differences_table(counts, both),
         "left": left_table(counts, named),
         "choice": found.choice,
         "writers": writers_table(counts, named),
     }
-    return Outcome(checks(counts, settings), tables, {"average-and-worst": drawn(counts)},
+    return Outcome(checks(counts, both, settings), tables, {"average-and-worst": drawn(counts)},
                    found.problems)  # fmt: skip
 
 
@@ -145,16 +155,19 @@ def methods_table(
     return Table("Test accuracy of all folds together, writer by writer", titles, rows)
 
 
-def differences_table(counts: Mapping[str, Counts]) -> Table:
+def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
     """Return differences to FedAvg, and of ours to FedAvg with momentum and an own bias."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
-    pairs += [(OURS, b) for b in (MOMENTUM, OWN, "SCAFF-PD") if {OURS, b} <= set(counts)]
-    rows: list[list[Cell]] = [
-        [f"{m} minus {b}", *(_told(difference(counts, m, b, k)) for k in COMPARED)]
-        for m, b in pairs
-    ]
-    title = "Differences in points, 95 % limits over writers"
-    return Table(title, ("methods", *COMPARED), rows)
+    pairs += [(m, MOMENTUM) for m in ("SCAFF-PD", OURS, OWN) if {m, MOMENTUM} <= set(counts)]
+    pairs += [(OURS, b) for b in (OWN, "SCAFF-PD") if {OURS, b} <= set(counts)]
+    rows: list[list[Cell]] = []
+    for m, b in pairs:
+        folds, shared = both(m, b)
+        if folds:
+            told = (_told(difference(shared, m, b, k)) for k in COMPARED)
+            rows.append([f"{m} minus {b}", folds, *told])
+    title = "Differences in points on the folds that both have, 95 % limits over writers"
+    return Table(title, ("methods", "folds", *COMPARED), rows)
 
 
 def _told(limits: Array) -> str:
@@ -198,7 +211,7 @@ def drawn(counts: Mapping[str, Counts]) -> str:
     return figure(lines, title="Test accuracy", x_label="average, %", y_label="worst 20 %, %")
 
 
-def checks(counts: Mapping[str, Counts], settings: Mapping[str, Any]) -> list[Check]:
+def checks(counts: Mapping[str, Counts], both: Both, settings: Mapping[str, Any]) -> list[Check]:
     """Hold the aims against what came out."""
     means = {m: {k: f(c) for k, f in MEASURES.items()} for m, c in counts.items()}
     wanted, out = settings["wanted"], []
@@ -208,18 +221,20 @@ def checks(counts: Mapping[str, Counts], settings: Mapping[str, Any]) -> list[Ch
         value = means[best]["average, %"]
         out.append(Check(f"FedAvg's average is at least {wanted['average']:g} %", "our aim",
                          f"{best} {value:.1f} %", value >= wanted["average"]))  # fmt: skip
-    if {BASE, OURS} <= set(means):
-        before, after = (means[m]["spread beyond chance"] for m in (BASE, OURS))
+    folds, shared = both(OURS, BASE) if {BASE, OURS} <= set(means) else (0, {})
+    if folds:
+        before, after = (beyond_chance(shared[m]) for m in (BASE, OURS))
         out.append(Check(
             f"ours has a spread beyond chance at least {wanted['smaller']:.0%} below FedAvg's",
             "our aim",
             f"FedAvg {before:.1f}, ours {after:.1f} points; difference "
-            f"{_told(difference(counts, OURS, BASE, 'spread beyond chance'))}",
+            f"{_told(difference(shared, OURS, BASE, 'spread beyond chance'))}",
             before > 0 and after <= (1 - wanted["smaller"]) * before,
         ))  # fmt: skip
     for method, base in (("SCAFF-PD", BASE), ("SCAFF-PD", MOMENTUM), (OURS, OWN)):
-        if {method, base} <= set(counts):
-            limits = difference(counts, method, base, "worst 20 %, %")
+        folds, shared = both(method, base) if {method, base} <= set(counts) else (0, {})
+        if folds:
+            limits = difference(shared, method, base, "worst 20 %, %")
             out.append(Check(
                 f"{method} does not serve the worst fifth worse than {base}", "our aim",
                 f"{_told(limits)} points", limits[0] >= 0,

@@ -1,4 +1,4 @@
-"""What the network tables name in their definitions: data, networks, and SCAFF-PD for minibatches.
+"""What the network tables name in their definitions: data, networks, and steps of SCAFF-PD.
 
 Everything here is given by its address (``experiments.harness.network_parts:Name``), as a user's
 own code is.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from equifed import Federation, load
-from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Stream, Vector
+from equifed.contract import Stream
 from equifed.data import DataError
 
 Rows = NDArray[np.int64]
@@ -156,84 +156,7 @@ class PatchConv2d(nn.Conv2d):
         return out.unflatten(1, shape).transpose(0, 1)
 
 
-# -- SCAFF-PD for minibatches ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class State:
-    """The algorithm's state, and the clients' variates (None: zero)."""
-
-    inner: Any
-    variates: Any = None
-
-    @property
-    def x(self) -> Vector:
-        """The model."""
-        return self.inner.x  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class StoredVariates:
-    r"""SCAFF-PD whose :math:`c_i` are kept by the clients, as SCAFFOLD's option II does.
-
-    .. math:: c_i \leftarrow \frac1J \sum_j g_i(u_{i,j}) \quad \text{along the last local steps}
-
-    in the place of a gradient on one minibatch, which is noisy, or on all samples, which is dear.
-    Clients that were never there have :math:`c_i = 0`. Losses are those of ``algorithm`` as it asks
-    for them; the rest of the round is its own.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-        One that asks for gradients once per round, as control variates: SCAFF-PD with
-        ``metric="none"`` and constant or decaying steps.
-    """
-
-    algorithm: AnyAlgorithm
-
-    def init(self, clients: Clients, x: Vector) -> State:
-        """Return the state before the first round."""
-        return State(self.algorithm.init(clients, x))
-
-    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
-        """Return the state after a round of the algorithm, and the new variates."""
-        seen = _Variates(clients, state.variates, {})
-        inner, info = self.algorithm.round(state.inner, seen, stream)  # type: ignore[arg-type]
-        return State(inner, seen.remember_new()), info
-
-    def model(self, state: State) -> Vector:
-        """Return the algorithm's model."""
-        return self.algorithm.model(state.inner)
-
-
-class _Variates:
-    """Clients whose gradients are their stored variates, and whose local steps make new ones."""
-
-    def __init__(self, clients: Clients, stored: Any, new: dict[str, Any]) -> None:
-        self._clients, self._stored, self._new = clients, stored, new
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._clients, name)
-
-    def subset(self, index: Any) -> _Variates:
-        return _Variates(self._clients.subset(index), self._stored, self._new)
-
-    def value_and_gradient(
-        self, x: Vector, stream: Stream, batch_size: int | None = None
-    ) -> tuple[Losses, Any]:
-        losses = self._clients.losses(x, stream, batch_size)
-        return losses, self._clients.remembered(self._stored, self._clients.index)
-
-    def local_steps(self, x: Vector, work: Any, stream: Stream, **given: Any) -> Any:
-        work = replace(work, mean_gradient=True)
-        moved = self._clients.local_steps(x, work, stream, **given)
-        self._new.update(index=self._clients.index, vectors=moved.mean_gradient)
-        return moved
-
-    def remember_new(self) -> Any:
-        if not self._new:
-            return self._stored
-        return self._clients.remember(self._stored, self._new["index"], self._new["vectors"])
+# -- steps of SCAFF-PD ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ them all. Tries are short runs with validation samples; the chosen settings run 
 
 The definition has ``groups`` of methods, most important first: while the chosen runs of one group
 are carried out, the tries of the next one wait behind them. With ``order = "seeds"`` all methods
-have the first seed before any has the second, with ``"methods"`` all seeds of one come together.
+have the first seed before any has the second, with ``"methods"`` all seeds of one come together,
+with ``"first group"`` those of the first group do, and the others follow seed by seed.
 ``finish = false`` runs nothing and makes the tables from what is there.
 """
 
@@ -71,17 +72,20 @@ def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
 def _carry_out(context: Context, more: Sequence[Task]) -> list[str]:
     """Carry out what is missing; return what failed."""
     groups, seeds = context.settings["groups"], context.settings["seeds"]
-    first = seeds[:1] if context.settings["order"] == "seeds" else seeds
+    order = context.settings["order"]
+    early = {"seeds": 0, "first group": 1, "methods": len(groups)}[order]  # groups with all seeds
+    first = [seeds if k < early else seeds[:1] for k in range(len(groups))]
     problems: list[str] = []
     with _pool(context.jobs) as submit:
         tries, chosen = _submit(submit, [*_tries(context, groups[0]), *more], context), []
-        for following, group in zip([*groups[1:], []], groups, strict=True):
+        for following, group, now in zip([*groups[1:], []], groups, first, strict=True):
             problems += _wait(tries)
-            chosen += _submit(submit, _chosen_runs(context, group, first), context)
+            chosen += _submit(submit, _chosen_runs(context, group, now), context)
             tries = _submit(submit, _tries(context, following), context)
-        for seed in [s for s in seeds if s not in first]:
-            for group in groups:
-                chosen += _submit(submit, _chosen_runs(context, group, [seed]), context)
+        for seed in seeds:
+            for group, done in zip(groups, first, strict=True):
+                if seed not in done:
+                    chosen += _submit(submit, _chosen_runs(context, group, [seed]), context)
         return problems + _wait(chosen)
 
 

@@ -92,7 +92,8 @@ class ScaffPD:
         target = c.weighted_sum(present)  # c
         moved = clients.local_steps(x, local, stream.at("local"), control=c, target=target)
         update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
-        new_x = x - size.primal * (update - (present.sum() - share.sum()) * target)  # (4.2)
+        rest = local.correction * (present.sum() - share.sum())  # 0 if all are there
+        new_x = x - size.primal * (update - rest * target)  # (4.2)
         turned = WeightChange(total * present - roll.scale(roll.weights), weights, c)
         said = (() if state.sizes else size.said()) + roll.notes
         value, told = roll.objective.value(losses), (clients.index, size.numbers(), said)

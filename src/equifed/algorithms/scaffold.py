@@ -51,6 +51,18 @@ class Scaffold:
     samples. The :math:`p_i` of c are those over **all** clients, so that c stays the p-weighted sum
     of all :math:`c_i` and the corrections cancel at the solution. The step of x is the average over
     those present.
+
+    **Variates of option II remember.** Near x, where a client's curvature in some direction is h
+    and a is the part of the correction that counts (``local.correction``),
+
+    .. math:: c_i^+ = (1 - b)\, \nabla f_i(x) + a\, b\, (c_i - c), \qquad
+              b = 1 - \frac1J \sum_{j < J} (1 - \text{lr}\, h)^j,
+
+    so a deviation is multiplied by a b in every round, whatever the other clients do: with a = 1
+    it dies out for lr h < 2 alone (J even; 2.96 for J = 5), with all samples as with minibatches.
+    FedAvg and gradients at x have no such memory. Networks are trained best with longer steps,
+    beyond 2/h for single clients and below it for their average; there option II diverges, and
+    ``"fresh"`` or SCAFF-PD with a ``gradient_batch_size`` and a part of the correction do not.
     """
 
     local: LocalSGD = DEFAULT_WORK

@@ -49,7 +49,8 @@ class LocalSGD:
     r"""Stochastic gradient steps on one client, from the server's model x.
 
     .. math::
-       u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) - c_i + c)\bigr)
+       u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x)
+                        + \text{correction}\,(c - c_i))\bigr)
 
     where :math:`g_i` is the gradient of the client's loss on a minibatch (its L2 penalty included),
     :math:`c_i` (control) and :math:`c` (target) are given by the algorithm or absent, and
@@ -70,6 +71,11 @@ class LocalSGD:
         Weight of the FedProx term ``proximal / 2 |u - x|^2``.
     radius : float, optional
         Radius of the ball the iterates are projected onto.
+    correction : float
+        How much of the difference between target and control counts, in [0, 1]: 1 as in the papers,
+        less where control variates are noisy (gradients of few samples) or have a memory
+        (:class:`equifed.Scaffold`); 0 leaves plain local steps. Less than 1 ends beside the
+        solution where clients differ and take several steps, as FedAvg does.
     snapshot : int, optional
         Also return the iterate after this many steps (DRFA).
     average : bool
@@ -78,7 +84,8 @@ class LocalSGD:
         Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
         II).
     multiplier : bool
-        Also return :math:`c_i - c + \text{proximal}\,(x - u)` at the end (FedDyn's :math:`h_i`).
+        Also return :math:`c_i - c + \text{proximal}\,(x - u)` at the end (FedDyn's :math:`h_i`,
+        which need the whole correction).
     hinge : SmoothedHinge, optional
         Outer transform of the client's loss (rFedFair).
 
@@ -99,6 +106,7 @@ class LocalSGD:
     mean_gradient: bool = False
     multiplier: bool = False
     hinge: SmoothedHinge | None = None
+    correction: float = 1.0
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -120,6 +128,15 @@ class LocalSGD:
                 )
         if not (self.proximal >= 0 and math.isfinite(self.proximal)):
             raise ValueError(f"LocalSGD proximal must be at least 0, got {self.proximal}.")
+        if not 0 <= self.correction <= 1:
+            raise ValueError(
+                f"LocalSGD correction must lie in [0, 1], got {self.correction}; 1 is the papers'."
+            )
+        if self.multiplier and self.correction != 1:
+            raise ValueError(
+                f"FedDyn's multipliers are its whole correction, got correction={self.correction}; "
+                "leave it at 1."
+            )
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
         if self.snapshot is not None and self.steps is not None and self.snapshot > self.steps:

@@ -157,6 +157,11 @@ def check_local_arguments(
         raise ValueError("local_steps takes control and target together or neither.")
     if work.multiplier and control is None:
         raise ValueError("local.multiplier is c_i - c + proximal (x - u): it needs a control.")
+    if work.correction != 1 and control is None:
+        raise ValueError(
+            f"local.correction = {work.correction} damps a correction of local steps, and this "
+            "algorithm has none; leave it at 1, or use SCAFFOLD or SCAFF-PD."
+        )
     if (work.hinge is None) != (slopes is None):
         raise ValueError(
             "local_steps takes slopes exactly when the local work has a hinge: rFedFair sets "

@@ -96,6 +96,8 @@ class LoopClients(InProcessClients):
             correction = None
             if control is not None and target is not None:
                 correction = target - control.matrix[k]
+                if work.correction != 1:
+                    correction *= work.correction
             slope = None if slopes is None else float(slopes[k])
             given = (x, work, stream, k, int(steps[k]), correction, slope)
             if room is None:

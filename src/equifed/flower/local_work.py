@@ -102,10 +102,12 @@ class LocalWork:
             return None
         lengths = weights * self.work.lr * self.steps
         corrected = self.control is not None and self.control.kind == "gradient"
-        first = torch.zeros_like(self.x) if corrected else combine("gradient", lengths)
+        whole = corrected and self.work.correction == 1  # c_i is g_i(x), which it takes away
+        left = 1 - self.work.correction if corrected else 1.0
+        first = torch.zeros_like(self.x) if whole else combine("gradient", left * lengths)
         if first is None or self.target is None:
             return first
-        return first + float(lengths.sum()) * self.target
+        return first + self.work.correction * float(lengths.sum()) * self.target
 
     def check(self, i: int, reply: Reply) -> None:
         """Refuse a reply whose steps, threshold or vectors cannot be used."""

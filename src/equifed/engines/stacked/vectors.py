@@ -267,12 +267,16 @@ class LocalRun:
         return ChunkWork(x, self._work, self._stream, chunk, correction, slope, own)
 
     def _correction(self, chunk: Chunk) -> Tensor | None:
-        """Return target - control of a chunk's clients."""
+        """Return target - control of a chunk's clients, as much of it as the work takes."""
         if self._target is None or self._control is None:
             return None
-        if isinstance(self._control, SharedGradients):
-            return self._target - self._control.rows(chunk)[0]
-        return self._target - rows_of(self._control.matrix, chunk.places)
+        rows = (
+            self._control.rows(chunk)[0]
+            if isinstance(self._control, SharedGradients)
+            else rows_of(self._control.matrix, chunk.places)
+        )
+        whole = self._target - rows
+        return whole if self._work.correction == 1 else whole.mul_(self._work.correction)
 
 
 class ReplayedVectors(InProcessVectors):
