@@ -8,7 +8,8 @@ local steps. A CNN and an LSTM (those of ``benchmarks.models``): 10 clients x 60
 of 80 tokens, batch 20, three local steps. Always one shuffled pass, step size 0.05, uniform
 averaging, and the same initial model. All programs stay alive and do one round each in turn; the
 first round of each (tracing, start of workers) is left out. The environments are made at the first
-call under ``build/peers``.
+call under ``build/peers``. ``--processor`` is for machines with other loads: one thread, seconds of
+the processor, and no peer that computes in several processes.
 
 The mean loss must fall as far as with ``equifed, loop`` (``equifed`` if that failed), to 2 %;
 otherwise a row does other work, and the table says so. Exact agreement is not expected: everyone
@@ -57,6 +58,8 @@ MODELS = {"mlp": "MLP 784-50-10", "logistic": "Logistic regression", "cnn": "CNN
 DENSE = ("mlp", "logistic")
 RUNNERS, HOME = Path(__file__).parent / "peer_runners", Path("build/peers").resolve()
 PATIENCE, TOLERANCE = 120.0, 0.02
+SEVERAL = ("fedjax, pmap", "pfl, processes", "flwr")
+"""Rows whose work is done by several processes or devices."""
 
 
 # -- the environments and the work ----------------------------------------------------------------
@@ -106,6 +109,7 @@ class Program:
     """One runner, alive between its rounds."""
 
     name: str
+    clock: str = "seconds"
     process: subprocess.Popen[str] | None = None
     failure: str = ""
     seconds: list[float] = field(default_factory=list)
@@ -120,6 +124,8 @@ class Program:
             self.failure = str(error)
             return
         settings = {"OMP_NUM_THREADS": str(threads), "JAX_PLATFORMS": "cpu"}
+        if threads == 1:  # JAX takes all cores unless it is told not to
+            settings["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
         settings["GLOO_SOCKET_IFNAME"] = "lo"  # processes of one machine need no network
         command: list[Any] = [python, RUNNERS / script, HOME / "work" / model, model, rounds, *more]
         with self.log.open("w") as log:
@@ -149,7 +155,7 @@ class Program:
             ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
             line = self.process.stdout.readline() if ready else ""
             answer = json.loads(line or "{}")
-            self.seconds.append(answer["seconds"])
+            self.seconds.append(answer[self.clock])
             self.losses.append(answer["loss"])
         except (OSError, KeyError, ValueError):
             self.failure = f"failed: {last_words(self.log.read_text())}"
@@ -171,9 +177,9 @@ class Program:
 # -- the tables -----------------------------------------------------------------------------------
 
 
-def compare(model: str, names: list[str], rounds: int, threads: int) -> list[Program]:
+def compare(model: str, names: list[str], rounds: int, threads: int, clock: str) -> list[Program]:
     """Run all programs of one model turn by turn; the first round of each is a warm-up."""
-    programs = [Program(name) for name in names]
+    programs = [Program(name, clock) for name in names]
     try:
         for program in programs:
             program.start(model, rounds + 1, threads)
@@ -220,6 +226,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=2)
     arguments.add_argument("--clients", type=int)
+    arguments.add_argument("--processor", action="store_true", help="one thread's own seconds")
     arguments.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
     given = arguments.parse_args()
     chosen = ["equifed", *given.peers.split(",")]
@@ -228,15 +235,19 @@ def main() -> None:
     if unknown := set(given.models) - set(MODELS):
         raise SystemExit(f"Models are some of {', '.join(MODELS)}, got {sorted(unknown)}.")
     names, rows = [name for name, row in ROWS.items() if row[0] in chosen], {}
+    clock = "seconds"
+    if given.processor:
+        clock, given.threads = "processor", 1
+        names = [name for name in names if name not in SEVERAL]
     for model in given.models or MODELS:
         write_work(HOME / "work" / model, model, given.clients)
-        programs = compare(model, names, given.rounds, given.threads)
+        programs = compare(model, names, given.rounds, given.threads, clock)
         print(table(f"\n{MODELS[model]}", programs), flush=True)
         rows[MODELS[model]] = {p.name: min(p.seconds[1:]) for p in programs if not p.failure}
     if given.store is not None:
         pins = [PINNED[peer][0].split("==") for peer in chosen[1:]]
         versions = {name.partition("[")[0]: version for name, version in pins}
-        versions["threads"] = given.threads
+        versions |= {"threads": str(given.threads), "clock": clock}
         label = "-".join(["peers", *given.models])
         store(label, "equifed", rows, given.store, versions)
 
