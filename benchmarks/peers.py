@@ -11,9 +11,9 @@ first round of each (tracing, start of workers) is left out. The environments ar
 call under ``build/peers``. ``--processor`` is for machines with other loads: one thread, seconds of
 the processor, and no peer that computes in several processes.
 
-The mean loss must fall as far as with ``equifed, loop`` (``equifed`` if that failed), to 2 %;
-otherwise a row does other work, and the table says so. Exact agreement is not expected: everyone
-draws its own shuffles.
+The mean loss must fall as far as with ``equifed, loop`` (``equifed`` if that failed), to 2 %, for
+the two networks to 20 %; otherwise a row does other work, and the table says so. Exact agreement is
+not expected: everyone draws its own shuffles.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ ROWS = {  # row of the table: environment, script, further arguments
 MODELS = {"mlp": "MLP 784-50-10", "logistic": "Logistic regression", "cnn": "CNN", "lstm": "LSTM"}
 DENSE = ("mlp", "logistic")
 RUNNERS, HOME = Path(__file__).parent / "peer_runners", Path("build/peers").resolve()
-PATIENCE, TOLERANCE = 120.0, 0.02
+PATIENCE = 120.0
+TOLERANCE = {"mlp": 0.02, "logistic": 0.02, "cnn": 0.2, "lstm": 0.2}
+"""Of the fall of the loss; 600 samples fall little in a few rounds, and shuffles matter more."""
+
 SEVERAL = ("fedjax, pmap", "pfl, processes", "flwr")
 """Rows whose work is done by several processes or devices."""
 
@@ -192,7 +195,7 @@ def compare(model: str, names: list[str], rounds: int, threads: int, clock: str)
     return programs
 
 
-def table(title: str, programs: list[Program]) -> str:
+def table(model: str, programs: list[Program]) -> str:
     """Return seconds per round (best and median), the ratio of the best, and the final losses."""
     ours = [p for p in programs if p.name.startswith("equifed") and not p.failure]
     if not ours or ours[0].name != "equifed":
@@ -200,7 +203,7 @@ def table(title: str, programs: list[Program]) -> str:
     base = min(ours[0].seconds[1:])
     first, *_, last = ours[-1].losses  # after the warm-up, and after all rounds
     lines = [
-        title,
+        f"\n{MODELS[model]}",
         "",
         "| simulator | best s | median s | times equifed | final loss | same work |",
         "|---|---:|---:|---:|---:|---|",
@@ -211,7 +214,7 @@ def table(title: str, programs: list[Program]) -> str:
             continue
         times, loss = program.seconds[1:], program.losses[-1]
         off = abs((program.losses[0] - loss) / (first - last) - 1)
-        same = "yes" if off <= TOLERANCE else f"NO: {100 * off:.0f} % off"
+        same = "yes" if off <= TOLERANCE[model] else f"NO: {100 * off:.0f} % off"
         lines.append(
             f"| {program.name} | {min(times):.3f} | {float(np.median(times)):.3f} "
             f"| {min(times) / base:.1f} | {loss:.4f} | {same} |"
@@ -242,7 +245,7 @@ def main() -> None:
     for model in given.models or MODELS:
         write_work(HOME / "work" / model, model, given.clients)
         programs = compare(model, names, given.rounds, given.threads, clock)
-        print(table(f"\n{MODELS[model]}", programs), flush=True)
+        print(table(model, programs), flush=True)
         rows[MODELS[model]] = {p.name: min(p.seconds[1:]) for p in programs if not p.failure}
     if given.store is not None:
         pins = [PINNED[peer][0].split("==") for peer in chosen[1:]]
