@@ -65,7 +65,7 @@ SHARE = 8
 
 
 PADDED = 4
-"""A GPU's minibatches are padded to multiples of this: 16 bytes in single precision."""
+"""A GPU's minibatches are padded to multiples of this for tensor cores, which want 16 bytes."""
 
 CALL = 1 << 17
 """What another chunk costs, in samples times parameters: clients of different sizes share one as
@@ -273,7 +273,8 @@ class StackedClients(InProcessClients):
             rows = [self._inputs[0].numel(), *(n for s in self.model.shapes.values() for n in s)]
             multiple = math.lcm(*(8 // math.gcd(8, n) for n in rows))
             return common_widths(used, multiple, CALL // self.model.size), False
-        padded = self.model.device.type == "cuda" and batch_size is not None
+        rounded = self.model.device.type == "cuda" and self._precision != "full"
+        padded = rounded and batch_size is not None
         return round_up(used, PADDED if padded else 1), True
 
     def _length_for(self, batch_size: int | None) -> Callable[[int], int]:
