@@ -136,14 +136,14 @@ class WrittenConv2d(nn.Conv2d):
     def _patches(self, inputs: Tensor) -> Tensor:
         """Return what the kernel sees, (channels, its rows, its columns, samples, rows, columns).
 
-        Shifted images side by side, rows first: compiled, both ways are plain copies and sums.
-        ``unfold`` would compute anew what comes before the layer for every place of the kernel,
-        and its derivative would be a sum in no order.
+        Shifted images side by side: compiled, both ways are plain copies and sums. ``unfold`` would
+        compute anew what comes before the layer for every place of the kernel, and its derivative
+        would be a sum in no order. Columns first: the many copies then are of whole rows.
         """
         assert not isinstance(self.padding, str)
         (high, wide), (down, across) = self.kernel_size, self.stride
         above, beside = self.padding
         images = functional.pad(inputs, (beside, beside, above, above)).transpose(0, 1)
         bottom, right = images.shape[2] - high + 1, images.shape[3] - wide + 1
-        rows = torch.stack([images[:, :, k : k + bottom : down] for k in range(high)], dim=1)
-        return torch.stack([rows[..., k : k + right : across] for k in range(wide)], dim=2)
+        columns = torch.stack([images[..., k : k + right : across] for k in range(wide)], dim=1)
+        return torch.stack([columns[..., k : k + bottom : down, :] for k in range(high)], dim=1)
