@@ -132,7 +132,7 @@ class AddressedAttention(nn.MultiheadAttention):
         matrix and puts their gradients together again as sums of three, mostly zeros.
         """
         parts = F.linear(inputs, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
-        q, k, v = (p.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for p in parts)
+        q, k, v = (p.view(*p.shape[:2], self.num_heads, -1).transpose(1, 2) for p in parts)
         if fused:
             heads = F.scaled_dot_product_attention(q, k, v)
         else:
