@@ -1,6 +1,6 @@
 """A FedAvg round on a GPU: agreement with the CPU, and times against the sequential loop and JAX.
 
-    python -m benchmarks.gpu [clients ...]
+    python -m benchmarks.gpu [clients ...] [--beside-jax] [--store]
 
 600 samples x 784 features per client, batch 50, 12 local steps, an MLP 784-50-10 in float32,
 shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
@@ -8,13 +8,16 @@ shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same
 
 from __future__ import annotations
 
-import sys
+import argparse
+import importlib.metadata
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.results import FOLDER, store
 from tests.problems import classification
 
 from equifed.contract.local import LocalSGD, SmoothedHinge
@@ -181,10 +184,38 @@ def engine_for(
     return engine
 
 
+def compare_with_jax(sizes: list[int]) -> dict[str, dict[str, float]]:
+    """Print and return the seconds of a round beside JAX's, in full precision and in tf32."""
+    rows: dict[str, dict[str, float]] = {}
+    for clients in sizes:
+        data = problem(clients)
+        for variant, precision in JAX.items():
+            label = f"{clients:,} clients, {'full' if precision == 'highest' else 'tf32'}"
+            rows[label] = {"equifed": measured(engine_for(data, "mlp", **VARIANTS[variant]))[0]}
+            torch.cuda.empty_cache()
+            step = jax_round(clients, precision)
+            if step is not None:
+                rows[label]["JAX"] = seconds(step)
+            del step
+            times = ", ".join(f"{who} {1e3 * took:.2f} ms" for who, took in rows[label].items())
+            print(f"{label}: {times}", flush=True)
+    return rows
+
+
 def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     print(f"CUDA against the loop on the CPU, float64: {agreement():.1e}", flush=True)
-    sizes = [int(n) for n in sys.argv[1:]] or [100, 1000, 10000]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", nargs="*", type=int, default=[100, 1000, 10000])
+    parser.add_argument("--beside-jax", action="store_true", help="only what JAX does, too")
+    parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
+    given = parser.parse_args()
+    if given.beside_jax:
+        rows = compare_with_jax(given.sizes)
+        if given.store is not None:
+            store("gpu-dense", "JAX", rows, given.store, {"jax": importlib.metadata.version("jax")})
+        return
+    sizes = given.sizes
     loop, reference = measured(LoopClients(problem(100), "mlp", device="cuda"), rounds=1)
     print(f"loop on cuda, 100 clients: {1e3 * loop:.0f} ms per round", flush=True)
     times: dict[tuple[int, str], float] = {}

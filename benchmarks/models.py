@@ -2,6 +2,7 @@
 
     python -m benchmarks.models [cnn resnet lstm transformer lora] [--threads 2] [--device cuda]
     python -m benchmarks.models cnn --threads 2 --profile     (where the time goes)
+    python -m benchmarks.models lstm cnn --device cuda --clients 100 --precisions
 
 10 clients x 60 samples, batch 20, three local steps. The plain loop is what one would write without
 a library: a copy of the module for each client, ``torch.optim.SGD``, and the average.
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from equifed.contract.streams import Stream
 from equifed.data import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
+from equifed.engines.precision import Precision, products_in
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models.architectures import build
@@ -130,7 +133,8 @@ def plain_round(module: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[st
         for step in range(STEPS):
             rows = order[step * BATCH : (step + 1) * BATCH]
             optimiser.zero_grad()
-            plain_loss(own(inputs[rows]), targets[rows]).backward()
+            with products_in("full", inputs.device):  # no tf32 for convolutions, as in ours
+                plain_loss(own(inputs[rows]), targets[rows]).backward()
             optimiser.step()
         ends.append(own.state_dict())
     return {k: torch.stack([end[k] for end in ends]).mean(dim=0) for k in ends[0]}
@@ -153,7 +157,8 @@ def shared_round(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
     for step in range(STEPS):
         rows = order[step * count : (step + 1) * count]
         optimiser.zero_grad()
-        plain_loss(module(inputs[rows]), targets[rows]).backward()
+        with products_in("full", inputs.device):
+            plain_loss(module(inputs[rows]), targets[rows]).backward()
         optimiser.step()
 
 
@@ -190,32 +195,60 @@ def compare(name: str, clients: int, device: str, turns: int) -> dict[str, float
         "auto": simulate(data, module, cross_entropy, **given),
     }
     if device == "cuda":
-        torch.backends.cudnn.allow_tf32 = False  # as equifed does
         compiled = StackedClients(data, module, cross_entropy, **given, compiled=True)
         engines["stacked, compiled"] = compiled
-    x = engines["loop"].flatten(module)
-    held = engines["loop"]
-    candidates: dict[str, Callable[[], object]] = {
-        "plain loop": partial(plain_round, copy.deepcopy(module).to(device), pairs_of(held))
-    }
-    if device == "cuda":
-        one = copy.deepcopy(module).to(device)
-        candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
-        if clients > MANY:
-            candidates.pop("plain loop")
-            engines.pop("loop")
-    candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
-    ends = {key: our_round(engine, x) for key, engine in engines.items()}
+    candidates: dict[str, Callable[[], object]] = {}
+    if base_of(device, clients) == "plain loop":
+        own = copy.deepcopy(module).to(device)
+        candidates["plain loop"] = partial(plain_round, own, pairs_of(engines["loop"]))
+    else:
+        engines.pop("loop")
+    chosen = engines["auto"].engine
+    title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
+    times, ends = take_turns(candidates, engines, module, device, turns)
     apart = max(float((end - ends["stacked"]).abs().max()) for end in ends.values())
     if apart > 1e-4:
         raise SystemExit(f"{name}: the engines disagree by {apart}")
-    if device == "cuda":
-        candidates = {key: partial(wait_for, call) for key, call in candidates.items()}
-    times = best_times(candidates, turns=turns, wall=True)
-    chosen = engines["auto"].engine
-    title = f"\n{name}, {clients} clients, {torch.get_num_threads()} threads, auto is {chosen}"
     print(table(title, times, base_of(device, clients)), flush=True)
     return times
+
+
+def compare_precisions(name: str, clients: int, turns: int) -> dict[str, float]:
+    """Print the times of one model on a GPU in all precisions, and return them."""
+    torch.manual_seed(0)
+    module, data = MODELS[name](), federation(name, clients)
+    engines: dict[str, InProcessClients] = {
+        precision: StackedClients(
+            data, module, cross_entropy, device="cuda", init="own", precision=precision
+        )
+        for precision in get_args(Precision)
+    }
+    times, ends = take_turns({}, engines, module, "cuda", turns)
+    print(table(f"\n{name}, {clients} clients", times, "one shared model"), flush=True)
+    moved = float((ends["full"] - engines["full"].flatten(module)).norm())
+    for precision, end in ends.items():
+        print(f"{precision}: update off by {float((end - ends['full']).norm()) / moved:.1e}")
+    return times
+
+
+def take_turns(
+    candidates: dict[str, Callable[[], object]],
+    engines: Mapping[str, InProcessClients],
+    module: nn.Module,
+    device: str,
+    turns: int,
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Return the times of candidates, of engines and of one shared model, and where engines end."""
+    held = next(iter(engines.values()))
+    x = held.flatten(module)
+    if device == "cuda":
+        one = copy.deepcopy(module).to(device)
+        candidates["one shared model"] = partial(shared_round, one, held._inputs, held._targets)
+    candidates |= {k: partial(our_round, engine, x) for k, engine in engines.items()}
+    ends = {key: our_round(engine, x) for key, engine in engines.items()}
+    if device == "cuda":
+        candidates = {key: partial(wait_for, call) for key, call in candidates.items()}
+    return best_times(candidates, turns=turns, wall=True), ends
 
 
 def base_of(device: str, clients: int) -> str:
@@ -232,6 +265,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
+    parser.add_argument("--precisions", action="store_true", help="full, tf32, bf16 on a GPU")
     parser.add_argument("--profile", action="store_true", help="where the time goes, on a CPU")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -240,10 +274,14 @@ def main() -> None:
         for name in names:
             explain(name, given.clients, given.turns)
         return
-    rows = {name: compare(name, given.clients, given.device, given.turns) for name in names}
+    label, base = f"models-{given.device}-{given.clients}", base_of(given.device, given.clients)
+    if given.precisions:
+        label, base = f"precisions-{given.clients}", "one shared model"
+        rows = {name: compare_precisions(name, given.clients, given.turns) for name in names}
+    else:
+        rows = {name: compare(name, given.clients, given.device, given.turns) for name in names}
     if given.store is not None:
-        label = f"models-{given.device}-{given.clients}"
-        store(label, base_of(given.device, given.clients), rows, given.store)
+        store(label, base, rows, given.store)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,17 @@ def _processor() -> str:
 
 
 def store(
-    name: str, base: str, rows: Mapping[str, Mapping[str, float]], folder: Path = FOLDER
+    name: str,
+    base: str,
+    rows: Mapping[str, Mapping[str, float]],
+    folder: Path = FOLDER,
+    more: Mapping[str, object] | None = None,
 ) -> None:
-    """Write seconds by row and candidate; ``base`` is what ratios are to."""
-    told = {"on": describe_machine(), "base": base, "seconds": rows}
+    """Write seconds by row and candidate; ``base`` is what ratios are to.
+
+    ``more`` is what else they depend on.
+    """
+    told = {"on": describe_machine() | dict(more or {}), "base": base, "seconds": rows}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
 

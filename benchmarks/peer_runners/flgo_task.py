@@ -4,10 +4,9 @@ from functools import partial
 
 import torch
 from shared import given
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
-from torch_layers import torch_layers
+from torch_module import build_module
 
 work = given()
 train_data = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in work.batches]
@@ -33,4 +32,4 @@ def compute_loss(model, batch, device):
 
 def get_model():
     """Return the initial model."""
-    return nn.Sequential(*torch_layers(work.layers))
+    return build_module(work.model, work.parameters)

@@ -10,8 +10,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from shared import BATCH, LR
-from torch import nn
 from torch.nn.functional import cross_entropy
+from torch_module import build_module
 
 app = ClientApp()
 
@@ -24,27 +24,17 @@ def data(folder: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(parts[0]), torch.from_numpy(parts[1])
 
 
-def module_of(state: dict[str, torch.Tensor]) -> nn.Module:
-    """Return the module whose parameters are these."""
-    weights = [value for key, value in state.items() if key.endswith("weight")]
-    layers: list[nn.Module] = []
-    for weight in weights:
-        layers += [nn.ReLU()] if layers else []
-        layers.append(nn.Linear(weight.shape[1], weight.shape[0]))
-    module = nn.Sequential(*layers)
-    module.load_state_dict(state)
-    return module
-
-
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One shuffled pass over the client's samples."""
-    inputs, targets = data(str(message.content["config"]["folder"]))
+    config = message.content["config"]
+    inputs, targets, model = *data(str(config["folder"])), str(config["model"])
     number = int(context.node_config["partition-id"])
     x, y = inputs[number], targets[number]
-    module = module_of(message.content["arrays"].to_torch_state_dict())
+    state = message.content["arrays"].to_torch_state_dict()
+    module = build_module(model, [value.numpy() for value in state.values()])
     optimiser = torch.optim.SGD(module.parameters(), lr=LR)
-    for batch in torch.randperm(len(y)).split(BATCH):
+    for batch in torch.randperm(len(y)).split(BATCH[model]):
         optimiser.zero_grad()
         cross_entropy(module(x[batch]), y[batch]).backward()
         optimiser.step()

@@ -11,14 +11,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-BATCH, STEPS, LR = 50, 12, 0.05
-Layers = list[tuple[np.ndarray, np.ndarray]]
-"""Weights [out, in] and bias of every linear layer, with ReLU in between."""
+LR = 0.05
+BATCH = {"mlp": 50, "logistic": 50, "cnn": 20, "lstm": 20}
+Parameters = list[np.ndarray]
+"""Of the module, in torch's order: weights [out, in] before biases, layer after layer."""
 
 # Peers print what they like: their standard output goes to the log, and answers to the driver.
 _answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -27,12 +29,18 @@ os.dup2(2, 1)
 
 @dataclass(frozen=True)
 class Work:
-    """The data of all clients, (n, m, d) and (n, m), and the initial model."""
+    """The data of all clients, (n, m, ...) and (n, m), and the initial model."""
 
+    model: str
     inputs: np.ndarray
     targets: np.ndarray
-    layers: Layers
+    parameters: Parameters
     rounds: int
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return BATCH[self.model]
 
     @property
     def batches(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -44,19 +52,58 @@ def given() -> Work:
     """Read the work that the command line names."""
     folder, model, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     with np.load(folder / f"{model}.npz") as saved:
-        flat = [saved[key] for key in saved.files]
+        parameters = [saved[key] for key in saved.files]
     inputs, targets = np.load(folder / "inputs.npy"), np.load(folder / "targets.npy")
-    return Work(inputs, targets, list(zip(flat[::2], flat[1::2], strict=True)), rounds)
+    return Work(model, inputs, targets, parameters, rounds)
 
 
-def mean_loss(work: Work, layers: Layers) -> float:
+def mean_loss(work: Work, parameters: Parameters) -> float:
     """Return the mean cross entropy over all samples of all clients."""
-    hidden = work.inputs.reshape(-1, work.inputs.shape[-1])
-    for i, (weight, bias) in enumerate(layers):
-        hidden = (np.maximum(hidden, 0) if i else hidden) @ weight.T + bias
-    scores = hidden - hidden.max(axis=1, keepdims=True)
+    inputs = work.inputs.reshape(-1, *work.inputs.shape[2:])
+    scores = (read_sequences if work.model == "lstm" else go_through)(inputs, parameters)
+    scores = scores - scores.max(axis=1, keepdims=True)
     chosen = np.take_along_axis(scores, work.targets.reshape(-1, 1), axis=1)[:, 0]
     return float((np.log(np.exp(scores).sum(axis=1)) - chosen).mean())
+
+
+def go_through(hidden: np.ndarray, parameters: Parameters) -> np.ndarray:
+    """Return the scores of linear maps with ReLU between, after convolutions with pooling."""
+    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
+        if weight.ndim == 4:
+            hidden = convolve(hidden, weight, bias)
+            continue
+        hidden = hidden.reshape(len(hidden), -1) @ weight.T + bias
+        if weight is not parameters[-2]:
+            hidden = np.maximum(hidden, 0)
+    return hidden
+
+
+def convolve(images: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Return a convolution of the same size, ReLU, and the largest of two by two."""
+    side = weight.shape[-1] // 2
+    padded = np.pad(images, ((0, 0), (0, 0), (side, side), (side, side)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[2:], axis=(2, 3))
+    out = np.tensordot(patches, weight, axes=((1, 4, 5), (1, 2, 3))) + bias  # channels last
+    n, high, wide, channels = out.shape
+    pooled = out.reshape(n, high // 2, 2, wide // 2, 2, channels).max(axis=(2, 4))
+    return np.maximum(pooled, 0).transpose(0, 3, 1, 2)
+
+
+def read_sequences(tokens: np.ndarray, parameters: Parameters) -> np.ndarray:
+    """Return the scores of an LSTM's last state."""
+    embedding, of_input, of_state, bias, more, weight, offset = parameters
+    state = cell = np.zeros((len(tokens), of_state.shape[1]), dtype=embedding.dtype)
+    for step in range(tokens.shape[1]):
+        gates = embedding[tokens[:, step]] @ of_input.T + state @ of_state.T + bias + more
+        enter, keep, new, show = np.split(gates, 4, axis=1)
+        cell = sigmoid(keep) * cell + sigmoid(enter) * np.tanh(new)
+        state = sigmoid(show) * np.tanh(cell)
+    return state @ weight.T + offset
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    """Return 1 / (1 + exp(-values))."""
+    return 1 / (1 + np.exp(-values))
 
 
 class Turn:
@@ -65,17 +112,19 @@ class Turn:
     def __init__(self) -> None:
         if not sys.stdin.readline():
             raise SystemExit("The driver has left.")
-        self.begun = time.perf_counter()
+        self.restart()
 
     def restart(self) -> None:
         """Start the clock again: what came before is no part of the round."""
-        self.begun = time.perf_counter()
+        self.begun = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
-        """Stop the clock."""
-        self.seconds = time.perf_counter() - self.begun
+        """Stop the clocks: seconds on the wall, and of the processor for this process."""
+        ended = time.perf_counter(), time.process_time()
+        self.seconds, self.processor = (b - a for a, b in zip(self.begun, ended, strict=True))
 
-    def answer(self, work: Work, layers: Layers) -> None:
+    def answer(self, work: Work, parameters: Iterable[np.ndarray]) -> None:
         """Tell the driver the seconds and the loss."""
-        loss = mean_loss(work, layers)
-        _answers.write(json.dumps({"seconds": self.seconds, "loss": loss}) + "\n")
+        told = {"seconds": self.seconds, "processor": self.processor}
+        told["loss"] = mean_loss(work, list(parameters))
+        _answers.write(json.dumps(told) + "\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import flgo
 import torch
 from flgo.algorithm import fedavg
-from shared import BATCH, LR, Turn, given
+from shared import LR, Turn, given
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 work = given()
@@ -26,8 +26,7 @@ class Fedavg:
             turn = Turn()
             updated = super().iterate()
             turn.stop()
-            flat = [p.detach().numpy() for p in self.model.parameters()]
-            turn.answer(work, list(zip(flat[::2], flat[1::2], strict=True)))
+            turn.answer(work, (p.detach().numpy() for p in self.model.parameters()))
             return updated
 
     Client = fedavg.Client
@@ -43,7 +42,7 @@ option = {
     "num_rounds": work.rounds,
     "num_epochs": 1,
     "learning_rate": LR,
-    "batch_size": BATCH,
+    "batch_size": work.batch,
     "train_holdout": 0.0,
     "eval_interval": -1,
 }

@@ -24,16 +24,24 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from shared import BATCH, LR, Turn, given
+from shared import LR, Turn, given
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch_layers import torch_layers
+from torch_module import build_module
 
 FIRST = int(os.environ.get("RANK", "0")) == 0
 
 
-class Scores(nn.Sequential):
+class Scores(nn.Module):
     """The module, with the two methods that pfl asks for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs):
+        """Return the module's scores."""
+        return self.module(inputs)
 
     def loss(self, inputs, targets):
         """Return the mean loss of a batch."""
@@ -69,8 +77,8 @@ class Turns(TrainingProcessCallback):
         """Answer, and wait for the next turn if there is one."""
         if self.turn:
             self.turn.stop()
-            flat = [p.detach().numpy() for p in model.pytorch_model.parameters()]
-            self.turn.answer(work, list(zip(flat[::2], flat[1::2], strict=True)))
+            held = model.pytorch_model.parameters()
+            self.turn.answer(work, (p.detach().numpy() for p in held))
         self.done += 1
         if self.done < work.rounds:
             self.wait()
@@ -87,7 +95,7 @@ def shuffled(user: int) -> PyTorchTensorDataset:
     return PyTorchTensorDataset([part[order] for part in data[user]])
 
 
-module = Scores(*torch_layers(work.layers))
+module = Scores(build_module(work.model, work.parameters))
 users = FederatedDataset(shuffled, get_user_sampler("minimize_reuse", range(len(data))))
 FederatedAveraging().run(
     NNAlgorithmParams(
@@ -98,6 +106,6 @@ FederatedAveraging().run(
     ),
     SimulatedBackend(training_data=users, val_data=users, postprocessors=[WeightByUser()]),
     PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0)),
-    NNTrainHyperParams(local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LR),
+    NNTrainHyperParams(local_batch_size=work.batch, local_num_epochs=1, local_learning_rate=LR),
     callbacks=[Turns()],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.precision import products_in
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.chunks import split_into_chunks
-from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.stacked.clients import StackedClients, bound_memory
 from equifed.engines.stacked.cuda_graph import SaltedKeys, _uniform
 from equifed.models import losses
 from equifed.models.architectures import build
@@ -74,6 +75,17 @@ def test_tf32_is_asked_for_only_during_products() -> None:
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError, match=r"bf16.*fp8"):
         StackedClients(classification(), nn.Linear(3, 3), losses.cross_entropy, precision="fp8")
+
+
+@pytest.mark.parametrize(("gibibytes", "bound"), [(141, 141 << 27), (4, 1 << 30)])
+def test_a_gpu_keeps_an_eighth_of_its_memory(
+    gibibytes: int, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = SimpleNamespace(total_memory=gibibytes << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert bound_memory("cuda") == bound
+    assert bound_memory("cpu") == 1 << 30
 
 
 @pytest.mark.slow

@@ -137,3 +137,5 @@ def test_another_place_is_refused() -> None:
     table = {"rounds": 1, "data": "fashion-three", "model": "logistic", "algorithm": "fedavg"}
     with pytest.raises(ConfigError, match="remember_on"):
         RunConfig.from_dict({**table, "engine": {"name": "stacked", "remember_on": "tape"}})
+    with pytest.raises(ConfigError, match=r"engine\.remember_on: there is no setting"):
+        RunConfig.from_dict({**table, "engine": {"name": "distributed", "remember_on": "disk"}})

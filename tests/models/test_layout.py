@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tests.problems import classification
@@ -83,17 +85,30 @@ def test_engines_agree_whatever_the_layout(name: str) -> None:
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_fused_attention_is_attention(need_weights: bool) -> None:
+def test_attention_is_torchs(need_weights: bool, masked: bool, first: bool, bias: bool) -> None:
+    """Outputs and gradients, to itself and to others, fused or by products."""
     torch.manual_seed(0)
-    found, inputs = [], torch.randn(4, 5, 8, requires_grad=True)
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
-    AddressedAttention.take_over(attention, 0)
-    for products in (False, True):
-        attention.products = products  # type: ignore[assignment]
-        outputs, weights = attention(inputs, inputs, inputs, need_weights=need_weights)
-        assert (weights is not None) == need_weights
-        wanted = [inputs, *attention.parameters()]
-        gradients = torch.autograd.grad(outputs.square().sum(), wanted)
-        found.append(torch.cat([v.reshape(-1) for v in (outputs, *gradients)]))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    given = {"bias": bias, "batch_first": first}
+    theirs = nn.MultiheadAttention(8, 2, **given, dtype=torch.float64)
+    ours = copy.deepcopy(theirs)
+    AddressedAttention.take_over(ours, 0)
+    inputs = torch.randn(4, 4, 8, dtype=torch.float64, requires_grad=True)
+    later = torch.ones(4, 4, dtype=torch.bool).triu(1) if masked else None
+    for others in (inputs, inputs.flip(0)):
+        found = []
+        for products, attention in ((None, theirs), (False, ours), (True, ours)):
+            if products is not None:
+                attention.products = products
+            outputs, weights = attention(
+                inputs, others, others, need_weights=need_weights, attn_mask=later
+            )
+            assert (weights is not None) == need_weights
+            wanted = [inputs, *attention.parameters()]
+            gradients = torch.autograd.grad(outputs.square().sum(), wanted)
+            found.append(torch.cat([v.reshape(-1) for v in (outputs, *gradients)]))
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], rtol=1e-10, atol=1e-12)

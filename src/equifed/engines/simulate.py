@@ -16,7 +16,7 @@ from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
 from equifed.engines.precision import Precision
 from equifed.engines.row_file import RememberOn
-from equifed.engines.stacked.clients import MEMORY, NotBatched, StackedClients
+from equifed.engines.stacked.clients import NotBatched, StackedClients
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import SampleLoss
 from equifed.models.losses import ClassWeights, weigh_classes
@@ -37,7 +37,7 @@ def simulate(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     init: Init | None = None,
-    memory: int = MEMORY,
+    memory: int | None = None,
     chunk: int | None = None,
     fast: bool = True,
     compiled: bool = False,
@@ -78,10 +78,11 @@ def simulate(
     init : {"own", "fresh"}, optional
         Start from the module's own parameters, or draw them anew; by default the first for a
         module that is handed over, the second for one that is named.
-    memory : int
+    memory : int, optional
         Bound in bytes on the client vectors that are kept; beyond it they are made again when
-        needed. As much may stay at hand for those of the next round. This and what follows is
-        about the stacked engine; the loop needs none of it.
+        needed. As much may stay at hand for those of the next round. By default 1 GiB, on a GPU an
+        eighth of its memory. This and what follows is about the stacked engine; the loop needs none
+        of it.
     chunk : int, optional
         Clients per chunk; chosen from the model's and the samples' sizes if not given.
     fast : bool

@@ -123,21 +123,27 @@ class WrittenConv2d(nn.Conv2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the images' convolutions."""
-        assert not isinstance(self.padding, str)
         if inputs.dim() == 3:  # one image
             return self.forward(inputs.unsqueeze(0)).squeeze(0)
-        patches = functional.unfold(
-            inputs, self.kernel_size, padding=self.padding, stride=self.stride
-        )
-        sides = [
-            (side + 2 * p - k) // s + 1
-            for side, p, k, s in zip(
-                inputs.shape[-2:], self.padding, self.kernel_size, self.stride, strict=True
-            )
-        ]
+        patches = self._patches(inputs)
         # All samples side by side: one large product for a client, not one for each sample, whose
         # batches would repeat the weights and add up as many gradients.
-        out = self.weight.flatten(1) @ patches.transpose(0, 1).flatten(1)
+        out = self.weight.flatten(1) @ patches.flatten(0, 2).flatten(1)
         if self.bias is not None:
             out = out + self.bias.unsqueeze(1)
-        return out.view(len(out), len(inputs), *sides).transpose(0, 1)
+        return out.view(len(out), *patches.shape[3:]).transpose(0, 1)
+
+    def _patches(self, inputs: Tensor) -> Tensor:
+        """Return what the kernel sees, (channels, its rows, its columns, samples, rows, columns).
+
+        Shifted images side by side: compiled, both ways are plain copies and sums. ``unfold`` would
+        compute anew what comes before the layer for every place of the kernel, and its derivative
+        would be a sum in no order. Columns first: the many copies then are of whole rows.
+        """
+        assert not isinstance(self.padding, str)
+        (high, wide), (down, across) = self.kernel_size, self.stride
+        above, beside = self.padding
+        images = functional.pad(inputs, (beside, beside, above, above)).transpose(0, 1)
+        bottom, right = images.shape[2] - high + 1, images.shape[3] - wide + 1
+        columns = torch.stack([images[..., k : k + right : across] for k in range(wide)], dim=1)
+        return torch.stack([columns[..., k : k + bottom : down, :] for k in range(high)], dim=1)

@@ -42,7 +42,6 @@ from equifed.engines.in_process import InProcessClients, products_of_rows
 from equifed.engines.own_parts import JOINT
 from equifed.engines.row_file import RowMemory
 from equifed.engines.simulate import simulate
-from equifed.engines.stacked.clients import MEMORY
 from equifed.engines.sums import (
     Node,
     group_clients,
@@ -117,7 +116,7 @@ class DistributedClients(TorchClients):
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
-        memory: int = MEMORY,
+        memory: int | None = None,
         chunk: int | None = None,
         own: str | Sequence[str] | None = None,
         own_l2: OwnL2 | None = None,

@@ -58,11 +58,14 @@ from equifed.models.flat import SampleLoss
 from equifed.models.penalty import Penalise
 
 MEMORY = 1 << 30
-"""Default bound, in bytes, on the client vectors that the engine keeps."""
+"""Default bound, in bytes, on the client vectors that the engine keeps; a GPU may keep more."""
+
+SHARE = 8
+"""One part in so many of a GPU's memory is the default bound there."""
 
 
 PADDED = 4
-"""A GPU's minibatches are padded to multiples of this: 16 bytes in single precision."""
+"""A GPU's minibatches are padded to multiples of this for tensor cores, which want 16 bytes."""
 
 CALL = 1 << 17
 """What another chunk costs, in samples times parameters: clients of different sizes share one as
@@ -70,6 +73,14 @@ long as their padding costs less."""
 
 ROOM = 0.6
 """Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
+
+
+def bound_memory(device: str | torch.device) -> int:
+    """Return the default bound on the client vectors that are kept on a device."""
+    device = torch.device(device)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return MEMORY
+    return max(MEMORY, torch.cuda.get_device_properties(device).total_memory // SHARE)
 
 
 class NotBatched(ValueError):
@@ -92,7 +103,7 @@ class StackedClients(InProcessClients):
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
-        memory: int = MEMORY,
+        memory: int | None = None,
         chunk: int | None = None,
         fast: bool = True,
         compiled: bool = False,
@@ -103,6 +114,7 @@ class StackedClients(InProcessClients):
         own_steps: OwnSteps = "auto",
         remember_on: RememberOn = "memory",
     ) -> None:
+        memory = bound_memory(device) if memory is None else memory
         if memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
         if chunk is not None and chunk < 1:
@@ -261,7 +273,8 @@ class StackedClients(InProcessClients):
             rows = [self._inputs[0].numel(), *(n for s in self.model.shapes.values() for n in s)]
             multiple = math.lcm(*(8 // math.gcd(8, n) for n in rows))
             return common_widths(used, multiple, CALL // self.model.size), False
-        padded = self.model.device.type == "cuda" and batch_size is not None
+        rounded = self.model.device.type == "cuda" and self._precision != "full"
+        padded = rounded and batch_size is not None
         return round_up(used, PADDED if padded else 1), True
 
     def _length_for(self, batch_size: int | None) -> Callable[[int], int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -37,6 +38,9 @@ from equifed.models.losses import cross_entropy
 FUSED = 1 << 14
 """Entries of a weight matrix from which on the CPU adds products straight into it, one client after
 the other; smaller ones are multiplied in one call and added afterwards."""
+
+MOST_ONES = 1024
+"""Samples of a client up to which a GPU sums over them by a product."""
 
 
 class Layer(Protocol):
@@ -71,9 +75,11 @@ class Linear(Layer):
 
     @override
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.bias:
+        if self.bias and not u.is_cuda:
             return torch.baddbmm(self.offset(u).unsqueeze(2), self.weight(u), inputs), inputs
-        return torch.bmm(self.weight(u), inputs), inputs
+        outputs = torch.bmm(self.weight(u), inputs)
+        # A GPU's product would have to read what it adds to.
+        return outputs.add_(self.offset(u).unsqueeze(2)) if self.bias else outputs, inputs
 
     @override
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
@@ -84,13 +90,22 @@ class Linear(Layer):
     ) -> None:
         """Set this layer's part of ``out`` to beta times itself plus alpha times its gradient."""
         weight = self.weight(out)
-        fused = out.is_cuda or self.fan_in * self.fan_out >= FUSED
-        if fused and delta.dtype == saved.dtype == out.dtype:  # not if products are in bf16
+        plain = delta.dtype == saved.dtype == out.dtype  # not if products are in bf16
+        if plain and (out.is_cuda or self.fan_in * self.fan_out >= FUSED):
             weight.baddbmm_(delta, saved.transpose(1, 2), beta=beta, alpha=alpha)
         else:
             scale_and_add(weight, torch.bmm(delta, saved.transpose(1, 2)), beta, alpha)
-        if self.bias:
+        if self.bias and plain and out.is_cuda and delta.shape[2] <= MOST_ONES:
+            ones = _ones(out.device, out.dtype)[: delta.shape[2]].expand(len(out), -1, 1)
+            self.offset(out).unsqueeze(2).baddbmm_(delta, ones, beta=beta, alpha=alpha)
+        elif self.bias:
             scale_and_add(self.offset(out), delta.sum(dim=2), beta, alpha)
+
+
+@lru_cache
+def _ones(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a column of ones, by which sums over samples are products."""
+    return torch.ones(MOST_ONES, 1, device=device, dtype=dtype)
 
 
 def scale_and_add(out: Tensor, values: Tensor, beta: float, alpha: float) -> None:
