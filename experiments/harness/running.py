@@ -103,22 +103,45 @@ def run_variants(
     prepare: Prepare | None = None,
 ) -> tuple[Histories, list[str]]:
     """Run what is missing of variants over seeds; return the complete runs, and what failed."""
+    return run_by_seed(context, {seed: variants for seed in seeds}, prepare)
+
+
+def run_by_seed(
+    context: Context,
+    variants: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    prepare: Prepare | None = None,
+) -> tuple[Histories, list[str]]:
+    """Run what is missing of every seed's own variants, all together."""
     jobs = [
         make_job(name, configured(context.settings, variant, seed), seed,
             context.out / "runs" / slug(name) / f"seed-{seed}")
-        for seed in seeds
-        for name, variant in variants.items()
+        for seed, named in variants.items()
+        for name, variant in named.items()
     ]  # fmt: skip
     check_folders(jobs)
     if prepare is None:
         failed = run_jobs(jobs, at_once=context.jobs, console=context.console)
     else:
         failed = _prepared(jobs, prepare, context.console)
-    found: Histories = {name: {} for name in variants}
+    found: Histories = {name: {} for named in variants.values() for name in named}
     for one in jobs:
         if one.complete:
             found[one.name][one.config.seed] = History.load(one.folder, model=False)
     return found, failed
+
+
+def run_alone(
+    context: Context, variants: Mapping[int, Mapping[str, Any]]
+) -> tuple[dict[int, History], list[str]]:
+    """Return, seed by seed, runs whose ``alone`` is what clients would have with own models.
+
+    Logistic regression is solved exactly, with the strength of the penalty chosen by each client on
+    its validation samples; other models take the variant's local steps on each client by itself.
+    """
+    fitted = {seed: {"alone": merge_tables(one, {"with_alone": True})}
+              for seed, one in variants.items()}  # fmt: skip
+    found, failed = run_by_seed(context, fitted)
+    return found.get("alone", {}), failed
 
 
 def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.harness.choice import alternatives, grid
+from experiments.harness.choice import alternatives, combinations, variant_of
 from experiments.harness.command import page
 from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
@@ -134,9 +134,10 @@ def test_the_rate_of_a_geometric_sequence_is_its_factor(factor: float, first: fl
 
 
 def test_a_grid_has_every_combination_once() -> None:
-    found = grid({"a.b": [1, 2], "a.c": [[0.5, 1.0], [1.0, 1.0]], "d": ["x"]})
+    axes = {"a.b": [1, 2], "a.c": [[0.5, 1.0], [1.0, 1.0]], "d, e.f": [["x", 3]]}
+    found = [variant_of(one) for one in combinations(axes)]
     assert len(found) == 4
-    assert {"a": {"b": 2, "c": [0.5, 1.0]}, "d": "x"} in found
+    assert {"a": {"b": 2, "c": [0.5, 1.0]}, "d": "x", "e": {"f": 3}} in found
 
 
 def test_a_gamma_that_does_not_decay_is_drfa(tmp_path: Path) -> None:
