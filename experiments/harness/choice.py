@@ -151,14 +151,15 @@ def _mean(runs: Mapping[int, History], score: Score, wanted: int) -> float:
 
 def chosen_in_each_trial(
     context: Context, score: Score, adapt: Adapt = lambda variant, _: variant
-) -> tuple[Histories, Table, list[str]]:
+) -> tuple[Histories, dict[str, dict[int, Settings]], Table, list[str]]:
     """Choose every method's settings anew in each trial, on that trial's validation samples.
 
-    Returns the chosen runs, how often each setting was chosen, and what failed. Methods are taken
-    in the order of the definition; ``adapt`` sees the chosen runs of those before.
+    Returns the chosen runs and variants, how often each was chosen, and what failed. Methods are
+    taken in the order of the definition; ``adapt`` sees the chosen runs of those before.
     """
     settings, lines, problems = context.settings, [], []
     found: Histories = {method: {} for method in settings["methods"]}
+    chosen: dict[str, dict[int, Settings]] = {method: {} for method in found}
     for method in settings["methods"]:
         tried, fitted = alternatives(settings, method), {}
         for seed in settings["seeds"]:
@@ -173,7 +174,7 @@ def chosen_in_each_trial(
             if not ended:
                 raise ValueError(f"{method}, trial {seed}: every value that was tried failed.")
             best = max(ended, key=lambda name: ended[name])
-            found[method][seed] = runs[best][seed]
+            found[method][seed], chosen[method][seed] = runs[best][seed], fitted[seed][best]
             times[best] += 1
             for name, value in ended.items():
                 scores[name].append(value)
@@ -188,7 +189,7 @@ def chosen_in_each_trial(
     )
     counted = count_tries({m: alternatives(settings, m) for m in settings["methods"]})
     title = f"Choice on validation samples, in each trial, {counted} for each method"
-    return found, Table(title, columns, lines), problems
+    return found, chosen, Table(title, columns, lines), problems
 
 
 def in_words(one: Mapping[str, Any]) -> str:

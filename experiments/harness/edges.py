@@ -65,14 +65,13 @@ def read_tries(path: Path) -> list[Try]:
     return out
 
 
-def _settings(words: str) -> Iterable[tuple[str, str]]:
+def _settings(words: str) -> list[tuple[str, str]]:
     """Return the settings that a text names.
 
     >>> dict(_settings("lr = 0.1, tails = [0.5, 1.0], q = 2"))
     {'lr': '0.1', 'tails': '[0.5, 1.0]', 'q': '2'}
     """
-    for name, value in re.findall(r"(\w+) = (\[[^\]]*\]|[^,]*)", words):
-        yield name, value
+    return re.findall(r"(\w+) = (\[[^\]]*\]|[^,]*)", words)
 
 
 def find_edges(experiment: str, tries: Sequence[Try]) -> list[Edge]:

@@ -125,14 +125,19 @@ def beyond_chance(values: Array, sizes: Array) -> float:
     return float("nan") if np.isnan(variance) else 100 * float(np.sqrt(max(0.0, variance)))
 
 
-def answers(runs: Mapping[int, History], alone: bool = False) -> list[tuple[Array, Array]]:
-    """Return accuracies and numbers of test samples of each seed's clients that have any."""
-    out = []
-    for history in runs.values():
+Answers = dict[int, tuple[Array, Array]]
+"""By seed: test accuracies, and numbers of test samples, of the clients that have any."""
+
+
+def answers(runs: Mapping[int, History], alone: bool = False) -> Answers:
+    """Return how well the clients were served at the end, by the run or by models of their own."""
+    out = {}
+    for seed, history in runs.items():
         record = history.alone if alone else history.last("accuracy", "test")
         if record is not None and record.split == "test" and record.metric == "accuracy":
             known = record.sizes > 0
-            out.append((record.values[known], np.asarray(record.sizes[known], dtype=np.float64)))
+            sizes = np.asarray(record.sizes[known], dtype=np.float64)
+            out[seed] = (record.values[known], sizes)
     return out
 
 
@@ -166,17 +171,17 @@ def accuracy_table(
         told["alone"] = answers(alone, alone=True)
     rows: list[list[Cell]] = []
     for method, each in told.items():
-        values = 100 * np.array([one for one, _ in each])
+        values = 100 * np.array([one for one, _ in each.values()])
         per_seed = [*(values.T if by_client else ()), *(f(values) for f in measures.values())]
         if fraction is not None:
-            per_seed.append(np.array([floor(*one, fraction) for one in each]))
-            per_seed.append(np.array([beyond_chance(*one) for one in each]))
+            per_seed.append(np.array([floor(*one, fraction) for one in each.values()]))
+            per_seed.append(np.array([beyond_chance(*one) for one in each.values()]))
         rows.append([method, len(values), *map(with_interval, per_seed)])
     columns = ["method", "seeds", *(first.names if by_client else ()), *measures]
     title = "Test accuracy in %, mean over seeds ± 95 %"
     if fraction is not None:
         columns += ["floor", "spread beyond chance"]
-        sizes = np.concatenate([one for _, one in next(iter(told.values()))])
+        sizes = np.concatenate([one for _, one in next(iter(told.values())).values()])
         worst = "client" if count_of(fraction, first) == 1 else f"{100 * fraction:g} %"
         title += (f"; floor: the worst {worst} if all were served equally ({sizes.min():g} to "
                   f"{sizes.max():g} test samples a client)")  # fmt: skip

@@ -103,7 +103,7 @@ def run_variants(
     prepare: Prepare | None = None,
 ) -> tuple[Histories, list[str]]:
     """Run what is missing of variants over seeds; return the complete runs, and what failed."""
-    return run_by_seed(context, {seed: variants for seed in seeds}, prepare)
+    return run_by_seed(context, dict.fromkeys(seeds, variants), prepare)
 
 
 def run_by_seed(

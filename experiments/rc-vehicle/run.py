@@ -17,12 +17,14 @@ from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import (
     accuracy_table,
+    answers,
     percentages,
     validation_score,
     with_interval,
 )
+from experiments.harness.own_rows import ALONE, own_checks
 from experiments.harness.rc_natural import EQUAL, MEASURES, TAIL, checks, draw_clients, shortened
-from experiments.harness.running import Histories
+from experiments.harness.running import Histories, run_alone
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
@@ -32,6 +34,7 @@ from equifed.metrics import Interval
 from equifed.runs import merge_tables
 
 Array = NDArray[np.float64]
+WORST = 0.1
 
 
 def score(history: History) -> float:
@@ -41,22 +44,24 @@ def score(history: History) -> float:
 
 def run(context: Context) -> Outcome:
     """Choose settings anew in each trial, on its own validation samples, and compare."""
-    found, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
+    found, variants, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
+    alone, failed = run_alone(context, variants[context.settings["alone"]])
     published = context.settings["published"]
     tables = {
         "published": beside(found, published),
-        "accuracy": accuracy_table(found, MEASURES),
-        "pooled": pooled_table(found),
+        "accuracy": accuracy_table(found, MEASURES, fraction=WORST, alone=alone),
+        "pooled": pooled_table(found, alone),
         "grid": searched,
     }
-    by_size = {m: runs for m, runs in found.items() if not m.endswith(EQUAL)}
+    by_size = {m: found[m] for m in published}
     equal = {m: found.get(m + EQUAL, runs) for m, runs in by_size.items()}
     out = []
     for one, how in ((by_size, "p_i by samples"), (equal, "p_i equal")):
         source = f"RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here; {how})"
         out += [*checks(one, source, together), _order(one, published, source)]
+    out += own_checks(found, alone, WORST, context.settings["alone"])
     figures = {"clients": draw_clients(found), "clients-pooled": _drawn_together(found)}
-    return Outcome(out, tables, figures, problems)
+    return Outcome(out, tables, figures, [*problems, *failed])
 
 
 def one_tail_apart(variant: Settings, before: Mapping[str, History]) -> Settings:
@@ -81,6 +86,8 @@ def beside(found: Histories, published: Mapping[str, Mapping[str, Any]]) -> Tabl
     """Return the published table with ours in the columns between."""
     rows = []
     for method, runs in found.items():
+        if method.removesuffix(EQUAL) not in published:
+            continue
         ours = [with_interval(measure(percentages(runs))) for measure in MEASURES.values()]
         theirs = [published[method.removesuffix(EQUAL)][name] for name in MEASURES]
         rows.append([method, *itertools.chain(*zip(theirs, ours, strict=True))])
@@ -90,40 +97,42 @@ def beside(found: Histories, published: Mapping[str, Mapping[str, Any]]) -> Tabl
     return Table("Published and measured test accuracy in %, ± 95 % here", columns, rows)
 
 
-def pooled(runs: Mapping[int, History], trials: Sequence[int] | None = None) -> Array:
+def pooled(
+    runs: Mapping[int, History], trials: Sequence[int] | None = None, alone: bool = False
+) -> Array:
     """Return each client's accuracy in % over the test samples of all trials together.
 
     A sensor with seven samples has one in the test part; trials draw other ones, so that together
-    they say more about the sensor than each alone. ``trials`` may name some of them.
+    they say more about the sensor than each alone. ``trials`` may name some of them; ``alone`` asks
+    for the clients' own models.
     """
-    used = [runs[trial].last("accuracy", "test") for trial in trials or runs]
-    sizes = np.array([record.sizes for record in used if record is not None])
-    values = np.array([record.values for record in used if record is not None])
+    told = answers(runs, alone)
+    sizes, values = (np.array([told[trial][k] for trial in trials or told]) for k in (1, 0))
     return np.asarray(100 * (values * sizes).sum(0) / sizes.sum(0))
 
 
-def pooled_measure(runs: Mapping[int, History], name: str) -> Interval:
+def pooled_measure(runs: Mapping[int, History], name: str, alone: bool = False) -> Interval:
     """Return a measure of the pooled accuracies with the jackknife's limits over trials.
 
     With theta_k the measure without trial k, the squared standard error is (n - 1)/n times the sum
     of (theta_k - mean)^2. Resampling trials with repeats would count test samples twice and make
     every variance too large.
     """
-    value, n = float(MEASURES[name](pooled(runs)[None])[0]), len(runs)
+    value, n = float(MEASURES[name](pooled(runs, None, alone)[None])[0]), len(runs)
     if n == 1:
         return Interval(value, -np.inf, np.inf, 0.95)
-    left = np.array([pooled(runs, [t for t in runs if t != trial]) for trial in runs])
+    left = np.array([pooled(runs, [t for t in runs if t != trial], alone) for trial in runs])
     without = MEASURES[name](left)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stdtrit(n - 1, 0.975) * error)
     return Interval(value, value - half, value + half, 0.95)
 
 
-def pooled_table(found: Histories) -> Table:
+def pooled_table(found: Histories, alone: Mapping[int, History]) -> Table:
     """Return the measures of the pooled accuracies: less noise of small test parts in them."""
     rows = [
-        [method, *(with_interval(pooled_measure(runs, name)) for name in MEASURES)]
-        for method, runs in found.items()
+        [m, *(with_interval(pooled_measure(runs, name, m == ALONE)) for name in MEASURES)]
+        for m, runs in {**found, **({ALONE: alone} if alone else {})}.items()
     ]
     title = "Test accuracy in %, each client's test samples of all trials together, ± 95 %"
     return Table(title, ("method", *MEASURES), rows)

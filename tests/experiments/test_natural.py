@@ -163,7 +163,8 @@ def test_drfa_chooses_on_validation_and_compares_on_test_samples(tmp_path: Path)
     outcome = reproduce("drfa-adult", tmp_path, quick=True, changes=changes)
     assert not outcome.problems
     assert [row[0] for row in outcome.tables["accuracy"].rows] == [
-        "DRFA", "AFL", "q-FedAvg", "FedAvg"
+        "DRFA", "AFL", "q-FedAvg", "FedAvg", "SCAFF-PD", "FedAvg, own bias", "SCAFF-PD, own bias",
+        "alone",
     ]  # fmt: skip
     for method in ("DRFA", "AFL", "q-FedAvg", "FedAvg"):
         rows = [row for row in outcome.tables["grid"].rows if row[0] == method]
@@ -180,7 +181,9 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
     }
     table = merge_tables(definition("rc-vehicle", quick=True), changes)
     context = Context(table, tmp_path, Console(quiet=True))
-    found, searched, problems = chosen_in_each_trial(context, VEHICLE.score, VEHICLE.one_tail_apart)
+    found, variants, searched, problems = chosen_in_each_trial(
+        context, VEHICLE.score, VEHICLE.one_tail_apart
+    )
     assert not problems
     for method, runs in found.items():
         for seed, chosen in runs.items():
@@ -188,6 +191,8 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
             stored = [History.load(folder) for folder in folders]
             assert len(stored) == 2
             assert VEHICLE.score(chosen) == max(map(VEHICLE.score, stored))
+            name = variants[method][seed]["algorithm"]["name"]
+            assert name == table["methods"][method]["algorithm"]["name"]
     assert sum(int(str(row[3])) for row in searched.rows) == len(found) * len(table["seeds"])
     published = VEHICLE.beside(found, table["published"])
     assert [row[1] for row in published.rows] == [87.3, 84.3, 87.7, 87.6, 87.3, 87.6]
