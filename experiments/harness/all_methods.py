@@ -29,6 +29,7 @@ from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Table
 from experiments.harness.measures import (
+    Answers,
     answers,
     beyond_chance,
     floor,
@@ -38,7 +39,7 @@ from experiments.harness.measures import (
     with_limits,
 )
 from experiments.harness.own_rows import ALONE, is_published, own_checks
-from experiments.harness.running import Histories, run_alone, run_variants
+from experiments.harness.running import Histories, run_variants
 
 Array = NDArray[np.float64]
 MEASURES = (
@@ -83,13 +84,14 @@ def run(context: Context) -> Outcome:
     variants, choice = choose(context, lambda h: validation_score(h, TAIL), title)
     found, problems = run_variants(context, variants, seeds)
     found = {name: runs for name, runs in found.items() if runs}
-    values, alone = columns(found), {}
+    values = columns(found)
+    alone: Answers = {}
     if context.settings.get("alone", False):
         alone, failed = run_alone(context, dict.fromkeys(seeds, variants[BASELINE]))
         problems += failed
         values[ALONE] = {
             seed: np.array([*of_accuracies(*one), *[np.nan] * OF_LOSSES])
-            for seed, one in answers(alone, alone=True).items()
+            for seed, one in alone.items()
         }
     sizes = np.concatenate([one for _, one in answers(next(iter(found.values()))).values()])
     tables = {"methods": _table(values, sizes), "against-fedavg": _differences(values)}
@@ -149,11 +151,11 @@ def _differences(values: Values) -> Table:
     return Table(title, ("method", *(MEASURES[k] for k in shown)), rows)
 
 
-def _clients(found: Histories, alone: Mapping[int, History]) -> Table:
+def _clients(found: Histories, alone: Answers) -> Table:
     names = next(h.names for runs in found.values() for h in runs.values())
     told = {method: answers(runs) for method, runs in found.items()}
     if alone:
-        told[ALONE] = answers(alone, alone=True)
+        told[ALONE] = alone
     rows = [
         [m, *(with_interval(100 * np.array(one), *DIGITS)
               for one in zip(*(values for values, _ in each.values()), strict=True))]

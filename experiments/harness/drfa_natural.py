@@ -18,6 +18,7 @@ from experiments.harness.choice import choose
 from experiments.harness.drawing import draw_rounds
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.measures import (
+    Answers,
     accuracy_table,
     rounds_to,
     series,
@@ -25,7 +26,7 @@ from experiments.harness.measures import (
     with_limits,
 )
 from experiments.harness.own_rows import own_checks
-from experiments.harness.running import Histories, run_alone, run_variants
+from experiments.harness.running import Histories, run_variants
 
 SOURCE = "DRFA, Section 6 and Fig. 2 (on Fashion-MNIST; no result on this data set in the text)"
 SAME_LEVEL = 1.0
@@ -42,7 +43,7 @@ def compare(context: Context) -> tuple[Outcome, Histories]:
     variants, searched = choose(context, lambda history: validation_score(history, tail=0))
     found, problems = run_variants(context, variants, context.settings["seeds"])
     found = {name: runs for name, runs in found.items() if runs}
-    alone: dict[int, History] = {}
+    alone: Answers = {}
     if (like := context.settings.get("alone")) is not None:
         alone, failed = run_alone(context, dict.fromkeys(context.settings["seeds"], variants[like]))
         problems += failed

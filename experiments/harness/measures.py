@@ -147,7 +147,7 @@ def accuracy_table(
     by_client: bool = False,
     *,
     fraction: float | None = None,
-    alone: Mapping[int, History] | None = None,
+    alone: Answers | None = None,
 ) -> Table:
     """Return measures of the test accuracies of every method, with intervals over seeds.
 
@@ -163,12 +163,12 @@ def accuracy_table(
         Whose floor is shown: what the worst fraction would have if all were served equally well.
         None shows none, and no spread beyond chance.
     alone : mapping, optional
-        Runs that know what clients would have with own models, for a row of it.
+        What clients would have with own models, for a row of it.
     """
     first = next(h for runs in found.values() for h in runs.values())
     told = {method: answers(runs) for method, runs in found.items()}
     if alone:
-        told["alone"] = answers(alone, alone=True)
+        told["alone"] = alone
     rows: list[list[Cell]] = []
     for method, each in told.items():
         values = 100 * np.array([one for one, _ in each.values()])

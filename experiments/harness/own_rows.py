@@ -6,15 +6,13 @@ one class, an own bias and an own model are trivial (always that class): no such
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from equifed import History
 from equifed.metrics import mean_interval, worst_fraction
-from experiments.harness.experiment import Check
+from equifed.runs import merge_tables
+from experiments.harness.experiment import Check, Context, Settings
 from experiments.harness.measures import Answers, answers, with_limits
-from experiments.harness.running import Histories
+from experiments.harness.running import Histories, run_variants
 
 OWN, ALONE = ", own bias", "alone"
 BASE, OURS = "FedAvg", "SCAFF-PD"
@@ -25,15 +23,24 @@ def is_published(method: str) -> bool:
     return method != ALONE and not method.endswith(OWN)
 
 
-def own_checks(
-    found: Histories, alone: Mapping[int, History], fraction: float, base: str = BASE
-) -> list[Check]:
+def fit_alone(context: Context, like: Settings) -> tuple[Answers, list[str]]:
+    """Return what every client would have with a model of its own, seed by seed, and what failed.
+
+    Logistic regression is solved exactly, with the strength of the penalty chosen by each client on
+    its validation samples; other models take the local steps of the variant on each client alone.
+    """
+    variant = merge_tables(like, {"with_alone": True})
+    found, failed = run_variants(context, {ALONE: variant}, context.settings["seeds"])
+    return answers(found[ALONE], alone=True), failed
+
+
+def own_checks(found: Histories, alone: Answers, fraction: float, base: str = BASE) -> list[Check]:
     """Tell the own part from the fair objective: each with and without the other.
 
     ``fraction`` says who the worst are; ``base`` is what FedAvg without an own part is called.
     """
     told = {method: answers(runs) for method, runs in found.items()}
-    told[ALONE] = answers(alone, alone=True)
+    told[ALONE] = alone
     pairs = [(OURS + OWN, BASE + OWN), (OURS, base), (BASE + OWN, base), (OURS + OWN, OURS),
              (BASE + OWN, ALONE), (OURS + OWN, ALONE)]  # fmt: skip
     known = [(a, b) for a, b in pairs if told.get(a) and told.get(b)]

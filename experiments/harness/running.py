@@ -130,20 +130,6 @@ def run_by_seed(
     return found, failed
 
 
-def run_alone(
-    context: Context, variants: Mapping[int, Mapping[str, Any]]
-) -> tuple[dict[int, History], list[str]]:
-    """Return, seed by seed, runs whose ``alone`` is what clients would have with own models.
-
-    Logistic regression is solved exactly, with the strength of the penalty chosen by each client on
-    its validation samples; other models take the variant's local steps on each client by itself.
-    """
-    fitted = {seed: {"alone": merge_tables(one, {"with_alone": True})}
-              for seed, one in variants.items()}  # fmt: skip
-    found, failed = run_by_seed(context, fitted)
-    return found.get("alone", {}), failed
-
-
 def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[str]:
     """Run jobs in turn, each prepared."""
     failed = []

@@ -12,7 +12,7 @@ import torch
 from experiments.harness import drfa_natural, rc_natural
 from experiments.harness.choice import chosen_in_each_trial
 from experiments.harness.experiment import EXPERIMENTS, Context, definition
-from experiments.harness.measures import percentages, validation_score
+from experiments.harness.measures import answers, percentages, validation_score
 from experiments.harness.running import reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +60,7 @@ def test_pooled_accuracy_is_correct_answers_over_questions(seed: int) -> None:
     right = draw.integers(0, sizes + 1)
     runs = {k: told({5: right[k] / sizes[k]}, sizes=sizes[k]) for k in range(4)}
     expected = 100 * right.sum(0) / sizes.sum(0)
-    np.testing.assert_allclose(VEHICLE.pooled(runs), expected)
+    np.testing.assert_allclose(VEHICLE.pooled(answers(runs)), expected)
 
 
 def test_scores_look_at_validation_samples_only() -> None:
@@ -119,7 +119,7 @@ def test_drfa_can_disagree_with_the_paper() -> None:
 def test_the_jackknife_of_the_average_is_the_interval_of_the_mean(seed: int) -> None:
     draw = np.random.default_rng(seed)
     runs = {k: told({5: draw.random(3)}) for k in range(6)}  # equal test parts in all trials
-    found = VEHICLE.pooled_measure(runs, "average")
+    found = VEHICLE.pooled_measure(answers(runs), "average")
     usual = mean_interval(percentages(runs).mean(1))
     assert found.estimate == pytest.approx(usual.estimate)
     assert found.lower == pytest.approx(usual.lower)
