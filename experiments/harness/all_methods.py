@@ -87,7 +87,7 @@ def run(context: Context) -> Outcome:
     values = columns(found)
     alone: Answers = {}
     if context.settings.get("alone", False):
-        alone, failed = run_alone(context, dict.fromkeys(seeds, variants[BASELINE]))
+        alone, failed = fit_alone(context, variants[BASELINE])
         problems += failed
         values[ALONE] = {
             seed: np.array([*of_accuracies(*one), *[np.nan] * OF_LOSSES])

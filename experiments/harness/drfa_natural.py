@@ -45,7 +45,7 @@ def compare(context: Context) -> tuple[Outcome, Histories]:
     found = {name: runs for name, runs in found.items() if runs}
     alone: Answers = {}
     if (like := context.settings.get("alone")) is not None:
-        alone, failed = run_alone(context, dict.fromkeys(context.settings["seeds"], variants[like]))
+        alone, failed = fit_alone(context, variants[like])
         problems += failed
     measures = {
         "worst": lambda values: values.min(1),
