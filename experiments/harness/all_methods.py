@@ -38,7 +38,7 @@ from experiments.harness.measures import (
     with_interval,
     with_limits,
 )
-from experiments.harness.own_rows import ALONE, is_published, own_checks
+from experiments.harness.own_rows import ALONE, fit_alone, is_published, own_checks
 from experiments.harness.running import Histories, run_variants
 
 Array = NDArray[np.float64]

@@ -25,7 +25,7 @@ from experiments.harness.measures import (
     validation_score,
     with_limits,
 )
-from experiments.harness.own_rows import own_checks
+from experiments.harness.own_rows import fit_alone, own_checks
 from experiments.harness.running import Histories, run_variants
 
 SOURCE = "DRFA, Section 6 and Fig. 2 (on Fashion-MNIST; no result on this data set in the text)"
