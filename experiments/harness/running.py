@@ -6,6 +6,7 @@ import copy
 import json
 import platform
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ from equifed.runs import (
 from equifed.training import TrainingError, lock_folder
 from experiments.harness.experiment import (
     EXPERIMENTS,
+    ROOT,
     Context,
     Outcome,
     Settings,
@@ -157,7 +159,10 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:  # run from a clone that was not installed
-        return "not installed"
+        if name != "equifed":
+            return "not installed"
+        text = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+        return str(tomllib.loads(text)["project"]["version"])
 
 
 def write(name: str, outcome: Outcome, context: Context, command: str, seconds: float) -> None:
