@@ -163,7 +163,7 @@ def test_a_tiny_form_gives_the_table_and_the_curves(tmp_path: Path) -> None:
     data = {"name": "fashion-three", "train": 40, "test": 20, "holdout": {"validation": 0.2}}
     changes = {
         "run": {"rounds": 2, "data": data, "evaluate": {"every": 1}},
-        "places": [0, 1],
+        "places": [1, 2],
         "seeds": [0],
         "seeded": ["data.holdout.seed"],
     }
