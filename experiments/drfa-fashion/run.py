@@ -5,7 +5,7 @@ q = 0.2 for q-FedAvg. Nothing is tuned: every number is printed. The paper does 
 clients DRFA draws in a round; here it draws ten with replacement by their weights (m = N), and a
 variant in which all ten take part with their weights is run beside it. The authors' published code
 (MLOPTPSU/FedTorch, ``centered/drfa.py``) multiplies gamma by 0.9 before every round, of which the
-paper says nothing: a second variant does that too.
+paper says nothing: other variants do that too, with 0.008 for gamma and for gamma times tau.
 """
 
 from __future__ import annotations
