@@ -12,13 +12,21 @@ import torch
 from experiments.harness import drfa_natural, rc_natural
 from experiments.harness.choice import chosen_in_each_trial
 from experiments.harness.experiment import EXPERIMENTS, Context, definition
-from experiments.harness.measures import answers, percentages, validation_score
+from experiments.harness.measures import (
+    accuracy_table,
+    answers,
+    percentages,
+    validation_score,
+)
+from experiments.harness.own_rows import own_checks
 from experiments.harness.running import reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from rich.console import Console
+from scipy.stats import binom
 
+from equifed import Federation
 from equifed.contract.streams import Stream
 from equifed.metrics import mean_interval
 from equifed.models.architectures import build, initialise
@@ -137,6 +145,41 @@ def test_rc_can_disagree_with_the_paper() -> None:
     assert [one.agrees for one in fair] == [True] * 4
     poor = rc_natural.checks(_rc([0.1, 0.5, 0.9, 0.9]), "source")
     assert [one.agrees for one in poor] == [False] * 4
+
+
+def test_own_parts_and_own_models_stand_beside_the_methods_with_their_floor() -> None:
+    ends = {"FedAvg": [0.5, 0.9], "FedAvg, own bias": [0.7, 0.8], "SCAFF-PD": [0.6, 0.8],
+            "SCAFF-PD, own bias": [0.65, 0.85]}  # fmt: skip
+    found = {m: {s: told({9: v}) for s in (0, 1)} for m, v in ends.items()}
+    alone = {s: (np.array([0.9, 0.6]), np.array([10.0, 10.0])) for s in (0, 1)}
+    measures = {"worst": lambda values: values.min(1)}
+    table = accuracy_table(found, measures, fraction=0.5, alone=alone)
+    assert table.columns == ["method", "seeds", "worst", "floor", "spread beyond chance"]
+    assert [row[0] for row in table.rows] == [*ends, "alone"]
+    assert "10 to 10 test samples a client" in table.title
+    x = binom.sf(np.arange(10), 10, 0.7)  # the smaller of two that are served equally
+    assert str(table.rows[0][3]).startswith(f"{10 * (x**2).sum():.1f}")
+    checks = {one.claim: one for one in own_checks(found, alone, 0.5)}
+    serves = " serves the worst client at least as well as "
+    agree = {claim: one.agrees for claim, one in checks.items()}
+    assert agree == {
+        f"SCAFF-PD, own bias{serves}FedAvg, own bias": False,
+        f"SCAFF-PD{serves}FedAvg": True,
+        f"FedAvg, own bias{serves}FedAvg": True,
+        f"SCAFF-PD, own bias{serves}SCAFF-PD": True,
+        f"FedAvg, own bias{serves}alone": True,
+        f"SCAFF-PD, own bias{serves}alone": True,
+    }
+    assert "-5.0 points" in checks[f"SCAFF-PD, own bias{serves}FedAvg, own bias"].measured
+
+
+def test_own_machines_are_exact_and_one_class_is_answered() -> None:
+    x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
+    parts = {"two": (x, [0, 0, 1, 1]), "one": (x, [1, 1, 1, 1])}
+    data = Federation.from_clients(parts, validation=parts, test=parts)
+    values, sizes = VEHICLE.own_machines(data, [1e-3, 1.0])
+    np.testing.assert_array_equal(values, [1.0, 1.0])
+    np.testing.assert_array_equal(sizes, [4, 4])
 
 
 # -- the recurrent model ----------------------------------------------------------------------
