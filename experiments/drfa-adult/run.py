@@ -10,6 +10,7 @@ import torch
 from experiments.harness.drfa_natural import compare
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.measures import with_limits
+from experiments.harness.own_rows import is_published
 from numpy.typing import NDArray
 
 from equifed import History
@@ -24,7 +25,9 @@ Array = NDArray[np.float64]
 def run(context: Context) -> Outcome:
     """Compare the methods, and the losses of the final models on training and test samples."""
     outcome, found = compare(context)
-    losses = {m: final_losses(context, m, sorted(runs)) for m, runs in found.items()}
+    losses = {
+        m: final_losses(context, m, sorted(runs)) for m, runs in found.items() if is_published(m)
+    }
     note = "compare the worst client's losses on training and on test samples"
     checks = [one if one.agrees else replace(one, why=note) for one in outcome.checks]
     tables = {**outcome.tables, "losses": losses_table(losses)}

@@ -2,7 +2,8 @@
 
 There is no published number to match. Every method has the same number of tries, all chosen by the
 mean of average and worst-20 % accuracy on validation samples; local steps, minibatch and rounds are
-the same for all. What the papers claim in general is checked, and may come out as no.
+the same for all. What the papers claim in general is checked, and may come out as no. Methods as
+published are compared with each other; those with an own part stand beside them.
 """
 
 from __future__ import annotations
@@ -27,15 +28,27 @@ from equifed.metrics import (
 from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Table
-from experiments.harness.measures import per_client, validation_score, with_interval, with_limits
+from experiments.harness.measures import (
+    Answers,
+    answers,
+    beyond_chance,
+    floor,
+    per_client,
+    validation_score,
+    with_interval,
+    with_limits,
+)
+from experiments.harness.own_rows import ALONE, fit_alone, is_published, own_checks
 from experiments.harness.running import Histories, run_variants
 
 Array = NDArray[np.float64]
 MEASURES = (
     *("average, %", "worst 20 %, %", "worst client, %", "best 20 %, %", "standard deviation"),
-    *("R of losses", "Gini of losses"),
+    *("floor of the worst 20 %", "spread beyond chance", "R of losses", "Gini of losses"),
 )
-AVERAGE, WORST_FIFTH, WORST, UNFAIRNESS = 0, 1, 2, 5
+AVERAGE, WORST_FIFTH, WORST, UNFAIRNESS = 0, 1, 2, 7
+OF_LOSSES = 2
+"""Measures of losses, the last ones."""
 BASELINE = "FedAvg"
 UNFAIR = ("FedAvg", "FedProx", "SCAFFOLD")
 """Methods for the average alone."""
@@ -46,34 +59,49 @@ FEW = 12
 """Clients up to which a table shows each of them."""
 
 
+def of_accuracies(accuracy: Array, sizes: Array) -> list[float]:
+    """Return the measures of accuracies on so many test samples each."""
+    return [
+        100 * average_by_client(accuracy),
+        100 * worst_fraction(accuracy, TAIL, higher_is_better=True),
+        100 * minimum(accuracy),
+        100 * best_fraction(accuracy, TAIL, higher_is_better=True),
+        100 * standard_deviation(accuracy),
+        floor(accuracy, sizes, TAIL),
+        beyond_chance(accuracy, sizes),
+    ]
+
+
 def measured(history: History) -> Array:
     """Return the measures of a run on test samples."""
-    accuracy, loss = (per_client(history, metric, "test") for metric in ("accuracy", "loss"))
-    return np.array(
-        [
-            100 * average_by_client(accuracy),
-            100 * worst_fraction(accuracy, 0.2, higher_is_better=True),
-            100 * minimum(accuracy),
-            100 * best_fraction(accuracy, 0.2, higher_is_better=True),
-            100 * standard_deviation(accuracy),
-            twenty_twenty(loss),
-            gini(loss),
-        ]
-    )
+    loss = per_client(history, "loss", "test")
+    return np.array([*of_accuracies(*answers({0: history})[0]), twenty_twenty(loss), gini(loss)])
 
 
 def run(context: Context) -> Outcome:
     """Choose every method's settings on validation samples, run all seeds, and compare."""
-    title = "average and worst-20 % validation accuracy, mean"
+    title, seeds = "average and worst-20 % validation accuracy, mean", context.settings["seeds"]
     variants, choice = choose(context, lambda h: validation_score(h, TAIL), title)
-    found, problems = run_variants(context, variants, context.settings["seeds"])
+    found, problems = run_variants(context, variants, seeds)
     found = {name: runs for name, runs in found.items() if runs}
     values = columns(found)
-    tables = {"methods": _table(values), "against-fedavg": _differences(values)}
+    alone: Answers = {}
+    if context.settings.get("alone", False):
+        alone, failed = fit_alone(context, variants[BASELINE])
+        problems += failed
+        values[ALONE] = {
+            seed: np.array([*of_accuracies(*one), *[np.nan] * OF_LOSSES])
+            for seed, one in alone.items()
+        }
+    sizes = np.concatenate([one for _, one in answers(next(iter(found.values()))).values()])
+    tables = {"methods": _table(values, sizes), "against-fedavg": _differences(values)}
     if len(next(h for runs in found.values() for h in runs.values()).names) <= FEW:
-        tables["clients"] = _clients(found)
+        tables["clients"] = _clients(found, alone)
     tables["choice"] = choice
-    return Outcome(checks(values), tables, {"average-and-worst": _drawn(values)}, problems)
+    out = checks({m: one for m, one in values.items() if is_published(m)})
+    if alone:
+        out += own_checks(found, alone, TAIL)
+    return Outcome(out, tables, {"average-and-worst": _drawn(values)}, problems)
 
 
 def columns(found: Histories) -> dict[str, dict[int, Array]]:
@@ -88,17 +116,24 @@ def _column(values: Values, method: str, column: int) -> Array:
     return np.array([one[column] for one in values[method].values()])
 
 
-def _table(values: Values) -> Table:
+def _table(values: Values, sizes: Array) -> Table:
     rows: list[list[Any]] = [
         [
             m,
             len(runs),
-            *(with_interval(_column(values, m, k), *DIGITS) for k in range(len(MEASURES))),
+            *(_shown(_column(values, m, k)) for k in range(len(MEASURES))),
         ]
         for m, runs in values.items()
     ]
-    title = "Test samples: mean over seeds ± 95 %"
+    title = (
+        "Test samples: mean over seeds ± 95 %; floor: if all were served equally "
+        f"({sizes.min():g} to {sizes.max():g} test samples a client)"
+    )
     return Table(title, ("method", "seeds", *MEASURES), rows)
+
+
+def _shown(numbers: Array) -> str | None:
+    return None if np.isnan(numbers).any() or not len(numbers) else with_interval(numbers, *DIGITS)
 
 
 def paired(values: Values, method: str, other: str, column: int) -> Array:
@@ -111,20 +146,21 @@ def _differences(values: Values) -> Table:
     shown, rows = (AVERAGE, WORST_FIFTH, WORST, UNFAIRNESS), []
     for method in (m for m in values if m != BASELINE and BASELINE in values):
         changes = [paired(values, method, BASELINE, k) for k in shown]
-        rows.append(
-            [method, *(with_interval(one, *DIGITS) if len(one) else None for one in changes)]
-        )
+        rows.append([method, *map(_shown, changes)])
     title = f"Less {BASELINE} within seeds: mean ± 95 %"
     return Table(title, ("method", *(MEASURES[k] for k in shown)), rows)
 
 
-def _clients(found: Histories) -> Table:
+def _clients(found: Histories, alone: Answers) -> Table:
     names = next(h.names for runs in found.values() for h in runs.values())
-    rows = []
-    for method, runs in found.items():
-        accuracies = [h.per_client("accuracy", "test") for h in runs.values()]
-        each = [np.array([100 * one[name] for one in accuracies]) for name in names]
-        rows.append([method, *(with_interval(one, *DIGITS) for one in each)])
+    told = {method: answers(runs) for method, runs in found.items()}
+    if alone:
+        told[ALONE] = alone
+    rows = [
+        [m, *(with_interval(100 * np.array(one), *DIGITS)
+              for one in zip(*(values for values, _ in each.values()), strict=True))]
+        for m, each in told.items()
+    ]  # fmt: skip
     return Table("Test accuracy of each client in %, mean ± 95 %", ("method", *names), rows)
 
 

@@ -2,9 +2,11 @@
 
 A definition names its methods and what is tried for each: a ``[grid.METHOD]``, all combinations of
 whose values are tried, or ``[tried.METHOD]`` and ``places``, where values at the same place belong
-together (a minibatch and the steps of a pass). Either one choice is made on seeds of its own and
-used for all reported seeds, or, where a seed draws the test samples too, every trial makes its own
-choice: validation samples of one trial may be test samples of another.
+together (a minibatch and the steps of a pass). An axis of a grid is a list, or ``{ from, to, count
+}`` for values with equal ratios; settings that go together are one axis, ``"a, b" = [[1, 2], [3,
+4]]``. Either one choice is made on seeds of its own and used for all reported seeds, or, where a
+seed draws the test samples too, every trial makes its own choice: validation samples of one trial
+may be test samples of another.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from equifed import History
 from equifed.runs import apply_override, merge_tables
 from experiments.harness.experiment import Cell, Context, Settings, Table
-from experiments.harness.running import Histories, Prepare, run_variants
+from experiments.harness.running import Histories, Prepare, run_by_seed, run_variants
 
 Score = Callable[[History], float]
 """Maps a run to a number that says how good it is on validation samples: high is good."""
@@ -29,19 +31,46 @@ Adapt = Callable[[Settings, Mapping[str, History]], Settings]
 """Changes a variant in the light of what other methods of the same trial gave."""
 
 
-def grid(axes: Mapping[str, Sequence[Any]]) -> list[Settings]:
-    """Return a variant for every combination of values; keys are paths as ``--set`` has them.
+Axes = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 
-    >>> grid({"rounds": [5], "algorithm.local.lr": [0.1, 1.0]})
-    [{'rounds': 5, 'algorithm': {'local': {'lr': 0.1}}}, {'rounds': 5, ...: {'lr': 1.0}}}]
+
+def values_of(axis: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
+    """Return the values of an axis, those with equal ratios to two digits.
+
+    >>> values_of({"from": 0.01, "to": 1.0, "count": 5})
+    [0.01, 0.032, 0.1, 0.32, 1.0]
+    """
+    if isinstance(axis, Mapping):
+        return [float(f"{v:.2g}") for v in np.geomspace(axis["from"], axis["to"], axis["count"])]
+    return axis
+
+
+def combinations(axes: Axes) -> list[dict[str, Any]]:
+    """Return every combination of the values of all axes, by path; keys may name several.
+
+    >>> combinations({"rounds": [5, 6], "lr, primal": [[0.1, 1.0]]})
+    [{'rounds': 5, 'lr': 0.1, 'primal': 1.0}, {'rounds': 6, 'lr': 0.1, 'primal': 1.0}]
     """
     out = []
-    for values in itertools.product(*axes.values()):
-        table: Settings = {}
-        for path, value in zip(axes, values, strict=True):
-            apply_override(table, f"{path}={json.dumps(value)}")
-        out.append(table)
+    for values in itertools.product(*map(values_of, axes.values())):
+        one: dict[str, Any] = {}
+        for key, value in zip(axes, values, strict=True):
+            paths = key.split(", ")
+            one |= zip(paths, value if len(paths) > 1 else [value], strict=True)
+        out.append(one)
     return out
+
+
+def variant_of(one: Mapping[str, Any]) -> Settings:
+    """Return a combination as a table; keys are paths as ``--set`` has them.
+
+    >>> variant_of({"rounds": 5, "algorithm.local.lr": 0.1})
+    {'rounds': 5, 'algorithm': {'local': {'lr': 0.1}}}
+    """
+    table: Settings = {}
+    for path, value in one.items():
+        apply_override(table, f"{path}={json.dumps(value)}")
+    return table
 
 
 def alternatives(settings: Settings, method: str) -> dict[str, tuple[str, Settings]]:
@@ -57,16 +86,14 @@ def alternatives(settings: Settings, method: str) -> dict[str, tuple[str, Settin
     """
     variant, out = settings["methods"][method], {}
     if "grid" in settings:
-        axes = settings["grid"][method]
-        tries = zip(itertools.product(*axes.values()), grid(axes), strict=True)
-        for i, (values, one) in enumerate(tries):
-            out[f"{method} grid {i:03d}"] = (in_words(axes, values), merge_tables(variant, one))
+        for i, one in enumerate(combinations(settings["grid"][method])):
+            table = merge_tables(variant, variant_of(one))
+            out[f"{method} grid {i:03d}"] = (in_words(one), table)
         return out
-    axes = settings["tried"][method]
     for place in settings["places"]:
-        alone = {path: [column[place]] for path, column in axes.items()}
-        words = in_words(alone, [one[0] for one in alone.values()])
-        out[f"{method}, {words}"] = (words, merge_tables(variant, grid(alone)[0]))
+        one = {path: column[place] for path, column in settings["tried"][method].items()}
+        words = in_words(one)
+        out[f"{method}, {words}"] = (words, merge_tables(variant, variant_of(one)))
     return out
 
 
@@ -101,7 +128,18 @@ def choose(
         for name, (words, _) in tries.items():
             known = scores[name] if math.isfinite(scores[name]) else None
             rows.append([method, words, known, "chosen" if name == best else ""])
-    return variants, Table("Choice on validation samples", columns, rows)
+    title = f"Choice on validation samples, {count_tries(tried)} for each method"
+    return variants, Table(title, columns, rows)
+
+
+def count_tries(tried: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return how many tries a method has, in words: a comparison is fair if it is one number.
+
+    >>> count_tries({"A": {"x": 1}, "B": {"x": 1, "y": 2}})
+    '1 to 2 tries'
+    """
+    counts = sorted({len(tries) for tries in tried.values()})
+    return f"{' to '.join(map(str, counts[:: max(1, len(counts) - 1)]))} tries"
 
 
 def _mean(runs: Mapping[int, History], score: Score, wanted: int) -> float:
@@ -113,28 +151,30 @@ def _mean(runs: Mapping[int, History], score: Score, wanted: int) -> float:
 
 def chosen_in_each_trial(
     context: Context, score: Score, adapt: Adapt = lambda variant, _: variant
-) -> tuple[Histories, Table, list[str]]:
+) -> tuple[Histories, dict[str, dict[int, Settings]], Table, list[str]]:
     """Choose every method's settings anew in each trial, on that trial's validation samples.
 
-    Returns the chosen runs, how often each setting was chosen, and what failed. Methods are taken
-    in the order of the definition; ``adapt`` sees the chosen runs of those before.
+    Returns the chosen runs and variants, how often each was chosen, and what failed. Methods are
+    taken in the order of the definition; ``adapt`` sees the chosen runs of those before.
     """
     settings, lines, problems = context.settings, [], []
     found: Histories = {method: {} for method in settings["methods"]}
+    chosen: dict[str, dict[int, Settings]] = {method: {} for method in found}
     for method in settings["methods"]:
-        tried = alternatives(settings, method)
+        tried, fitted = alternatives(settings, method), {}
+        for seed in settings["seeds"]:
+            before = {name: runs[seed] for name, runs in found.items() if seed in runs}
+            fitted[seed] = {name: adapt(one, before) for name, (_, one) in tried.items()}
+        runs, failed = run_by_seed(context, fitted)
+        problems += failed
         scores: dict[str, list[float]] = {name: [] for name in tried}
         times = dict.fromkeys(tried, 0)
         for seed in settings["seeds"]:
-            before = {name: runs[seed] for name, runs in found.items() if seed in runs}
-            fitted = {name: adapt(one, before) for name, (_, one) in tried.items()}
-            runs, failed = run_variants(context, fitted, [seed])
-            problems += failed
             ended = {name: score(runs[name][seed]) for name in tried if seed in runs[name]}
             if not ended:
                 raise ValueError(f"{method}, trial {seed}: every value that was tried failed.")
             best = max(ended, key=lambda name: ended[name])
-            found[method][seed] = runs[best][seed]
+            found[method][seed], chosen[method][seed] = runs[best][seed], fitted[seed][best]
             times[best] += 1
             for name, value in ended.items():
                 scores[name].append(value)
@@ -147,15 +187,19 @@ def chosen_in_each_trial(
         "validation score (high is good), mean",
         "trials that chose it",
     )
-    return found, Table("Choice on validation samples, in each trial", columns, lines), problems
+    counted = count_tries({m: alternatives(settings, m) for m in settings["methods"]})
+    title = f"Choice on validation samples, in each trial, {counted} for each method"
+    return found, chosen, Table(title, columns, lines), problems
 
 
-def in_words(axes: Mapping[str, Any], values: Sequence[Any]) -> str:
+def in_words(one: Mapping[str, Any]) -> str:
     """Return what is tried as text.
 
-    >>> in_words({"algorithm.local.lr": [0.1], "algorithm.q": [1, 2]}, (0.1, 2))
+    >>> in_words({"algorithm.local.lr": 0.1, "algorithm.q": 2})
     'lr = 0.1, q = 2'
     """
-    shown = [f"{value:g}" if isinstance(value, float) else value for value in values]
-    names = [path.rpartition(".")[2] for path in axes]
-    return ", ".join(f"{name} = {value}" for name, value in zip(names, shown, strict=True))
+    shown = {path.rpartition(".")[2]: value for path, value in one.items()}
+    return ", ".join(
+        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in shown.items()
+    )

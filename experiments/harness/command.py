@@ -1,4 +1,4 @@
-"""The commands ``list``, ``run`` and ``page`` of ``python -m experiments``."""
+"""The commands ``list``, ``run``, ``edges`` and ``page`` of ``python -m experiments``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from equifed.runs import apply_override
+from equifed.runs import apply_override, unknown
+from experiments.harness.edges import stored_edges
 from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table
 from experiments.harness.running import reproduce
 
@@ -31,11 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; return the exit code."""
     given = _parser().parse_args(arguments)
     try:
-        given.do(given)
+        found = given.do(given)
     except (ValueError, RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return 1 if found else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,9 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                      help="Override a setting of the definition; may be repeated.")  # fmt: skip
     run.set_defaults(do=_run)
+    edges = commands.add_parser("edges", help="Name chosen settings at the edge of their tries.")
+    edges.add_argument("names", nargs="*", metavar="NAME", help="Which experiments; none: all.")
+    edges.set_defaults(do=_edges)
     written = commands.add_parser("page", help="Write the page about the stored results.")
     written.add_argument("out", nargs="?", type=Path, default=PAGE, help="docs/reproductions.md")
-    written.set_defaults(do=lambda given: given.out.write_text(page(), encoding="utf-8"))
+    written.set_defaults(do=_page)
     return parser
 
 
@@ -75,6 +79,19 @@ def _run(given: argparse.Namespace) -> None:
     outcome = reproduce(given.name, folder, quick=given.quick, jobs=given.jobs,
                         console=Console(stderr=True), changes=changes)  # fmt: skip
     print("\n".join(outcome_lines(outcome, folder)))
+
+
+def _edges(given: argparse.Namespace) -> bool:
+    """Print the chosen settings with nothing tried beyond them; tell whether there are any."""
+    for name in (name for name in given.names if name not in EXPERIMENTS):
+        raise ValueError(unknown("experiment", name, EXPERIMENTS))
+    found = stored_edges(given.names)
+    print("\n".join(map(str, found)) or "No chosen setting lies at the edge of what was tried.")
+    return bool(found)
+
+
+def _page(given: argparse.Namespace) -> None:
+    given.out.write_text(page(), encoding="utf-8")
 
 
 def outcome_lines(outcome: Outcome, folder: Path) -> list[str]:

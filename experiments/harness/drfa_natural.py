@@ -18,12 +18,14 @@ from experiments.harness.choice import choose
 from experiments.harness.drawing import draw_rounds
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.measures import (
+    Answers,
     accuracy_table,
     rounds_to,
     series,
     validation_score,
     with_limits,
 )
+from experiments.harness.own_rows import fit_alone, own_checks
 from experiments.harness.running import Histories, run_variants
 
 SOURCE = "DRFA, Section 6 and Fig. 2 (on Fashion-MNIST; no result on this data set in the text)"
@@ -41,14 +43,19 @@ def compare(context: Context) -> tuple[Outcome, Histories]:
     variants, searched = choose(context, lambda history: validation_score(history, tail=0))
     found, problems = run_variants(context, variants, context.settings["seeds"])
     found = {name: runs for name, runs in found.items() if runs}
+    alone: Answers = {}
+    if (like := context.settings.get("alone")) is not None:
+        alone, failed = fit_alone(context, variants[like])
+        problems += failed
     measures = {
         "worst": lambda values: values.min(1),
         "average": lambda values: values.mean(1),
         "standard deviation": lambda values: values.std(1),
     }
-    few = len(next(h.names for runs in found.values() for h in runs.values())) <= 5
+    clients = len(next(h.names for runs in found.values() for h in runs.values()))
+    shown = {"by_client": clients <= 5, "fraction": 1 / clients, "alone": alone}
     tables = {
-        "accuracy": accuracy_table(found, measures, by_client=few),
+        "accuracy": accuracy_table(found, measures, **shown),
         "rounds": rounds_table(found),
         "grid": searched,
     }
@@ -57,7 +64,8 @@ def compare(context: Context) -> tuple[Outcome, Histories]:
         "average-accuracy": draw_rounds(found, list(found), "average", "Average over clients"),
         "standard-deviation": draw_rounds(found, list(found), "deviation", "Spread over clients"),
     }
-    return Outcome(checks(found), tables, figures, problems), found
+    out = [*checks(found), *(own_checks(found, alone, 1 / clients) if alone else [])]
+    return Outcome(out, tables, figures, problems), found
 
 
 def rounds_to_level(ours: History, theirs: History) -> tuple[float, float]:

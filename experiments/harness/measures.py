@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from equifed import History
 from equifed.contract import Index
-from equifed.metrics import Interval, mean_interval, worst_fraction
+from equifed.metrics import (
+    Interval,
+    chance_floor,
+    mean_interval,
+    variance_beyond_chance,
+    worst_fraction,
+)
 from experiments.harness.experiment import Cell, Table
 from experiments.harness.running import Histories
 
@@ -96,15 +102,92 @@ def with_limits(difference: Interval, unit: str = "", form: str = "+.1f") -> str
     return f"{shown} ({difference.lower:{form}} to {difference.upper:{form}})"
 
 
+# -- chance ---------------------------------------------------------------------------------------
+
+
+def floor(values: Array, sizes: Array, fraction: float) -> float:
+    """Return the accuracy in % that the worst fraction would have if all were served equally.
+
+    >>> round(floor(np.array([0.9, 0.7]), np.array([50, 50]), 0.5), 1)
+    76.8
+    """
+    pooled = float(values @ sizes / sizes.sum())
+    return 100 * chance_floor(sizes, min(max(pooled, 0.0), 1.0), fraction)
+
+
+def beyond_chance(values: Array, sizes: Array) -> float:
+    """Return the standard deviation of the true accuracies in points; 0 if chance explains all.
+
+    >>> beyond_chance(np.array([0.5, 0.52]), np.array([50, 50]))
+    0.0
+    """
+    variance = variance_beyond_chance(np.round(values * sizes), sizes)
+    return float("nan") if np.isnan(variance) else 100 * float(np.sqrt(max(0.0, variance)))
+
+
+Answers = dict[int, tuple[Array, Array]]
+"""By seed: test accuracies, and numbers of test samples, of the clients that have any."""
+
+
+def answers(runs: Mapping[int, History], alone: bool = False) -> Answers:
+    """Return how well the clients were served at the end, by the run or by models of their own."""
+    out = {}
+    for seed, history in runs.items():
+        record = history.alone if alone else history.last("accuracy", "test")
+        if record is not None and record.split == "test" and record.metric == "accuracy":
+            known = record.sizes > 0
+            sizes = np.asarray(record.sizes[known], dtype=np.float64)
+            out[seed] = (record.values[known], sizes)
+    return out
+
+
 def accuracy_table(
-    found: Histories, measures: Mapping[str, Measure], by_client: bool = False
+    found: Histories,
+    measures: Mapping[str, Measure],
+    by_client: bool = False,
+    *,
+    fraction: float | None = None,
+    alone: Answers | None = None,
 ) -> Table:
-    """Return measures of the test accuracies of every method, with intervals over seeds."""
-    names = next(h.names for runs in found.values() for h in runs.values()) if by_client else ()
+    """Return measures of the test accuracies of every method, with intervals over seeds.
+
+    Parameters
+    ----------
+    found : dict
+        Runs by method and seed.
+    measures : mapping
+        Measures by their title.
+    by_client : bool
+        Whether every client has a column.
+    fraction : float, optional
+        Whose floor is shown: what the worst fraction would have if all were served equally well.
+        None shows none, and no spread beyond chance.
+    alone : mapping, optional
+        What clients would have with own models, for a row of it.
+    """
+    first = next(h for runs in found.values() for h in runs.values())
+    told = {method: answers(runs) for method, runs in found.items()}
+    if alone:
+        told["alone"] = alone
     rows: list[list[Cell]] = []
-    for method, runs in found.items():
-        values = percentages(runs)
+    for method, each in told.items():
+        values = 100 * np.array([one for one, _ in each.values()])
         per_seed = [*(values.T if by_client else ()), *(f(values) for f in measures.values())]
+        if fraction is not None:
+            per_seed.append(np.array([floor(*one, fraction) for one in each.values()]))
+            per_seed.append(np.array([beyond_chance(*one) for one in each.values()]))
         rows.append([method, len(values), *map(with_interval, per_seed)])
-    columns = ("method", "seeds", *names, *measures)
-    return Table("Test accuracy in %, mean over seeds ± 95 %", columns, rows)
+    columns = ["method", "seeds", *(first.names if by_client else ()), *measures]
+    title = "Test accuracy in %, mean over seeds ± 95 %"
+    if fraction is not None:
+        columns += ["floor", "spread beyond chance"]
+        sizes = np.concatenate([one for _, one in next(iter(told.values())).values()])
+        worst = "client" if count_of(fraction, first) == 1 else f"{100 * fraction:g} %"
+        title += (f"; floor: the worst {worst} if all were served equally ({sizes.min():g} to "
+                  f"{sizes.max():g} test samples a client)")  # fmt: skip
+    return Table(title, columns, rows)
+
+
+def count_of(fraction: float, history: History) -> int:
+    """Return how many clients a fraction is, rounded up."""
+    return int(np.ceil(fraction * len(history.names) - 1e-9))

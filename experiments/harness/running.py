@@ -6,6 +6,7 @@ import copy
 import json
 import platform
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ from equifed.runs import (
 from equifed.training import TrainingError, lock_folder
 from experiments.harness.experiment import (
     EXPERIMENTS,
+    ROOT,
     Context,
     Outcome,
     Settings,
@@ -103,18 +105,27 @@ def run_variants(
     prepare: Prepare | None = None,
 ) -> tuple[Histories, list[str]]:
     """Run what is missing of variants over seeds; return the complete runs, and what failed."""
+    return run_by_seed(context, dict.fromkeys(seeds, variants), prepare)
+
+
+def run_by_seed(
+    context: Context,
+    variants: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    prepare: Prepare | None = None,
+) -> tuple[Histories, list[str]]:
+    """Run what is missing of every seed's own variants, all together."""
     jobs = [
         make_job(name, configured(context.settings, variant, seed), seed,
             context.out / "runs" / slug(name) / f"seed-{seed}")
-        for seed in seeds
-        for name, variant in variants.items()
+        for seed, named in variants.items()
+        for name, variant in named.items()
     ]  # fmt: skip
     check_folders(jobs)
     if prepare is None:
         failed = run_jobs(jobs, at_once=context.jobs, console=context.console)
     else:
         failed = _prepared(jobs, prepare, context.console)
-    found: Histories = {name: {} for name in variants}
+    found: Histories = {name: {} for named in variants.values() for name in named}
     for one in jobs:
         if one.complete:
             found[one.name][one.config.seed] = History.load(one.folder, model=False)
@@ -148,7 +159,10 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:  # run from a clone that was not installed
-        return "not installed"
+        if name != "equifed":
+            return "not installed"
+        text = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+        return str(tomllib.loads(text)["project"]["version"])
 
 
 def write(name: str, outcome: Outcome, context: Context, command: str, seconds: float) -> None:

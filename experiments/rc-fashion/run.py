@@ -39,7 +39,7 @@ def run(context: Context) -> Outcome:
         "range": lambda values: np.ptp(values, axis=1),
     }
     tables = {
-        "accuracy": accuracy_table(found, measures, by_client=True),
+        "accuracy": accuracy_table(found, measures, by_client=True, fraction=1 / 3),
         "generalisation": generalisation(found, variants["RC-FL"]["algorithm"]["tails"]),
         "grid": searched,
     }

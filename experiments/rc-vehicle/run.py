@@ -16,22 +16,27 @@ from experiments.harness.choice import chosen_in_each_trial
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import (
+    Answers,
     accuracy_table,
+    answers,
     percentages,
     validation_score,
     with_interval,
 )
+from experiments.harness.own_rows import ALONE, own_checks
 from experiments.harness.rc_natural import EQUAL, MEASURES, TAIL, checks, draw_clients, shortened
-from experiments.harness.running import Histories
+from experiments.harness.running import Histories, configured
 from numpy.typing import NDArray
 from scipy.special import stdtrit
+from sklearn.svm import LinearSVC
 
-from equifed import History
+from equifed import Federation, History
 from equifed.algorithms import client_weights
 from equifed.metrics import Interval
-from equifed.runs import merge_tables
+from equifed.runs import build, merge_tables
 
 Array = NDArray[np.float64]
+WORST = 0.1
 
 
 def score(history: History) -> float:
@@ -41,22 +46,51 @@ def score(history: History) -> float:
 
 def run(context: Context) -> Outcome:
     """Choose settings anew in each trial, on its own validation samples, and compare."""
-    found, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
+    found, variants, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
+    base = "FedAvg" + EQUAL
+    alone = {
+        seed: own_machines(build(configured(context.settings, variant, seed)).federation,
+                           context.settings["own_l2"])
+        for seed, variant in variants[base].items()
+    }  # fmt: skip
     published = context.settings["published"]
     tables = {
         "published": beside(found, published),
-        "accuracy": accuracy_table(found, MEASURES),
-        "pooled": pooled_table(found),
+        "accuracy": accuracy_table(found, MEASURES, fraction=WORST, alone=alone),
+        "pooled": pooled_table(found, alone),
         "grid": searched,
     }
-    by_size = {m: runs for m, runs in found.items() if not m.endswith(EQUAL)}
+    by_size = {m: found[m] for m in published}
     equal = {m: found.get(m + EQUAL, runs) for m, runs in by_size.items()}
     out = []
     for one, how in ((by_size, "p_i by samples"), (equal, "p_i equal")):
         source = f"RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here; {how})"
         out += [*checks(one, source, together), _order(one, published, source)]
+    out += own_checks(found, alone, WORST, base)
     figures = {"clients": draw_clients(found), "clients-pooled": _drawn_together(found)}
     return Outcome(out, tables, figures, problems)
+
+
+def own_machines(data: Federation, strengths: Sequence[float]) -> tuple[Array, Array]:
+    """Return every client's test accuracy with a linear SVM of its own, and its test samples.
+
+    The exact one, whose penalty is the best on the client's validation samples, the first of equal
+    ones; a client with one class in training answers with it.
+    """
+    assert data.validation is not None and data.test is not None
+    out = []
+    for i in range(len(data.names)):
+        (x, y), held, test = (split.client(i) for split in data.splits().values())
+        if len(np.unique(y)) == 1:
+            out.append(float((test[1] == y[0]).mean()))
+            continue
+        fitted = [
+            LinearSVC(loss="hinge", C=1 / (l2 * len(y)), max_iter=20_000, random_state=0).fit(x, y)
+            for l2 in strengths
+        ]
+        scores = [one.score(*held) if len(held[1]) else 0.0 for one in fitted]
+        out.append(float(fitted[int(np.argmax(scores))].score(*test)))
+    return np.array(out), np.asarray(data.test.sizes, dtype=np.float64)
 
 
 def one_tail_apart(variant: Settings, before: Mapping[str, History]) -> Settings:
@@ -81,6 +115,8 @@ def beside(found: Histories, published: Mapping[str, Mapping[str, Any]]) -> Tabl
     """Return the published table with ours in the columns between."""
     rows = []
     for method, runs in found.items():
+        if method.removesuffix(EQUAL) not in published:
+            continue
         ours = [with_interval(measure(percentages(runs))) for measure in MEASURES.values()]
         theirs = [published[method.removesuffix(EQUAL)][name] for name in MEASURES]
         rows.append([method, *itertools.chain(*zip(theirs, ours, strict=True))])
@@ -90,40 +126,39 @@ def beside(found: Histories, published: Mapping[str, Mapping[str, Any]]) -> Tabl
     return Table("Published and measured test accuracy in %, ± 95 % here", columns, rows)
 
 
-def pooled(runs: Mapping[int, History], trials: Sequence[int] | None = None) -> Array:
+def pooled(told: Answers, trials: Sequence[int] | None = None) -> Array:
     """Return each client's accuracy in % over the test samples of all trials together.
 
     A sensor with seven samples has one in the test part; trials draw other ones, so that together
     they say more about the sensor than each alone. ``trials`` may name some of them.
     """
-    used = [runs[trial].last("accuracy", "test") for trial in trials or runs]
-    sizes = np.array([record.sizes for record in used if record is not None])
-    values = np.array([record.values for record in used if record is not None])
+    values, sizes = (np.array([told[trial][k] for trial in trials or told]) for k in (0, 1))
     return np.asarray(100 * (values * sizes).sum(0) / sizes.sum(0))
 
 
-def pooled_measure(runs: Mapping[int, History], name: str) -> Interval:
+def pooled_measure(told: Answers, name: str) -> Interval:
     """Return a measure of the pooled accuracies with the jackknife's limits over trials.
 
     With theta_k the measure without trial k, the squared standard error is (n - 1)/n times the sum
     of (theta_k - mean)^2. Resampling trials with repeats would count test samples twice and make
     every variance too large.
     """
-    value, n = float(MEASURES[name](pooled(runs)[None])[0]), len(runs)
+    value, n = float(MEASURES[name](pooled(told)[None])[0]), len(told)
     if n == 1:
         return Interval(value, -np.inf, np.inf, 0.95)
-    left = np.array([pooled(runs, [t for t in runs if t != trial]) for trial in runs])
+    left = np.array([pooled(told, [t for t in told if t != trial]) for trial in told])
     without = MEASURES[name](left)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stdtrit(n - 1, 0.975) * error)
     return Interval(value, value - half, value + half, 0.95)
 
 
-def pooled_table(found: Histories) -> Table:
+def pooled_table(found: Histories, alone: Answers) -> Table:
     """Return the measures of the pooled accuracies: less noise of small test parts in them."""
+    told = {**{method: answers(runs) for method, runs in found.items()}, ALONE: alone}
     rows = [
-        [method, *(with_interval(pooled_measure(runs, name)) for name in MEASURES)]
-        for method, runs in found.items()
+        [method, *(with_interval(pooled_measure(one, name)) for name in MEASURES)]
+        for method, one in told.items()
     ]
     title = "Test accuracy in %, each client's test samples of all trials together, ± 95 %"
     return Table(title, ("method", *MEASURES), rows)
@@ -131,7 +166,7 @@ def pooled_table(found: Histories) -> Table:
 
 def together(found: Histories, name: str) -> tuple[dict[str, float], dict[str, str]]:
     """Return a measure of every method's pooled accuracies, and how to show it."""
-    values = {method: pooled_measure(runs, name) for method, runs in found.items()}
+    values = {method: pooled_measure(answers(runs), name) for method, runs in found.items()}
     shown = {method: with_interval(one) for method, one in values.items()}
     return {method: one.estimate for method, one in values.items()}, shown
 
@@ -152,7 +187,7 @@ def _drawn_together(found: Histories) -> str:
     """Draw the clients' accuracies over the test samples of all trials, from worst to best."""
     lines = {}
     for method, runs in found.items():
-        values = np.sort(pooled(runs))
+        values = np.sort(pooled(answers(runs)))
         lines[shortened(method)] = Line(np.arange(1, len(values) + 1), values, dots=True)
     return figure(
         lines, title="Clients from worst to best, pooled",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.harness.choice import alternatives, grid
+from experiments.harness.choice import alternatives, combinations, variant_of
 from experiments.harness.command import page
 from experiments.harness.exact import Quadratics, projection_slope, solve, solve_in_box
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from equifed import DRFA
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
-from equifed.runs import build
+from equifed.runs import build, merge_tables
 
-POINTS, PENGUINS, SYNTHETIC, FASHION = (
-    EXPERIMENTS[name].module
-    for name in ("ia-points", "ia-penguins", "scaff-pd-synthetic", "drfa-fashion")
+POINTS, PENGUINS, SYNTHETIC = (
+    EXPERIMENTS[name].module for name in ("ia-points", "ia-penguins", "scaff-pd-synthetic")
 )
 pytestmark = pytest.mark.long
 
@@ -134,16 +133,19 @@ def test_the_rate_of_a_geometric_sequence_is_its_factor(factor: float, first: fl
 
 
 def test_a_grid_has_every_combination_once() -> None:
-    found = grid({"a.b": [1, 2], "a.c": [[0.5, 1.0], [1.0, 1.0]], "d": ["x"]})
+    axes = {"a.b": [1, 2], "a.c": [[0.5, 1.0], [1.0, 1.0]], "d, e.f": [["x", 3]]}
+    found = [variant_of(one) for one in combinations(axes)]
     assert len(found) == 4
-    assert {"a": {"b": 2, "c": [0.5, 1.0]}, "d": "x"} in found
+    assert {"a": {"b": 2, "c": [0.5, 1.0]}, "d": "x", "e": {"f": 3}} in found
 
 
 def test_a_gamma_that_does_not_decay_is_drfa(tmp_path: Path) -> None:
-    built = build(configured(*_drfa_fashion("DRFA"), 0))
+    table, variant = _drfa_fashion("DRFA, gamma decaying")
+    inner = {"algorithm": {"name": "drfa", **variant["algorithm"]["drfa"]}}
+    slower = [merge_tables(variant, {"algorithm": {"factor": f}}) for f in (1.0, 0.5)]
+    built = build(configured(table, inner, 0))
     plain = built.train()
-    same = FASHION.Decaying(1.0).put_into(build(built.config)).train()
-    less = FASHION.Decaying(0.5).put_into(build(built.config)).train()
+    same, less = (build(configured(table, one, 0)).train() for one in slower)
     assert plain.parameters is not None and same.parameters is not None
     for name, value in plain.parameters.items():
         np.testing.assert_array_equal(value.numpy(), same.parameters[name].numpy())
@@ -166,7 +168,7 @@ def test_every_definition_is_a_valid_configuration(name: str, quick: bool) -> No
     table = definition(name, quick)
     if "run" not in table:
         return
-    variants = {**table.get("variants", {}), **table.get("decaying", {}).get("variants", {})}
+    variants = dict(table.get("variants", {}))
     for method in table.get("methods", {}):
         for title, (_, tried) in alternatives(table, method).items():
             if name == "scaff-pd-synthetic":
@@ -247,7 +249,7 @@ def test_drfa_fashion_counts_rounds_to_the_target(tmp_path: Path) -> None:
     outcome = reproduce("drfa-fashion", tmp_path, quick=True, changes=changes)
     assert not outcome.problems
     table = outcome.tables["methods"]
-    assert [row[3] for row in table.rows] == [0.0] * 8  # accuracy 0 is there before round 1
+    assert [row[3] for row in table.rows] == [0.0] * 11  # accuracy 0 is there before round 1
     assert set(outcome.figures) >= {"figure-1-worst-accuracy", "figure-2-worst-accuracy"}
     fedavg = next(one for one in outcome.checks if one.claim.startswith("FedAvg cannot"))
     assert not fedavg.agrees
@@ -257,11 +259,11 @@ def test_rc_fashion_chooses_on_validation_samples_only(tmp_path: Path) -> None:
     changes = {"run": {"rounds": 4, "data": {"train": 80, "test": 40}}, "seeds": [0]}
     outcome = reproduce("rc-fashion", tmp_path, quick=True, changes=changes)
     assert not outcome.problems
-    rows = outcome.tables["grid"].rows
-    assert [row[0] for row in rows if row[3] == "chosen"] == ["FedAvg", "AFL", "q-FFL", "RC-FL"]
+    rows, found = outcome.tables["grid"].rows, ("FedAvg", "AFL", "q-FFL", "RC-FL", "SCAFF-PD")
+    assert [row[0] for row in rows if row[3] == "chosen"] == [*found]
     best = max(float(str(row[2])) for row in rows if row[0] == "RC-FL")
     assert [row[2] for row in rows if row[0] == "RC-FL" and row[3]] == [best]
-    assert len(outcome.tables["accuracy"].rows) == 4
+    assert len(outcome.tables["accuracy"].rows) == 5
 
 
 # -- what the project has stored ------------------------------------------------------------------

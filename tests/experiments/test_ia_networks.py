@@ -131,9 +131,10 @@ def test_every_try_has_the_printed_learning_rates_and_five_passes(name: str) -> 
             batches = max(
                 1.0, TRAINED[name] / local["batch_size"]
             )  # in a pass of the average client
-            if method == "DRFA":
+            if config["name"] == "drfa":
                 assert local["steps"] == pytest.approx(5 * batches, abs=1)
-                assert local["steps"] * config["dual_step"] == pytest.approx(1e-3, rel=1e-3)
+                times = 1 if "gamma" in method else local["steps"]  # the two readings of gamma
+                assert times * config["dual_step"] == pytest.approx(1e-3, rel=1e-3)
             else:
                 assert local["steps"] == 1 if method == "SAFL" else local["epochs"] == 5
             if pd:
@@ -162,14 +163,14 @@ def test_a_tiny_form_gives_the_table_and_the_curves(tmp_path: Path) -> None:
     data = {"name": "fashion-three", "train": 40, "test": 20, "holdout": {"validation": 0.2}}
     changes = {
         "run": {"rounds": 2, "data": data, "evaluate": {"every": 1}},
-        "places": [0, 1],
+        "places": [1, 2],
         "seeds": [0],
         "seeded": ["data.holdout.seed"],
     }
     outcome = reproduce("ia-mnist", tmp_path, quick=True, changes=changes)
     assert not outcome.problems
     rows = {row[0]: row for row in outcome.tables["table-1"].rows}
-    assert len(rows) == 9
+    assert len(rows) == 10
     assert rows["SCAFFOLD, by epochs"][2] == 0.7425  # the published number of the same method
-    assert sum(row[3] == "chosen" for row in outcome.tables["choice"].rows) == 9
+    assert sum(row[3] == "chosen" for row in outcome.tables["choice"].rows) == 10
     assert {"figure-4-lorenz-1", "figure-4-lorenz-2"} < set(outcome.figures)

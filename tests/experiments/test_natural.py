@@ -12,13 +12,21 @@ import torch
 from experiments.harness import drfa_natural, rc_natural
 from experiments.harness.choice import chosen_in_each_trial
 from experiments.harness.experiment import EXPERIMENTS, Context, definition
-from experiments.harness.measures import percentages, validation_score
+from experiments.harness.measures import (
+    accuracy_table,
+    answers,
+    percentages,
+    validation_score,
+)
+from experiments.harness.own_rows import own_checks
 from experiments.harness.running import reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from rich.console import Console
+from scipy.stats import binom
 
+from equifed import Federation
 from equifed.contract.streams import Stream
 from equifed.metrics import mean_interval
 from equifed.models.architectures import build, initialise
@@ -60,7 +68,7 @@ def test_pooled_accuracy_is_correct_answers_over_questions(seed: int) -> None:
     right = draw.integers(0, sizes + 1)
     runs = {k: told({5: right[k] / sizes[k]}, sizes=sizes[k]) for k in range(4)}
     expected = 100 * right.sum(0) / sizes.sum(0)
-    np.testing.assert_allclose(VEHICLE.pooled(runs), expected)
+    np.testing.assert_allclose(VEHICLE.pooled(answers(runs)), expected)
 
 
 def test_scores_look_at_validation_samples_only() -> None:
@@ -119,7 +127,7 @@ def test_drfa_can_disagree_with_the_paper() -> None:
 def test_the_jackknife_of_the_average_is_the_interval_of_the_mean(seed: int) -> None:
     draw = np.random.default_rng(seed)
     runs = {k: told({5: draw.random(3)}) for k in range(6)}  # equal test parts in all trials
-    found = VEHICLE.pooled_measure(runs, "average")
+    found = VEHICLE.pooled_measure(answers(runs), "average")
     usual = mean_interval(percentages(runs).mean(1))
     assert found.estimate == pytest.approx(usual.estimate)
     assert found.lower == pytest.approx(usual.lower)
@@ -137,6 +145,41 @@ def test_rc_can_disagree_with_the_paper() -> None:
     assert [one.agrees for one in fair] == [True] * 4
     poor = rc_natural.checks(_rc([0.1, 0.5, 0.9, 0.9]), "source")
     assert [one.agrees for one in poor] == [False] * 4
+
+
+def test_own_parts_and_own_models_stand_beside_the_methods_with_their_floor() -> None:
+    ends = {"FedAvg": [0.5, 0.9], "FedAvg, own bias": [0.7, 0.8], "SCAFF-PD": [0.6, 0.8],
+            "SCAFF-PD, own bias": [0.65, 0.85]}  # fmt: skip
+    found = {m: {s: told({9: v}) for s in (0, 1)} for m, v in ends.items()}
+    alone = {s: (np.array([0.9, 0.6]), np.array([10.0, 10.0])) for s in (0, 1)}
+    measures = {"worst": lambda values: values.min(1)}
+    table = accuracy_table(found, measures, fraction=0.5, alone=alone)
+    assert table.columns == ["method", "seeds", "worst", "floor", "spread beyond chance"]
+    assert [row[0] for row in table.rows] == [*ends, "alone"]
+    assert "10 to 10 test samples a client" in table.title
+    x = binom.sf(np.arange(10), 10, 0.7)  # the smaller of two that are served equally
+    assert str(table.rows[0][3]).startswith(f"{10 * (x**2).sum():.1f}")
+    checks = {one.claim: one for one in own_checks(found, alone, 0.5)}
+    serves = " serves the worst client at least as well as "
+    agree = {claim: one.agrees for claim, one in checks.items()}
+    assert agree == {
+        f"SCAFF-PD, own bias{serves}FedAvg, own bias": False,
+        f"SCAFF-PD{serves}FedAvg": True,
+        f"FedAvg, own bias{serves}FedAvg": True,
+        f"SCAFF-PD, own bias{serves}SCAFF-PD": True,
+        f"FedAvg, own bias{serves}alone": True,
+        f"SCAFF-PD, own bias{serves}alone": True,
+    }
+    assert "-5.0 points" in checks[f"SCAFF-PD, own bias{serves}FedAvg, own bias"].measured
+
+
+def test_own_machines_are_exact_and_one_class_is_answered() -> None:
+    x = np.array([[-2.0], [-1.0], [1.0], [2.0]])
+    parts = {"two": (x, [0, 0, 1, 1]), "one": (x, [1, 1, 1, 1])}
+    data = Federation.from_clients(parts, validation=parts, test=parts)
+    values, sizes = VEHICLE.own_machines(data, [1e-3, 1.0])
+    np.testing.assert_array_equal(values, [1.0, 1.0])
+    np.testing.assert_array_equal(sizes, [4, 4])
 
 
 # -- the recurrent model ----------------------------------------------------------------------
@@ -163,7 +206,8 @@ def test_drfa_chooses_on_validation_and_compares_on_test_samples(tmp_path: Path)
     outcome = reproduce("drfa-adult", tmp_path, quick=True, changes=changes)
     assert not outcome.problems
     assert [row[0] for row in outcome.tables["accuracy"].rows] == [
-        "DRFA", "AFL", "q-FedAvg", "FedAvg"
+        "DRFA", "AFL", "q-FedAvg", "FedAvg", "SCAFF-PD", "FedAvg, own bias", "SCAFF-PD, own bias",
+        "alone",
     ]  # fmt: skip
     for method in ("DRFA", "AFL", "q-FedAvg", "FedAvg"):
         rows = [row for row in outcome.tables["grid"].rows if row[0] == method]
@@ -180,7 +224,9 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
     }
     table = merge_tables(definition("rc-vehicle", quick=True), changes)
     context = Context(table, tmp_path, Console(quiet=True))
-    found, searched, problems = chosen_in_each_trial(context, VEHICLE.score, VEHICLE.one_tail_apart)
+    found, variants, searched, problems = chosen_in_each_trial(
+        context, VEHICLE.score, VEHICLE.one_tail_apart
+    )
     assert not problems
     for method, runs in found.items():
         for seed, chosen in runs.items():
@@ -188,6 +234,8 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
             stored = [History.load(folder) for folder in folders]
             assert len(stored) == 2
             assert VEHICLE.score(chosen) == max(map(VEHICLE.score, stored))
+            name = variants[method][seed]["algorithm"]["name"]
+            assert name == table["methods"][method]["algorithm"]["name"]
     assert sum(int(str(row[3])) for row in searched.rows) == len(found) * len(table["seeds"])
     published = VEHICLE.beside(found, table["published"])
     assert [row[1] for row in published.rows] == [87.3, 84.3, 87.7, 87.6, 87.3, 87.6]

@@ -1,0 +1,69 @@
+"""Chosen settings at the edge of what was tried: found where they are, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiments.harness.command import main
+from experiments.harness.edges import find_edges, read_tries, stored_edges
+from experiments.harness.experiment import EXPERIMENTS, Table
+
+COLUMNS = ("method", "settings", "score", "")
+
+
+def stored(tmp_path: Path, rows: list[tuple[str, str, float, str | int]], last: str = "") -> Path:
+    """Write a table of tries as an experiment does."""
+    path = tmp_path / "grid.csv"
+    path.write_text(Table("tries", (*COLUMNS[:3], last), rows).csv(), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("best", range(5))
+def test_an_edge_is_the_first_or_the_last_of_the_values(tmp_path: Path, best: int) -> None:
+    rates = [0.001, 0.01, 0.1, 1.0, 10.0]
+    rows = [("A", f"lr = {v:g}", 0.5, "chosen" if k == best else "") for k, v in enumerate(rates)]
+    found = find_edges("x", read_tries(stored(tmp_path, rows)))
+    assert [one.value for one in found] == ([rates[best]] if best in (0, 4) else [])
+    assert all(one.tried == tuple(rates) for one in found)
+
+
+def test_a_natural_limit_is_no_edge_and_settings_that_go_together_count_once(
+    tmp_path: Path,
+) -> None:
+    tries = [(0.0, 0.1), (0.0, 1.0), (1.0, 0.1), (1.0, 1.0)]
+    rows = [
+        ("A", f"q = {q:g}, lr = {lr:g}, primal = {10 * lr:g}, tails = [0.5, {lr}]", 0.5,
+         "chosen" if (q, lr) == (0.0, 1.0) else "") for q, lr in tries
+    ]  # fmt: skip
+    found = find_edges("x", read_tries(stored(tmp_path, rows)))
+    assert [(one.setting, one.value) for one in found] == [("lr", 1.0)]
+    assert "x: A, lr = 1 is the largest of 0.1, 1" in str(found[0])
+
+
+@pytest.mark.parametrize(("times", "edges"), [([4, 1, 0], 1), ([1, 3, 1], 0), ([0, 2, 3], 1)])
+def test_where_trials_choose_the_median_one_counts(
+    tmp_path: Path, times: list[int], edges: int
+) -> None:
+    rows = [("A", f"lr = {10.0**k:g}", 0.5, n) for k, n in enumerate(times)]
+    found = find_edges("x", read_tries(stored(tmp_path, rows, "trials that chose it")))
+    assert len(found) == edges
+
+
+def test_other_tables_have_no_tries(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.csv"
+    path.write_text(Table("x", ("method", "average"), [("A", 0.5)]).csv(), encoding="utf-8")
+    assert read_tries(path) == []
+
+
+def test_the_command_names_what_is_stored(capsys: pytest.CaptureFixture[str]) -> None:
+    by_name = {name: stored_edges([name]) for name in EXPERIMENTS}
+    with_edges = next((name for name, found in by_name.items() if found), None)
+    without = next(name for name, found in by_name.items() if not found)
+    assert main(["edges", without]) == 0
+    assert "No chosen setting" in capsys.readouterr().out
+    if with_edges is not None:
+        assert main(["edges", with_edges]) == 1
+        shown = capsys.readouterr().out.splitlines()
+        assert shown == [str(one) for one in by_name[with_edges]]
+    assert main(["edges", "no-such"]) == 2
