@@ -1,0 +1,202 @@
+"""One recipe for all data sets, against every method, with equal tries.
+
+Ours is SCAFF-PD with a chi-square objective and an own output bias for every client, solved until
+the gap is proved. Step size and penalty of a data set are those that suit FedAvg best, on
+validation samples of splits that are not reported; they hold for all methods. Then every method
+tries three settings in every split and keeps what that split's validation samples choose.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import numpy as np
+from experiments.harness.choice import alternatives
+from experiments.harness.experiment import Context, Outcome, Settings
+from experiments.harness.networks import prepared
+from experiments.harness.parts import Part, compute_parts
+from experiments.harness.recipe_table import compare
+from experiments.harness.recipe_trials import ALONE, BASE, OURS, Found, Trial, score
+from sklearn.linear_model import LogisticRegression
+
+import equifed as ef
+from equifed.report import slug
+from equifed.runs import RunConfig, build, merge_tables
+from equifed.training import TrainingError
+
+SCALE = ("lr", "l2")
+
+
+def run(context: Context) -> Outcome:
+    """Measure what is not there yet, and compare."""
+    settings = context.settings
+    tables = {name: data_table(context, name) for name in settings["sets"]}
+    scales, tuned = find_scales(context, tables)
+    parts, places = {}, {}
+    for name in settings["sets"]:
+        methods = set_methods(settings, name, scales[name])
+        for seed in range(settings["data"][name]["seeds"]):
+            split = {"data": seeded(tables[name], seed)}
+            for method, tries in methods.items():
+                key = places[name, method, seed] = f"{name}-{slug(method)}-{seed}"
+                parts[key] = Part(measure, split | {"run": settings["run"], "tries": tries})
+            if ALONE not in settings["data"][name].get("left_out", ()):
+                key = places[name, ALONE, seed] = f"{name}-{ALONE}-{seed}"
+                parts[key] = Part(measure_alone, split | {"penalties": settings["alone"]["l2"]})
+    answers = compute_parts(context, parts)
+    found: Found = {name: {} for name in settings["sets"]}
+    for (name, method, seed), key in places.items():
+        found[name].setdefault(method, {})[seed] = Trial.of(answers[key])
+    return compare(found, tuned, settings)
+
+
+# -- what is run ------------------------------------------------------------------------------
+
+
+def data_table(context: Context, name: str) -> Settings:
+    """Return the table ``data`` of a set; features are made if they are not there."""
+    given = context.settings["data"][name]
+    table: Settings = copy.deepcopy(given["data"])
+    if "features" in given:
+        table["path"] = str(prepared("frozen", given["features"], context.console))
+    return table
+
+
+def seeded(data: Settings, seed: int) -> Settings:
+    """Return a table of data whose split (and partition) is drawn with a seed."""
+    out = merge_tables(data, {"seed": seed})
+    return merge_tables(out, {"holdout": {"seed": seed}}) if "holdout" in data else out
+
+
+def find_scales(
+    context: Context, tables: dict[str, Settings]
+) -> tuple[dict[str, Settings], dict[str, Any]]:
+    """Return the step size and the penalty of each set, and the scores of all that was tried."""
+    settings, scale = context.settings, context.settings["scale"]
+    base = settings["methods"][BASE]
+    parts = {}
+    for name, data in tables.items():
+        for lr in scale["lr"]:
+            given = {"run": settings["run"], "splits": [seeded(data, s) for s in
+                                                        settings["tuning_seeds"]]}  # fmt: skip
+            variants = [_scaled(settings, base, lr, l2) for l2 in scale["l2"]]
+            parts[f"scale-{name}-{lr:g}"] = Part(score_all, given | {"variants": variants})
+    answers = compute_parts(context, parts)
+    best, scores = {}, {}
+    for name in tables:
+        scores[name] = {
+            (lr, l2): float(np.mean(of_l2))
+            for lr in scale["lr"]
+            for l2, of_l2 in zip(scale["l2"], answers[f"scale-{name}-{lr:g}"], strict=True)
+        }
+        pair = max(scores[name], key=lambda one: scores[name][one])
+        best[name] = dict(zip(SCALE, pair, strict=True))
+    return best, scores
+
+
+def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
+    """Return a method's variant with the step size and the penalty of a set."""
+    out = merge_tables(method, {"model": {"l2": l2}})
+    if "local" not in out["algorithm"]:
+        out = merge_tables(out, {"algorithm": {"local": {**settings["work"], "lr": lr}}})
+    return out
+
+
+def set_methods(settings: Settings, name: str, scale: Settings) -> dict[str, list[Any]]:
+    """Return what every method tries on a set: words and variants."""
+    given, lr, l2 = settings["data"][name], scale["lr"], scale["l2"]
+    methods = {
+        method: _scaled(settings, one, lr, l2)
+        for method, one in settings["methods"].items()
+        if method not in given.get("left_out", ())
+    }
+    if not given.get("own", True):
+        methods[OURS]["model"] = {"l2": l2}
+    steps = {"algorithm.local.lr": [float(f"{f * lr:.3g}") for f in settings["scale"]["around"]]}
+    tried = {method: settings["tried"].get(method, steps) for method in methods}
+    known = {"methods": methods, "tried": tried, "places": settings["places"]}
+    return {m: list(map(list, alternatives(known, m).values())) for m in methods}
+
+
+# -- measuring --------------------------------------------------------------------------------
+
+
+def measure(data: Settings, run: Settings, tries: list[Any]) -> dict[str, Any]:
+    """Return validation and test accuracies of a method's tries on one split."""
+    return {"tries": [train(data, run, variant) | {"settings": words} for words, variant in tries]}
+
+
+def train(data: Settings, run: Settings, variant: Settings) -> dict[str, Any]:
+    """Return the clients' accuracies under one setting; none where training failed."""
+    table = merge_tables(merge_tables(run, {"data": data}), variant)
+    built = build(RunConfig.from_dict(table))
+    try:
+        history = built.train()
+    except TrainingError as error:
+        return {"failed": str(error)}
+    out: dict[str, Any] = {"rounds": len(history.rounds)}
+    if "stop" in table:
+        proof, value = history.certificate(), history.rounds[-1].objective
+        out["gap"] = proof["gap"] / value if isinstance(proof, dict) and value else None
+    for split in ("validation", "test"):
+        record = history.last("accuracy", split)
+        assert record is not None
+        out[split] = _known(record.values.tolist())
+        out[f"{split} samples"] = record.sizes.tolist()
+    out["train samples"] = built.federation.train.sizes.tolist()
+    return out
+
+
+def score_all(run: Settings, splits: list[Settings], variants: list[Settings]) -> list[Any]:
+    """Return the validation scores of variants, split by split."""
+    return [
+        [score(train(data, run, variant), split="validation") for data in splits]
+        for variant in variants
+    ]
+
+
+def measure_alone(data: Settings, penalties: list[float]) -> dict[str, Any]:
+    """Return the accuracies of the clients' own models, by penalty."""
+    table = dict(data)
+    holdout = table.pop("holdout", None)
+    federation = _load(table)
+    if holdout is not None:
+        federation = federation.split(holdout["validation"], seed=holdout["seed"])
+    tries = []
+    for l2 in penalties:
+        out: dict[str, Any] = {"settings": f"l2 = {l2:g}", "validation": [], "test": []}
+        for i in range(len(federation.names)):
+            model = fit_alone(*federation.train.client(i), l2)
+            for split in ("validation", "test"):
+                x, y = federation.splits()[split].client(i)
+                right = model(x.reshape(len(x), -1)) == y if len(y) else np.array([np.nan])
+                out[split].append(float(right.mean()))
+        for split in ("train", "validation", "test"):
+            out[f"{split} samples"] = federation.splits()[split].sizes.tolist()
+        tries.append(out | {"validation": _known(out["validation"]), "test": _known(out["test"])})
+    return {"tries": tries}
+
+
+def _load(table: Settings) -> ef.Federation:
+    name = table.pop("name")
+    if ":" not in name:
+        return ef.load(name, **table)
+    from experiments.harness.split_again import split_again
+
+    return split_again(**table)
+
+
+def fit_alone(x: Any, y: Any, l2: float) -> Any:
+    """Return how a client's own model predicts; its class where it has only one."""
+    if len(np.unique(y)) == 1:
+        return lambda seen: np.full(len(seen), y[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the last digits do not move an accuracy
+        model = LogisticRegression(C=1 / (l2 * len(y)), max_iter=300)
+        return model.fit(x.reshape(len(x), -1), y).predict
+
+
+def _known(values: list[float]) -> list[float | None]:
+    return [None if v != v else v for v in values]
