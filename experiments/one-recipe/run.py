@@ -8,7 +8,6 @@ tries three settings in every split and keeps what that split's validation sampl
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import Any
 
@@ -19,6 +18,7 @@ from experiments.harness.networks import prepared
 from experiments.harness.parts import Part, compute_parts
 from experiments.harness.recipe_table import compare
 from experiments.harness.recipe_trials import ALONE, BASE, OURS, Found, Trial, score
+from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 
 import equifed as ef
@@ -32,7 +32,9 @@ SCALE = ("lr", "l2")
 def run(context: Context) -> Outcome:
     """Measure what is not there yet, and compare."""
     settings = context.settings
-    tables = {name: data_table(context, name) for name in settings["sets"]}
+    tables = {name: settings["data"][name]["data"] for name in settings["sets"]}
+    for table in tables.values():
+        located(table, context.console)  # features are made once, before anything is run
     scales, tuned = find_scales(context, tables)
     parts, places = {}, {}
     for name in settings["sets"]:
@@ -55,12 +57,11 @@ def run(context: Context) -> Outcome:
 # -- what is run ------------------------------------------------------------------------------
 
 
-def data_table(context: Context, name: str) -> Settings:
-    """Return the table ``data`` of a set; features are made if they are not there."""
-    given = context.settings["data"][name]
-    table: Settings = copy.deepcopy(given["data"])
-    if "features" in given:
-        table["path"] = str(prepared("frozen", given["features"], context.console))
+def located(data: Settings, console: Console | None = None) -> Settings:
+    """Return a table of data with the path of its features, made if they are not there."""
+    table = dict(data)
+    if features := table.pop("features", None):
+        table["path"] = str(prepared("frozen", features, console or Console(quiet=True)))
     return table
 
 
@@ -130,7 +131,7 @@ def measure(data: Settings, run: Settings, tries: list[Any]) -> dict[str, Any]:
 
 def train(data: Settings, run: Settings, variant: Settings) -> dict[str, Any]:
     """Return the clients' accuracies under one setting; none where training failed."""
-    table = merge_tables(merge_tables(run, {"data": data}), variant)
+    table = merge_tables(merge_tables(run, {"data": located(data)}), variant)
     built = build(RunConfig.from_dict(table))
     try:
         history = built.train()
@@ -159,7 +160,7 @@ def score_all(run: Settings, splits: list[Settings], variants: list[Settings]) -
 
 def measure_alone(data: Settings, penalties: list[float]) -> dict[str, Any]:
     """Return the accuracies of the clients' own models, by penalty."""
-    table = dict(data)
+    table = located(data)
     holdout = table.pop("holdout", None)
     federation = _load(table)
     if holdout is not None:
