@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from equifed import Federation, load
 from equifed.data import standardise
+from equifed.runs import RunConfig, build
 
 
 def split_again(
@@ -42,3 +45,22 @@ def pool(data: str, clients: str | None = None) -> Federation:
         samples, name=whole.name, classes=whole.classes, class_names=whole.class_names,
         source=whole.source,
     )  # fmt: skip
+
+
+def load_table(data: Mapping[str, Any]) -> Federation:
+    """Return the federation of a table ``[data]``, holdout and all."""
+    table: dict[str, Any] = {"data": dict(data), "rounds": 1}  # a configuration is about a run
+    table |= {"model": {"name": "logistic"}, "algorithm": {"name": "fedavg"}}
+    return build(RunConfig.from_dict(table)).federation
+
+
+def with_constant(of: dict[str, Any]) -> Federation:
+    """Return the data of another table with flat inputs and one more column, of ones.
+
+    Its weight is a bias that all clients share, so that an own bias is the distance to it.
+    """
+    data = load_table(of)
+    return data.with_inputs({
+        k: np.hstack([s.inputs.reshape(len(s.inputs), -1), np.ones((len(s.inputs), 1), np.float32)])
+        for k, s in data.splits().items()
+    })  # fmt: skip

@@ -11,7 +11,7 @@ from experiments.harness.experiment import EXPERIMENTS, definition
 from experiments.harness.recipe_table import checks
 from experiments.harness.recipe_trials import Found, Trial, difference, is_ahead
 from experiments.harness.running import reproduce
-from experiments.harness.split_again import pool, split_again
+from experiments.harness.split_again import load_table, pool, split_again, with_constant
 
 from equifed.runs import RunConfig, merge_tables
 
@@ -25,9 +25,7 @@ def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkey
     assert not outcome.problems
     rows = {(row[0], row[1]) for row in outcome.tables["methods"].rows}
     assert {("penguins", m) for m in ("FedAvg", "FedAvg, own part", "ours", "alone")} <= rows
-    assert (
-        not {("fashion-three", m) for m in ("FedAvg, own part", "alone")} & rows
-    )  # one class each
+    assert not {("fashion-three", m) for m in ("FedAvg, own part", "alone")} & rows
     stored = sorted((tmp_path / "runs").glob("*.json"))
     before = [path.stat().st_mtime_ns for path in stored]
     again = reproduce("one-recipe", tmp_path, quick=True)
@@ -82,8 +80,12 @@ def trials(worst: list[float]) -> dict[int, Trial | None]:
 
 
 def test_ours_leads_only_beyond_the_interval_of_every_published_method() -> None:
-    methods = {"FedAvg": trials([0.50, 0.52, 0.54]), "AFL": trials([0.60, 0.58, 0.62]),
-               "FedAvg, own part": trials([0.9] * 3), "ours": trials([0.66, 0.68, 0.70])}  # fmt: skip
+    methods = {
+        "FedAvg": trials([0.50, 0.52, 0.54]),
+        "AFL": trials([0.60, 0.58, 0.62]),
+        "FedAvg, own part": trials([0.9] * 3),
+        "ours": trials([0.66, 0.68, 0.70]),
+    }
     plain, wider = difference(methods, "AFL", "worst")
     assert plain.estimate == pytest.approx(8.0)
     assert (wider.upper - wider.lower) / (plain.upper - plain.lower) == pytest.approx(
@@ -108,3 +110,19 @@ def test_splitting_again_moves_every_sample_once_and_scales_by_training_ones() -
         np.testing.assert_array_equal(np.sort(rows, 0), np.sort(whole.train.client(i)[0], 0))
     other = split_again("penguins", seed=4)
     assert not np.array_equal(other.train.inputs, plain.train.inputs)
+
+
+def test_an_own_bias_that_is_held_to_the_shared_one_is_the_shared_model() -> None:
+    """With a strong penalty the own distance is nothing, and the constant's weight is the bias."""
+    module = EXPERIMENTS["one-recipe"].module
+    data = {"name": "penguins", "test": 0.3, "validation": 0.2, "seed": 1}
+    whole, more = load_table(data), with_constant(data)
+    np.testing.assert_array_equal(more.train.inputs[:, :-1], whole.train.inputs)
+    assert (more.train.inputs[:, -1] == 1).all()
+    fair = {"name": "scaff-pd", "objective": {"name": "chi-square", "rho": 1.0}}
+    run = {"rounds": 30, "evaluate": {"every": 30, "splits": ["validation", "test"]},
+           "stop": {"at_relative_gap": 1e-4}, "model": {"name": "logistic", "l2": 0.01},
+           "algorithm": fair}  # fmt: skip
+    shared, held = (module.train(data, run, {"model": m})
+                    for m in ({}, {"own": "bias", "own_l2": 1e4}))  # fmt: skip
+    assert held["test"] == shared["test"] and held["gap"] <= 1e-4
