@@ -55,9 +55,10 @@ class Trial:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Trial | None:
-        """Return the chosen one of a method's tries; None where all failed. Of equals the first."""
+        """Return the chosen one of a method's tries, of equals the middle one; None if all failed."""
         tries = answer["tries"]
-        place = max(range(len(tries)), key=lambda k: score(tries[k]))
+        middle = (len(tries) - 1) / 2
+        place = max(range(len(tries)), key=lambda k: (score(tries[k]), -abs(k - middle)))
         best = tries[place]
         failed = sum("failed" in one for one in tries)
         if "failed" in best:
