@@ -55,7 +55,7 @@ class Trial:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Trial | None:
-        """Return the chosen one of a method's tries, of equals the middle one; None if all failed."""
+        """Return the chosen one of the tries, of equals the middle one; None if all failed."""
         tries = answer["tries"]
         middle = (len(tries) - 1) / 2
         place = max(range(len(tries)), key=lambda k: (score(tries[k]), -abs(k - middle)))
