@@ -137,13 +137,14 @@ def choice_table(found: Found, settings: Settings) -> Table:
                  ("data set", "method", "settings", "at an end", "seeds"), rows)  # fmt: skip
 
 
-def scale_table(tuned: Mapping[str, Mapping[tuple[float, float], float]]) -> Table:
-    """Return FedAvg's validation scores by step size and penalty."""
+def scale_table(tuned: Mapping[str, Any]) -> Table:
+    """Return FedAvg's validation scores by step size and penalty, and which were taken."""
     rows: list[list[Cell]] = []
-    for name, scores in tuned.items():
-        best = max(scores, key=lambda one: scores[one])
-        rows += [[name, *pair, round(v, 4) if math.isfinite(v) else None,
-                  "taken" if pair == best else ""] for pair, v in scores.items()]  # fmt: skip
+    for name, (scores, best) in tuned.items():
+        for (lr, l2), value in scores.items():
+            taken = "taken" if lr in best["lr"] and l2 == best["l2"] else ""
+            known = round(value, 4) if math.isfinite(value) else None
+            rows.append([name, lr, l2, known, taken])
     titles = ("data set", "lr", "l2", "validation score", "")
     return Table(f"{BASE} on splits that are not reported: step size and penalty", titles, rows)
 

@@ -2,14 +2,15 @@
 
 Ours is SCAFF-PD with a chi-square objective and an own output bias for every client beside a shared
 one, solved until the gap is proved; how strongly own biases are held to the shared one is chosen on
-validation samples. Step size and penalty of a data set are those that suit FedAvg best, on
-validation samples of splits that are not reported; they hold for all methods. Then every method
+validation samples. Step sizes and penalty of the methods with local steps are, for each data set,
+those that suit FedAvg best on validation samples of splits that are not reported. Every method
 tries three settings in every split and keeps what that split's validation samples choose.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from sklearn.linear_model import LogisticRegression
 from equifed.report import slug
 from equifed.runs import RunConfig, build, merge_tables
 
-SCALE = ("lr", "l2")
 CONSTANT = "experiments.harness.split_again:with_constant"
 
 
@@ -79,13 +79,12 @@ def find_scales(
 ) -> tuple[dict[str, Settings], dict[str, Any]]:
     """Return the step size and the penalty of each set, and the scores of all that was tried."""
     settings, scale = context.settings, context.settings["scale"]
-    base = settings["methods"][BASE]
+    run, seeds = merge_tables(settings["run"], scale["run"]), settings["tuning_seeds"]
     parts = {}
     for name, data in tables.items():
         for lr in scale["lr"]:
-            given = {"run": settings["run"], "splits": [seeded(data, s) for s in
-                                                        settings["tuning_seeds"]]}  # fmt: skip
-            variants = [_scaled(settings, base, lr, l2) for l2 in scale["l2"]]
+            variants = [_scaled(settings, settings["methods"][BASE], lr, l2) for l2 in scale["l2"]]
+            given = {"run": run, "splits": [seeded(data, seed) for seed in seeds]}
             parts[f"scale-{name}-{lr:g}"] = Part(score_all, given | {"variants": variants})
     answers = compute_parts(context, parts)
     best, scores = {}, {}
@@ -95,14 +94,30 @@ def find_scales(
             for lr in scale["lr"]
             for l2, of_l2 in zip(scale["l2"], answers[f"scale-{name}-{lr:g}"], strict=True)
         }
-        pair = max(scores[name], key=lambda one: scores[name][one])
-        best[name] = dict(zip(SCALE, pair, strict=True))
-    return best, scores
+        best[name] = choose_scale(scores[name], scale)
+    return best, {name: (scores[name], best[name]) for name in tables}
+
+
+def choose_scale(scores: Mapping[tuple[float, float], float], scale: Settings) -> Settings:
+    """Return three neighbouring step sizes, and a penalty, with the best mean score.
+
+    Scores of few splits are noisy: of all triples that are nearly as good the one with the smallest
+    step sizes is taken, and of those with the same step sizes the best.
+    """
+    rates = scale["lr"]
+    means = {
+        (k, l2): float(np.mean([scores[lr, l2] for lr in rates[k : k + 3]]))
+        for k in range(len(rates) - 2)
+        for l2 in scale["l2"]
+    }
+    near = [one for one in means if means[one] >= max(means.values()) - scale["points"]]
+    k, l2 = min(near, key=lambda one: (one[0], -means[one]))
+    return {"lr": rates[k : k + 3], "l2": l2}
 
 
 def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
-    """Return a method's variant with the step size and the penalty of a set."""
-    out = merge_tables(method, {"model": {"l2": l2}})
+    """Return a method's variant with the step size and the penalty of a set, unless it has both."""
+    out = merge_tables({"model": {"l2": l2}}, method)
     if "local" not in out["algorithm"]:
         out = merge_tables(out, {"algorithm": {"local": {**settings["work"], "lr": lr}}})
     return out
@@ -110,16 +125,16 @@ def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Setti
 
 def set_methods(settings: Settings, name: str, scale: Settings) -> dict[str, list[Any]]:
     """Return what every method tries on a set: words and variants."""
-    given, lr, l2 = settings["data"][name], scale["lr"], scale["l2"]
+    given, steps = settings["data"][name], {"algorithm.local.lr": scale["lr"]}
     methods = {
-        method: _scaled(settings, one, lr, l2)
+        method: _scaled(settings, one, scale["lr"][1], scale["l2"])
         for method, one in settings["methods"].items()
         if method not in given.get("left_out", ())
     }
-    steps = {"algorithm.local.lr": [float(f"{f * lr:.3g}") for f in settings["scale"]["around"]]}
     tried = {method: settings["tried"].get(method, steps) for method in methods}
     if not given.get("own", True):  # then ours tries what SCAFF-PD does
-        methods[OURS]["model"], tried[OURS] = {"l2": l2}, settings["tried"]["SCAFF-PD"]
+        del methods[OURS]["model"]["own"]
+        tried[OURS] = settings["tried"]["SCAFF-PD"]
     known = {"methods": methods, "tried": tried, "places": settings["places"]}
     return {m: list(map(list, alternatives(known, m).values())) for m in methods}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from experiments.harness.split_again import load_table, pool, split_again, with_
 from equifed.runs import RunConfig, merge_tables
 
 pytestmark = pytest.mark.long
-SCALE = {"lr": 0.1, "l2": 1e-3}
+SCALE = {"lr": [0.03, 0.1, 0.3], "l2": 0.02}
 
 
 def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkeypatch) -> None:
@@ -49,9 +50,21 @@ def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
         for variant in variants:
             table = merge_tables(settings["run"], {"data": module.seeded(data, 7)})
             config = RunConfig.from_dict(merge_tables(table, variant))
-            assert config.model["l2"] == SCALE["l2"]
+            solved = method in ("ours", "SCAFF-PD")
+            assert (config.model["l2"] == SCALE["l2"]) != solved
             has_own = config.model.get("own") is not None
             assert has_own == (own and method in ("ours", "FedAvg, own part"))
+
+
+def test_the_step_sizes_are_neighbours_and_the_smallest_of_equally_good_ones() -> None:
+    choose = EXPERIMENTS["one-recipe"].module.choose_scale
+    scale = {"lr": [0.1, 0.2, 0.4, 0.8], "l2": [0.0, 1.0], "points": 0.01}
+    scores = dict.fromkeys(((lr, l2) for lr in scale["lr"] for l2 in scale["l2"]), 0.7)
+    assert choose(scores, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 0.0}
+    assert choose(scores | {(0.8, 1.0): 0.71}, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 0.0}
+    assert choose(scores | {(0.8, 1.0): 0.76}, scale) == {"lr": [0.2, 0.4, 0.8], "l2": 1.0}
+    failed = scores | {(0.1, 0.0): -math.inf}
+    assert choose(failed, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 1.0}
 
 
 def told(validation: list[Any], test: list[Any]) -> dict[str, Any]:
