@@ -28,8 +28,10 @@ from experiments.harness.recipe_trials import (
 SOURCE = "our aim"
 
 
-def compare(found: Found, tuned: Mapping[str, Any], settings: Settings) -> Outcome:
-    """Return checks, tables and the figure."""
+def compare(
+    found: Found, tuned: Mapping[str, Any], settings: Settings, missing: Sequence[str] = ()
+) -> Outcome:
+    """Return checks, tables and the figure; ``missing`` is what has not been run."""
     tables = {
         "verdicts": verdicts_table(found),
         "methods": methods_table(found),
@@ -46,7 +48,9 @@ def compare(found: Found, tuned: Mapping[str, Any], settings: Settings) -> Outco
         for seed, one in runs.items()
         if one is None
     ]
-    return Outcome(checks(found, settings), tables, {"ours-minus-best": draw(found)}, problems)
+    return Outcome(
+        checks(found, settings), tables, {"ours-minus-best": draw(found)}, [*missing, *problems]
+    )
 
 
 # -- tables -----------------------------------------------------------------------------------

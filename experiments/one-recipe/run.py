@@ -10,7 +10,7 @@ tries three settings in every split and keeps what that split's validation sampl
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,11 +50,33 @@ def run(context: Context) -> Outcome:
                 parts[key] = Part(measure_alone, split | {"penalties": settings["alone"]["l2"]})
     # What takes longest comes first: models that are solved.
     order = sorted(parts, key=lambda key: "stop" not in str(parts[key].given))
+    if not settings["finish"]:
+        order = [key for key in order if (context.out / "runs" / f"{key}.json").exists()]
     answers = compute_parts(context, {key: parts[key] for key in order})
     found: Found = {name: {} for name in settings["sets"]}
     for (name, method, seed), key in places.items():
-        found[name].setdefault(method, {})[seed] = Trial.of(answers[key])
-    return compare(found, tuned, settings)
+        if key in answers:
+            found[name].setdefault(method, {})[seed] = Trial.of(answers[key])
+    kept, missing = keep_complete(found, places)
+    return compare(kept, tuned, settings, missing)
+
+
+def keep_complete(
+    found: Found, wanted: Collection[tuple[str, str, int]]
+) -> tuple[Found, list[str]]:
+    """Return the methods with all seeds, on the sets with FedAvg and ours; and who has not."""
+    kept: Found = {}
+    missing = []
+    for name, methods in found.items():
+        seeds = {m: sum(one[:2] == (name, m) for one in wanted) for _, m, _ in wanted}
+        kept[name] = {m: runs for m, runs in methods.items() if len(runs) == seeds[m]}
+        short = [f"{m} ({len(methods.get(m, ()))} of {n})" for m, n in seeds.items()
+                 if n and m not in kept[name]]  # fmt: skip
+        if short:
+            missing.append(f"{name}: not all splits, so left out: {', '.join(short)}")
+        if not {BASE, OURS} <= kept[name].keys():
+            del kept[name]
+    return kept, missing
 
 
 # -- what is run ------------------------------------------------------------------------------

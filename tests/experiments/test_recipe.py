@@ -32,6 +32,10 @@ def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkey
     again = reproduce("one-recipe", tmp_path, quick=True)
     assert [path.stat().st_mtime_ns for path in stored] == before
     assert again.tables["against"].rows == outcome.tables["against"].rows
+    stored[[path.stem for path in stored].index("penguins-afl-1")].unlink()
+    some = reproduce("one-recipe", tmp_path, quick=True, changes={"finish": False})
+    assert some.problems == ["penguins: not all splits, so left out: AFL (1 of 2)"]
+    assert ("penguins", "AFL") not in {(row[0], row[1]) for row in some.tables["methods"].rows}
 
 
 @pytest.mark.parametrize("name", definition("one-recipe")["sets"])
