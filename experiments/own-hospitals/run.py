@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
-from experiments.harness.measures import with_limits
+from experiments.harness.measures import for_new_samples, with_limits
 from experiments.harness.parts import Part, compute_parts
 from numpy.typing import NDArray
 
@@ -151,19 +151,14 @@ def accuracies(found: list[dict[str, Any]], method: str) -> Array:
 def differences(found: list[dict[str, Any]], method: str) -> list[tuple[Interval, Interval]]:
     """Return points against each hospital's own model: over these splits, and for new patients.
 
-    Random splits share patients. The second interval is widened for that (Nadeau and Bengio 2003):
-    the variance of the mean is (1/J + test/train) times that of one split, in place of 1/J.
+    Random splits share patients, and the second interval is widened for that.
     """
     change = accuracies(found, method) - accuracies(found, "own model")
     out = []
     for k in range(change.shape[1]):
         told = mean_interval(change[:, k])
         ratio = found[0]["test"][k] / found[0]["train"][k]
-        wider = math.sqrt(1 + len(found) * ratio)
-        low, high = (
-            told.estimate + wider * (end - told.estimate) for end in (told.lower, told.upper)
-        )
-        out.append((told, Interval(told.estimate, low, high, told.level)))
+        out.append((told, for_new_samples(told, len(found), ratio)))
     return out
 
 

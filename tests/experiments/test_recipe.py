@@ -1,0 +1,145 @@
+"""One recipe against all methods: equal tries, choices without test samples, honest verdicts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiments.harness.experiment import EXPERIMENTS, definition
+from experiments.harness.recipe_table import checks
+from experiments.harness.recipe_trials import Found, Trial, difference, is_ahead
+from experiments.harness.running import reproduce
+from experiments.harness.split_again import load_table, pool, split_again, with_constant
+
+from equifed.runs import RunConfig, merge_tables
+
+pytestmark = pytest.mark.long
+SCALE = {"lr": [0.03, 0.1, 0.3], "l2": 0.02}
+
+
+def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))  # the short form needs no files
+    outcome = reproduce("one-recipe", tmp_path, quick=True)
+    assert not outcome.problems
+    rows = {(row[0], row[1]) for row in outcome.tables["methods"].rows}
+    assert {("penguins", m) for m in ("FedAvg", "FedAvg, own part", "ours", "alone")} <= rows
+    assert not {("fashion-three", m) for m in ("FedAvg, own part", "alone")} & rows
+    stored = sorted((tmp_path / "runs").glob("*.json"))
+    before = [path.stat().st_mtime_ns for path in stored]
+    again = reproduce("one-recipe", tmp_path, quick=True)
+    assert [path.stat().st_mtime_ns for path in stored] == before
+    assert again.tables["against"].rows == outcome.tables["against"].rows
+    stored[[path.stem for path in stored].index("penguins-afl-1")].unlink()
+    some = reproduce("one-recipe", tmp_path, quick=True, changes={"finish": False})
+    assert some.problems == ["penguins: not all splits, so left out: AFL (1 of 2)"]
+    assert ("penguins", "AFL") not in {(row[0], row[1]) for row in some.tables["methods"].rows}
+
+
+@pytest.mark.parametrize("name", definition("one-recipe")["sets"])
+def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
+    module, settings = EXPERIMENTS["one-recipe"].module, definition("one-recipe")
+    data = settings["data"][name]["data"]
+    if "features" in data:
+        data = {**data, "path": "features.npz"}
+        del data["features"]
+    methods = module.set_methods(settings, name, SCALE)
+    own = settings["data"][name].get("own", True)
+    assert {len(tries) for tries in methods.values()} == {len(settings["places"])}
+    for method, tries in methods.items():
+        variants = [variant for _, variant in tries]
+        assert all(a != b for i, a in enumerate(variants) for b in variants[:i]), method
+        for variant in variants:
+            table = merge_tables(settings["run"], {"data": module.seeded(data, 7)})
+            config = RunConfig.from_dict(merge_tables(table, variant))
+            solved = method in ("ours", "SCAFF-PD")
+            assert (config.model["l2"] == SCALE["l2"]) != solved
+            has_own = config.model.get("own") is not None
+            assert has_own == (own and method in ("ours", "FedAvg, own part"))
+
+
+def test_the_step_sizes_are_neighbours_and_the_smallest_of_equally_good_ones() -> None:
+    choose = EXPERIMENTS["one-recipe"].module.choose_scale
+    scale = {"lr": [0.1, 0.2, 0.4, 0.8], "l2": [0.0, 1.0], "points": 0.01}
+    scores = dict.fromkeys(((lr, l2) for lr in scale["lr"] for l2 in scale["l2"]), 0.7)
+    assert choose(scores, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 0.0}
+    assert choose(scores | {(0.8, 1.0): 0.71}, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 0.0}
+    assert choose(scores | {(0.8, 1.0): 0.76}, scale) == {"lr": [0.2, 0.4, 0.8], "l2": 1.0}
+    failed = scores | {(0.1, 0.0): -math.inf}
+    assert choose(failed, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 1.0}
+
+
+def told(validation: list[Any], test: list[Any]) -> dict[str, Any]:
+    sizes = [10] * len(test)
+    return {"settings": str(validation), "validation": validation, "test": test,
+            "test samples": sizes, "train samples": sizes}  # fmt: skip
+
+
+def test_validation_samples_choose_whatever_test_samples_say() -> None:
+    tries = [told([0.6, 0.8], [1.0, 1.0]), {"failed": "diverged"}, told([0.7, 0.8], [0.5, None])]
+    chosen = Trial.of({"tries": tries})
+    assert chosen is not None
+    assert (chosen.place, chosen.failed) == (2, 1)
+    assert chosen.accuracy.tolist() == [0.5]  # nobody is served who has no test samples
+    tied = Trial.of({"tries": [told([0.7], [test]) for test in (0.1, 0.2, 0.9)]})
+    assert tied is not None and tied.place == 1  # no end where nothing speaks for it
+    assert Trial.of({"tries": [{"failed": "diverged"}]}) is None
+
+
+def trials(worst: list[float]) -> dict[int, Trial | None]:
+    sizes = np.full(4, 50.0)
+    return {
+        s: Trial(0, "", 0, np.array([w, 0.9, 0.92, 0.94]), sizes, ratio=0.6)
+        for s, w in enumerate(worst)
+    }
+
+
+def test_ours_leads_only_beyond_the_interval_of_every_published_method() -> None:
+    methods = {
+        "FedAvg": trials([0.50, 0.52, 0.54]),
+        "AFL": trials([0.60, 0.58, 0.62]),
+        "FedAvg, own part": trials([0.9] * 3),
+        "ours": trials([0.66, 0.68, 0.70]),
+    }
+    plain, wider = difference(methods, "AFL", "worst")
+    assert plain.estimate == pytest.approx(8.0)
+    assert (wider.upper - wider.lower) / (plain.upper - plain.lower) == pytest.approx(
+        np.sqrt((1 / 3 + 0.6) / (1 / 3))
+    )
+    assert is_ahead(methods)  # the own part is no published method
+    assert not is_ahead({**methods, "AFL": trials([0.69, 0.58, 0.62])})
+    found: Found = {"set": methods}
+    own, first, *_ = checks(found, {"wanted": 1})
+    assert not own.agrees and first.agrees
+
+
+def test_splitting_again_moves_every_sample_once_and_scales_by_training_ones() -> None:
+    whole, again = pool("penguins"), split_again("penguins", seed=3, scaled=4)
+    assert set(whole.splits()) == {"train"} and len(again.splits()) == 3
+    assert sum(s.sizes for s in again.splits().values()).tolist() == whole.train.sizes.tolist()
+    np.testing.assert_allclose(again.train.inputs.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(again.train.inputs.std(0), 1, rtol=1e-5)
+    plain = split_again("penguins", seed=3)  # the same split, as the pool scales it
+    for i in range(len(whole.names)):
+        rows = np.concatenate([s.client(i)[0] for s in plain.splits().values()])
+        np.testing.assert_array_equal(np.sort(rows, 0), np.sort(whole.train.client(i)[0], 0))
+    other = split_again("penguins", seed=4)
+    assert not np.array_equal(other.train.inputs, plain.train.inputs)
+
+
+def test_an_own_bias_that_is_held_to_the_shared_one_is_the_shared_model() -> None:
+    """With a strong penalty the own distance is nothing, and the constant's weight is the bias."""
+    module = EXPERIMENTS["one-recipe"].module
+    data = {"name": "penguins", "test": 0.3, "validation": 0.2, "seed": 1}
+    whole, more = load_table(data), with_constant(data)
+    np.testing.assert_array_equal(more.train.inputs[:, :-1], whole.train.inputs)
+    assert (more.train.inputs[:, -1] == 1).all()
+    fair = {"name": "scaff-pd", "objective": {"name": "chi-square", "rho": 1.0}}
+    run = {"rounds": 30, "evaluate": {"every": 30, "splits": ["validation", "test"]},
+           "stop": {"at_relative_gap": 1e-4}, "model": {"name": "logistic", "l2": 0.01},
+           "algorithm": fair}  # fmt: skip
+    shared, held = (module.train(data, run, {"model": m})
+                    for m in ({}, {"own": "bias", "own_l2": 1e4}))  # fmt: skip
+    assert held["test"] == shared["test"] and held["gap"] <= 1e-4
