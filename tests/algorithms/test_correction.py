@@ -56,7 +56,8 @@ def test_one_step_is_the_same_with_any_part() -> None:
         np.testing.assert_allclose(end, ends[0], rtol=0, atol=1e-12)
 
 
-def test_the_solution_stays_where_it_is() -> None:
+@pytest.mark.long
+def test_the_whole_correction_ends_at_the_solution() -> None:
     """With c_i = g_i(x) the whole correction ends at the solution, a part beside it."""
     data = classification((12, 9, 15, 12), (5,), seed=1)
     far = []
