@@ -302,7 +302,7 @@ OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets
 
 def choose_offsets(own: OwnPart | None, loss: SampleLoss) -> Offsets | None:
     """Return the offsets of profile losses; None if the clients have no such losses."""
-    return None if own is None or own.steps != "profile" else OFFSETS[loss](own.l2)
+    return None if own is None or own.steps != "profile" else OFFSETS[loss](own.strength(1))
 
 
 def _largest(values: Tensor) -> float:

@@ -54,6 +54,7 @@ def load_predictor(
     from equifed.models.predictor import Predictor, link_of, name_classes
 
     path = Path(folder)
+    own_l2: OwnL2
     if (path / DESCRIPTION).exists():
         if personalised:
             raise RunFolderError(f"{path} is an export; personalised=True is for a run's folder.")

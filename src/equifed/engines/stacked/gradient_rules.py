@@ -141,21 +141,22 @@ class PenalisedRule:
             some = u if self._penalised is None else u * self._penalised
             gradient = gradient.add_(some, alpha=self._l2)
             value = value + 0.5 * self._l2 * some.square().sum(dim=1)
-        more = self._beyond(blocks[0])
-        if isinstance(more, Tensor):
-            pull = more * u[:, self._own]
+        beyond = self._beyond(blocks[0])
+        if isinstance(beyond, Tensor):
+            pull = beyond * u[:, self._own]
             gradient[:, self._own].add_(pull)
             value = value + 0.5 * (pull * u[:, self._own]).sum(dim=1)
-        elif more:
-            gradient[:, self._own].add_(u[:, self._own], alpha=more)
-            value = value + 0.5 * more * u[:, self._own].square().sum(dim=1)
+        elif beyond:
+            gradient[:, self._own].add_(u[:, self._own], alpha=beyond)
+            value = value + 0.5 * beyond * u[:, self._own].square().sum(dim=1)
         return gradient, value
 
     def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
-            more = self._beyond(blocks[0])
-            pull = lr * more * u[:, self._own] if isinstance(more, Tensor) or more else None
+            beyond = self._beyond(blocks[0])
+            pulled = isinstance(beyond, Tensor) or beyond != 0
+            pull = lr * beyond * u[:, self._own] if pulled else None
             with products_in(self._precision, u.device):
                 self.data.step(u, blocks[0], keep=keep - lr * self._l2, lr=lr)
             if pull is not None:
