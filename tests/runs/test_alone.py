@@ -95,6 +95,16 @@ def one_sided() -> Federation:
     return Federation.from_clients(parts).split(test=0.4, seed=0)
 
 
+def test_a_hinge_loss_has_no_exact_solution() -> None:
+    """Its second derivatives are zero where there are any: Newton's steps would lead nowhere."""
+    data = ef.load("heart-disease")
+    with pytest.raises(ValueError, match=r"no exact solution; give algorithm= and rounds="):
+        alone(data, "logistic", "hinge", l2=0.01)
+    steps = ef.FedAvg(ef.LocalSGD(lr=0.1, steps=5))
+    found = alone(data, "logistic", "hinge", l2=0.01, algorithm=steps, rounds=2)
+    assert "Newton" not in found.how and np.isfinite(found.losses).all()
+
+
 def test_clients_with_one_class_are_shown_and_not_compared(tmp_path) -> None:
     data = one_sided()
     shared = ef.simulate(data, "logistic", l2=0.01)

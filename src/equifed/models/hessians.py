@@ -23,6 +23,7 @@ from equifed.contract.arrays import Weights
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.models.curvature import PARTS, trained_rows
 from equifed.models.flat import FlatModel
+from equifed.models.losses import base_loss, hinge
 
 KNOWN = ("squared", "binary_logistic", "cross_entropy")
 """Losses whose second derivatives are written down here."""
@@ -250,6 +251,8 @@ def linear_hessian(
         return "the model is not linear in its parameters"
     if model.own_size:
         return "clients have own parameters, and the matrix would have to do without them"
+    if base_loss(model.loss) is hinge:
+        return "the hinge loss has a kink, and second derivatives that say nothing of it"
     outputs = model.outputs(x, inputs).reshape(len(inputs), -1)
 
     def loss_of(output: Tensor, target: Tensor) -> Tensor:

@@ -124,9 +124,9 @@ def alone(
 ) -> Alone:
     """Fit a model of the same kind to every client's own samples.
 
-    Linear models are solved exactly, by Newton's method in float64. Networks, and linear models of
-    more than 2,000 parameters, are trained by ``algorithm`` on each client for ``rounds``: those of
-    the shared run, for the same budget.
+    Linear models are solved exactly, by Newton's method in float64. Networks, linear models of more
+    than 2,000 parameters, and those with a hinge loss are trained by ``algorithm`` on each client
+    for ``rounds``: those of the shared run, for the same budget.
 
     Parameters
     ----------

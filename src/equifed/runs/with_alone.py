@@ -10,7 +10,7 @@ from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.models.curvature import linear_layer
-from equifed.models.losses import base_loss, binary_logistic, cross_entropy, squared
+from equifed.models.losses import base_loss, binary_logistic, cross_entropy, hinge, squared
 from equifed.runs.alone import MOST_PARAMETERS, alone
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
@@ -50,7 +50,8 @@ def wants_alone(asked: WithAlone, built: Any) -> bool:
         return False
     model = built.clients.model
     linear = linear_layer(model.module, model.input_dimensions) is not None
-    if not (linear and model.size <= MOST_PARAMETERS) and find_local(built.algorithm) is None:
+    solved = linear and model.size <= MOST_PARAMETERS and base_loss(model.loss) is not hinge
+    if not solved and find_local(built.algorithm) is None:
         raise ValueError(
             "Own models of this kind are trained by local steps of a fixed length, which "
             f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
