@@ -84,8 +84,8 @@ def test_a_gpu_keeps_an_eighth_of_its_memory(
     card = SimpleNamespace(total_memory=gibibytes << 30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    assert bound_memory("cuda") == bound
-    assert bound_memory("cpu") == 1 << 30
+    assert bound_memory(torch.device("cuda")) == bound
+    assert bound_memory(torch.device("cpu")) == 1 << 30
 
 
 @pytest.mark.slow

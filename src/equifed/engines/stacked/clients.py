@@ -75,9 +75,8 @@ ROOM = 0.6
 """Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
 
 
-def bound_memory(device: str | torch.device) -> int:
+def bound_memory(device: torch.device) -> int:
     """Return the default bound on the client vectors that are kept on a device."""
-    device = torch.device(device)
     if device.type != "cuda" or not torch.cuda.is_available():
         return MEMORY
     return max(MEMORY, torch.cuda.get_device_properties(device).total_memory // SHARE)
@@ -114,17 +113,16 @@ class StackedClients(InProcessClients):
         own_steps: OwnSteps = "auto",
         remember_on: RememberOn = "memory",
     ) -> None:
-        memory = bound_memory(device) if memory is None else memory
-        if memory < 1:
+        if memory is not None and memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
-        self._memory, self._chunk, self._streamed = memory, chunk, streamed
-        self._precision = precision
+        self._chunk, self._streamed, self._precision = chunk, streamed, precision
         given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
         given |= {"l2": l2, "penalise": penalise, "dtype": dtype, "remember_on": remember_on}
         super().__init__(data, model, loss, **given, device=device, init=init)
-        self.workspace = Workspace(memory)
+        self._memory = bound_memory(self.model.device) if memory is None else memory
+        self.workspace = Workspace(self._memory)
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
@@ -143,7 +141,7 @@ class StackedClients(InProcessClients):
         # matrices that least squares remembers are in one place, which they may not.
         written_out = isinstance(rule, DenseLayersRule) and layer is None
         self.independent = written_out and self.model.device.type == "cpu"
-        self.least_squares = None if layer is None else LeastSquares(layer, l2, memory)
+        self.least_squares = None if layer is None else LeastSquares(layer, l2, self._memory)
         self._check_batched()
 
     def worth_measuring(self) -> bool:
