@@ -35,6 +35,7 @@ from equifed.training.loop import train
 pytestmark = pytest.mark.long
 
 LOCAL = LocalSGD(lr=0.1, steps=4, batch_size=5)
+PART = LocalSGD(lr=0.1, steps=4, batch_size=5, correction=0.5)
 CASES: dict[str, Any] = {
     "fedavg": FedAvg(LocalSGD(lr=0.1, epochs=2, batch_size=7)),
     "fedavg/partial": FedAvg(LOCAL, participation=0.5),
@@ -42,6 +43,7 @@ CASES: dict[str, Any] = {
     "scaffold": Scaffold(LOCAL),
     "scaffold/partial": Scaffold(LOCAL, participation=0.5),
     "scaffold/fresh": Scaffold(LOCAL, variates="fresh"),
+    "scaffold/part": Scaffold(PART, variates="fresh"),
     "afl": AFL(LOCAL, 0.1, ChiSquare(0.5)),
     "drfa": DRFA(LOCAL, 0.1, ChiSquare(0.5), output="average"),
     "drfa/drawn": DRFA(LOCAL, 0.1, CVaR(0.5), clients_per_round=3),
@@ -53,6 +55,7 @@ CASES: dict[str, Any] = {
     "tilted-erm": TiltedERM(LOCAL, 1.0),
     "scaff-pd": ScaffPD(ChiSquare(0.5), LOCAL, ConstantSteps(0.4, 0.5)),
     "scaff-pd/partial": ScaffPD(CVaR(0.5), LOCAL, ConstantSteps(0.4, 0.5), participation=0.75),
+    "scaff-pd/part": ScaffPD(CVaR(0.5), PART, ConstantSteps(0.4, 0.5), participation=0.75),
     "scaff-pd/auto": ScaffPD(ChiSquare(0.5), LOCAL, AutoSteps(smoothness=5.0)),
     "scaff-pd/measured": ScaffPD(ChiSquare(0.5), metric="none"),
     "scaff-pd-ia": ScaffPDIA(0.1, local=LOCAL, steps=ConstantSteps(0.4, 0.5)),
@@ -61,7 +64,7 @@ CASES |= {  # whatever else the catalogue has
     name: conformance.CASES[f"{name}/plain"] for name in catalogue.ALGORITHMS if name not in CASES
 }
 HIDDEN = {"none": lambda: None, "sums": PairSums, "secure": SecureSums}
-BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd", "feddyn")
+BOTH = ("scaffold/partial", "drfa", "rfedfair", "q-fedavg", "scaff-pd", "scaff-pd/part", "feddyn")
 """Algorithms to run with hidden sums too: stored, averaged, fused, counted and plain vectors."""
 
 
