@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from equifed import LocalSGD
@@ -78,6 +79,7 @@ def carry_out(task: Task) -> None:
     task.path.parent.mkdir(parents=True, exist_ok=True)
     with (task.path.parent / BEGUN).open("a", encoding="utf-8") as begun:
         begun.write(f"{task.method}\t{task.path.stem}\n")
+    torch.compiler.reset()  # it compiles a function eight times in a process, then no more
     started, failed = time.perf_counter(), ""
     told: dict[str, Any] = {}
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
