@@ -78,7 +78,7 @@ def shards(
     draw, total = Stream(seed).at("shards").generator(), clients * per_client
     hands = draw.permutation(total).reshape(clients, per_client)
     parts: list[dict[str, Any]] = []
-    for x, y in _pool(images, samples):
+    for x, y in image_pool(images, samples):
         shuffled = draw.permutation(len(y))
         pieces = np.array_split(shuffled[np.argsort(y[shuffled], kind="stable")], total)
         owned = [np.concatenate([pieces[s] for s in hand]) for hand in hands]
@@ -89,7 +89,7 @@ def shards(
 
 
 @lru_cache(maxsize=1)
-def _pool(images: str, samples: int | None) -> list[tuple[NDArray[Any], Rows]]:
+def image_pool(images: str, samples: int | None = None) -> list[tuple[NDArray[Any], Rows]]:
     """Return standardised training and test images with their classes; read once per process."""
     if images == "synthetic":
         draw, count = np.random.default_rng(0), samples or 1000

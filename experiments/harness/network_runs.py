@@ -8,7 +8,8 @@ The definition has ``groups`` of methods, most important first: while the chosen
 are carried out, the tries of the next one wait behind them. With ``order = "seeds"`` all methods
 have the first seed before any has the second, with ``"methods"`` all seeds of one come together,
 with ``"first group"`` those of the first group do, and the others follow seed by seed.
-``finish = false`` runs nothing and makes the tables from what is there.
+``finish = false`` runs nothing and makes the tables from what is there. The chosen runs of methods
+named in ``personalise`` also fit an own bias after training.
 """
 
 from __future__ import annotations
@@ -179,7 +180,8 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
             words, variant = best
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+            fitted = method in settings.get("personalise", ())
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", fitted))
     return tasks
 
 

@@ -26,17 +26,23 @@ Array = NDArray[np.float64]
 BEGUN = "begun.csv"
 ALONE = "alone"
 """The method that trains every client by itself."""
+PERSONALISED = "test, own bias after training"
+"""What a file calls the test accuracies with an own bias that was fitted after training."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run: its method, settings in words, configuration and file."""
+    """One run: its method, settings in words, configuration and file.
+
+    With ``personalise`` its file also has the accuracies with an own bias fitted after training.
+    """
 
     method: str
     words: str
     table: Settings
     seed: int
     path: Path
+    personalise: bool = False
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -85,16 +91,20 @@ def carry_out(task: Task) -> None:
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
     built = build(RunConfig.from_dict(table))
     try:
-        told = _train_alone(built, task) if task.method == ALONE else _train(built)
+        told = _train_alone(built, task) if task.method == ALONE else _train(built, task)
     except TrainingError as error:
         failed = str(error)
     write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
 
 
-def _train(built: Any) -> dict[str, Any]:
+def _train(built: Any, task: Task) -> dict[str, Any]:
     history = built.train()
     records = [history.last("accuracy", split) for split in built.config.evaluate.splits]
-    return {r.split: _told(r.values, r.sizes) for r in records if r is not None}
+    told = {r.split: _told(r.values, r.sizes) for r in records if r is not None}
+    if task.personalise:
+        fitted = history.personalise(built.federation)
+        told[PERSONALISED] = _told(fitted.after, fitted.sizes)
+    return told
 
 
 def _train_alone(built: Any, task: Task) -> dict[str, Any]:
@@ -102,11 +112,12 @@ def _train_alone(built: Any, task: Task) -> dict[str, Any]:
     clients, work = built.clients, LocalSGD(**task.table["algorithm"]["local"])
     x, stream = clients.initial(Stream(task.seed).at(ALONE)), Stream(task.seed).at(ALONE, "local")
     moved = clients.local_steps(x, work, stream).displacement
+    (split,) = task.table.get("evaluate", {}).get("splits", ["test"])
     values, alone = [], np.eye(len(clients.names))
     for i, only in enumerate(alone):
-        (found,) = clients.evaluate(x - moved.weighted_sum(only), ("test",))
+        (found,) = clients.evaluate(x - moved.weighted_sum(only), (split,))
         values.append(found.metrics["accuracy"][i])
-    return {"test": _told(np.array(values), found.sizes)}
+    return {split: _told(np.array(values), found.sizes)}
 
 
 def _told(values: Array, sizes: NDArray[Any]) -> dict[str, Any]:

@@ -1,196 +1,194 @@
-"""A CNN on CIFAR-10 under label skew: shared, own output bias (joint and after training), own head.
+"""A CNN on CIFAR-10 under label skew: all network methods, with and without an own output bias.
 
-Trained by FedAvg with server momentum. The own bias after training is fitted to held-out outputs at
-the shared model's parameters (``history.personalise``), temperature and penalty chosen on
-validation images. Each client's own network has the same architecture and local steps.
+Measures are of one seed's clients, those with test images; tables show means over seeds, and
+differences within seeds. The own bias after training is fitted to held-out outputs of the network
+that FedAvg with server momentum has trained (``history.personalise``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
-from experiments.harness.measures import with_interval, with_limits
-from experiments.harness.parts import Part, compute_parts
+from experiments.harness.measures import beyond_chance, floor, with_limits
+from experiments.harness.network_parts import image_pool
+from experiments.harness.network_runs import run_all
+from experiments.harness.network_task import ALONE, PERSONALISED, Result
+from experiments.harness.shards_table import clients_table
 from numpy.typing import NDArray
 
-import equifed as ef
-from equifed.algorithms import FedAvg, ServerOptimised
-from equifed.contract import Stream
-from equifed.data import build_partition
-from equifed.metrics import paired_difference, worst_fraction
-from equifed.models import build
+from equifed.metrics import Interval, mean_interval, paired_difference, worst_fraction
 
 Array = NDArray[np.float64]
-MEASURES: dict[str, Callable[[Array], float]] = {
-    "average": lambda values: float(values.mean()),
-    "worst 20 %": lambda values: float(worst_fraction(values, 0.2, higher_is_better=True)),
-}
-SHARED, AFTER, ALONE = "shared", "own bias, after training", "alone"
-ALONE_AT_ONCE = 4
+Found = Mapping[str, Mapping[int, Result]]
+BASE, MOMENTUM, OWN, OURS = (
+    *("FedAvg", "FedAvg, server momentum"),
+    *("FedAvg, server momentum, own bias", "ours"),
+)
+AFTER, TAIL = "own bias, after training", 0.2
+MEASURES: dict[str, Callable[[Array, Array], float]] = {
+    "average, %": lambda values, sizes: 100 * float(values.mean()),
+    "worst 20 %, %": lambda values, sizes: 100 * float(
+        worst_fraction(values, TAIL, higher_is_better=True)
+    ),
+    "its chance floor, %": lambda values, sizes: floor(values, sizes, TAIL),
+    "standard deviation": lambda values, sizes: 100 * float(values.std()),
+    "spread beyond chance": beyond_chance,
+}  # fmt: skip
+AVERAGE, WORST = "average, %", "worst 20 %, %"
+COMPARED = (AVERAGE, WORST, "spread beyond chance")
 
 
 def run(context: Context) -> Outcome:
-    """Measure what is not there yet, each method of each seed for itself, and compare."""
-    given: Settings
-    seeds, parts = context.settings["seeds"], {}
-    settings = {key: value for key, value in context.settings.items() if key != "seeds"}
-    for seed in seeds:
-        for name, own in settings["variants"].items():
-            given = {"own": own, "seed": seed, "settings": settings}
-            parts[f"{seed}-{name}"] = Part(train, given)
-        for first in range(0, settings["clients"], ALONE_AT_ONCE):
-            given = {"first": first, "seed": seed, "settings": settings}
-            parts[f"{seed}-{ALONE}-{first:02d}"] = Part(train_alone, given)
-    answers = compute_parts(context, parts)
-    found: dict[int, dict[str, Any]] = {}
-    for seed in seeds:
-        here = [name for name in parts if name.startswith(f"{seed}-")]
-        mine = {name.removeprefix(f"{seed}-"): answers[name] for name in here}
-        alone = [part for name, part in sorted(mine.items()) if name.startswith(ALONE)]
-        found[seed] = {name: mine[name]["joint"] for name in settings["variants"]}
-        found[seed] |= {AFTER: mine[SHARED]["after"], ALONE: [v for part in alone for v in part]}
-    tables = {"accuracy": accuracy_table(found), "clients": clients_table(found)}
-    return Outcome(checks(found, context.settings), tables, {"accuracy": drawn(found)})
+    """Carry out the runs, and compare."""
+    store_images(context.settings)
+    found = run_all(context)
+    results: dict[str, dict[int, Result]] = {}
+    for method, runs in found.results.items():
+        results[method] = {seed: tested(one) for seed, one in runs.items()}
+        fitted = {s: tested(r, PERSONALISED) for s, r in runs.items() if PERSONALISED in r.accuracy}
+        results |= {AFTER: fitted} if fitted else {}
+    if not results:
+        raise ValueError("No method has a complete run yet; run it again to go on.")
+    tables = {
+        "methods": methods_table(results, found.runs),
+        "against": differences_table(results),
+        "choice": found.choice,
+        "clients": clients_table(results),
+    }
+    drawn = {"average-and-worst": draw(results)}
+    return Outcome(checks(results, context.settings), tables, drawn, found.problems)
 
 
-# -- measuring --------------------------------------------------------------------------------
+# -- measuring ------------------------------------------------------------------------------------
 
 
-def read_images(settings: Settings) -> tuple[Array, NDArray[np.int64]]:
-    """Return standardised images and labels, from the small file, which is made if need be."""
-    path = Path(settings["images"])
-    if not path.exists():
-        whole = ef.load("cifar10", partition={"name": "iid", "clients": 1},
-                        samples=settings["samples"])  # fmt: skip
-        pixels = np.round(255 * whole.train.inputs).astype(np.uint8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, x=pixels, y=whole.train.targets)
-    with np.load(path, allow_pickle=False) as stored:
-        x, y = stored["x"].astype(np.float32) / 255, stored["y"].astype(np.int64)
-    if len(y) != settings["samples"]:
-        raise ValueError(f"{path} has {len(y)} images, not {settings['samples']}; remove it.")
-    axes = (0, 2, 3)
-    mean, deviation = (np.expand_dims(f(x, axis=axes), (1, 2)) for f in (np.mean, np.std))
-    return (x - mean) / deviation, y
+def store_images(settings: Settings) -> None:
+    """Make the file that all runs read, of standardised images, if it is not there."""
+    path = Path(settings["run"]["data"]["path"])
+    if path.exists():
+        return
+    stored: dict[str, Any] = {"about": f"the first of {settings['images']}, colours standardised"}
+    for (x, y), split in zip(image_pool(settings["images"]), ("train", "test"), strict=True):
+        count = settings[f"{split}_images"]
+        if len(y) < count:
+            raise ValueError(f"{settings['images']} has {len(y)} {split} images, not {count}.")
+        stored |= {f"x_{split}": x[:count], f"y_{split}": y[:count]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **stored)
 
 
-def divide(settings: Settings, seed: int) -> ef.Federation:
-    """Return the clients: divided by labels, thinned, then split."""
-    images, labels = read_images(settings)
-    partition = build_partition({"name": "dirichlet", "clients": settings["clients"],
-                                 "alpha": settings["alpha"], "imbalance": True})  # fmt: skip
-    parts = partition.assign(labels, Stream(seed).at("partition"))
-    clients = {f"client {i:02d}": (images[rows], labels[rows]) for i, rows in enumerate(parts)}
-    data = ef.Federation.from_clients(clients, classes=10, name="cifar10 under label skew")
-    return data.split(validation=settings["validation"], test=settings["test"], seed=seed)
+def tested(one: Result, split: str = "test") -> Result:
+    """Return a result's accuracies on test images, of the clients that have any."""
+    sizes = one.sizes[split]
+    names = [name for name, size in zip(one.names, sizes, strict=True) if size > 0]
+    values = {"test": one.accuracy[split][sizes > 0]}
+    return Result(names, values, {"test": sizes[sizes > 0]}, one.seconds)
 
 
-def train(own: list[str], seed: int, settings: Settings) -> dict[str, Any]:
-    """Return the clients' accuracies of one variant; shared: also with a bias fitted afterwards."""
-    data, plain, module = _start(seed, settings)
-    algorithm = ServerOptimised(plain, "momentum", lr=1 - settings["momentum"],
-                                betas=(settings["momentum"], 0.0))  # fmt: skip
-    clients = ef.simulate(
-        data, module, l2=settings["l2"], device=settings["device"], init="fresh",
-        own=own[0] if own else None, own_l2=settings["l2"] if own else None,
-    )  # fmt: skip
-    history = ef.train(
-        algorithm, clients, rounds=settings["rounds"], seed=seed, evaluate=("test",),
-        every=settings["rounds"], progress=False,
-    )  # fmt: skip
-    record = history.last("accuracy", "test")
-    assert record is not None
-    found: dict[str, Any] = {"joint": record.values.tolist()}
-    if not own:
-        fitted = history.personalise(data)
-        found |= {"after": fitted.after.tolist(), "choices": str(dict(fitted.choices))}
-    return found
+def column(runs: Mapping[int, Result], measure: str) -> dict[int, float]:
+    """Return a measure by seed."""
+    change = MEASURES[measure]
+    return {s: change(one.accuracy["test"], one.sizes["test"]) for s, one in runs.items()}
 
 
-def train_alone(first: int, seed: int, settings: Settings) -> list[float]:
-    """Return the accuracies of some clients' own networks."""
-    data, plain, module = _start(seed, settings)
-    few = data.subset(data.names[first : first + ALONE_AT_ONCE])
-    alone = ef.alone(
-        few, module, l2=settings["l2"], algorithm=plain, rounds=settings["alone_rounds"],
-        seed=seed, metric="accuracy", split="test",
-    )  # fmt: skip
-    values: list[float] = alone.record.values.tolist()
-    return values
+def difference(found: Found, method: str, base: str, measure: str) -> tuple[int, Interval]:
+    """Return on how many seeds two methods have run, and a measure's difference within them."""
+    first, second = column(found[method], measure), column(found[base], measure)
+    both = [seed for seed in first if seed in second]
+    return len(both), paired_difference([first[s] for s in both], [second[s] for s in both])
 
 
-def _start(seed: int, settings: Settings) -> tuple[ef.Federation, FedAvg, Any]:
-    data = divide(settings, seed)
-    plain = FedAvg(ef.LocalSGD(**settings["local"]), weighting="uniform")
-    return data, plain, build("cnn", data.input_shape, 10, **settings["model"])
+# -- tables ---------------------------------------------------------------------------------------
 
 
-# -- comparing --------------------------------------------------------------------------------
-
-
-def column(found: dict[int, dict[str, Any]], method: str, measure: str) -> Array:
-    """Return a measure of a method in %, seed by seed; clients without test images left out."""
-    values = [np.array(one[method]) for one in found.values()]
-    return np.array([100 * MEASURES[measure](v[~np.isnan(v)]) for v in values])
-
-
-def methods(found: dict[int, dict[str, Any]]) -> list[str]:
-    """Return the names of all methods."""
-    return list(next(iter(found.values())))
-
-
-def accuracy_table(found: dict[int, dict[str, Any]]) -> Table:
-    """Return every method's measures, and differences to the shared model."""
+def methods_table(found: Found, runs: Mapping[str, tuple[int, int]]) -> Table:
+    """Return every method's measures, how sure they are, and how many runs they took."""
     rows: list[list[Cell]] = []
-    for method in methods(found):
-        shown = [with_interval(column(found, method, m)) for m in MEASURES]
-        more = [with_limits(paired_difference(column(found, method, m), column(found, SHARED, m)))
-                for m in MEASURES]  # fmt: skip
-        rows.append([method, len(found), *shown, *more])
-    titles = (*MEASURES, *(f"{m}, minus shared" for m in MEASURES))
-    return Table("Test accuracy in %, mean over seeds ± 95 %, differences within seeds",
-                 ("method", "seeds", *titles), rows)  # fmt: skip
+    for method, results in found.items():
+        told = {m: mean_interval(list(column(results, m).values())) for m in MEASURES}
+        half = [(told[m].upper - told[m].lower) / 2 for m in (AVERAGE, WORST)]
+        sizes = np.concatenate([one.sizes["test"] for one in results.values()])
+        clients = sorted({len(one.names) for one in results.values()})
+        rows.append([
+            method, len(results), " or ".join(map(str, clients)),
+            f"{int(sizes.min())} to {int(sizes.max())}",
+            *(round(told[m].estimate, 2) for m in MEASURES),
+            *(round(h, 2) if np.isfinite(h) else None for h in half),
+            *runs.get(MOMENTUM if method == AFTER else method, (0, 0)),
+        ])  # fmt: skip
+    titles = ("method", "seeds", "clients", "test images of a client", *MEASURES,
+              "average, ± 95 %", "worst 20 %, ± 95 %", "runs begun", "runs ended")  # fmt: skip
+    return Table("Test accuracy, mean over seeds", titles, rows)
 
 
-def clients_table(found: dict[int, dict[str, Any]]) -> Table:
-    """Return every client's accuracy, for other questions."""
-    rows: list[list[Cell]] = [
-        [seed, method, client, None if np.isnan(value) else round(100 * value, 2)]
-        for seed, one in found.items()
-        for method, values in one.items()
-        for client, value in enumerate(values)
-    ]
-    return Table("Test accuracy in % of every client",
-                 ("seed", "method", "client", "accuracy"), rows)  # fmt: skip
+def differences_table(found: Found) -> Table:
+    """Return what ours has more than every other method, then what explains it."""
+    pairs = [(OURS, m) for m in found if m != OURS]
+    pairs += [("SCAFF-PD", BASE), ("SCAFF-PD", MOMENTUM), (OWN, MOMENTUM), (OWN, AFTER)]
+    pairs += [(OWN, ALONE), (AFTER, MOMENTUM)]
+    rows: list[list[Cell]] = []
+    for method, base in pairs:
+        if {method, base} <= set(found):
+            told = [difference(found, method, base, m) for m in COMPARED]
+            if told[0][0]:
+                shown = [with_limits(change) for _, change in told]
+                rows.append([f"{method} minus {base}", told[0][0], *shown])
+    title = "Differences in points within the seeds that both have, 95 % limits over seeds"
+    return Table(title, ("methods", "seeds", *COMPARED), rows)
 
 
-def drawn(found: dict[int, dict[str, Any]]) -> str:
+def draw(found: Found) -> str:
     """Draw average against the worst 20 %."""
-    lines = {
-        m: Line([column(found, m, "average").mean()], [column(found, m, "worst 20 %").mean()],
-                dots=True)
-        for m in methods(found)
-    }  # fmt: skip
-    return figure(lines, title="Test accuracy, mean over seeds", x_label="average, %",
-                  y_label="worst 20 %, %")  # fmt: skip
+    lines = {}
+    for method, results in found.items():
+        x, y = (float(np.mean(list(column(results, m).values()))) for m in (AVERAGE, WORST))
+        lines[method] = Line([x], [y], dots=True)
+    return figure(lines, title="Test accuracy, mean over seeds", x_label=AVERAGE, y_label=WORST)
 
 
-def checks(found: dict[int, dict[str, Any]], settings: Settings) -> list[Check]:
-    """Hold what was aimed at against what came out."""
-    wanted, worst = settings["wanted"]["own bias"], "worst 20 %"
-    base, out = column(found, SHARED, worst), []
-    ours = {m: column(found, m, worst) for m in methods(found) if m.startswith("own bias")}
-    best = max(ours, key=lambda m: float(ours[m].mean()))
-    told = "; ".join(f"{m} {with_limits(paired_difference(v, base))}" for m, v in ours.items())
-    out.append(Check(f"an own bias gains at least {wanted:g} points, {worst}", "our aim", told,
-                     float((ours[best] - base).mean()) >= wanted))  # fmt: skip
-    for measure in MEASURES:
-        change = paired_difference(column(found, best, measure), column(found, ALONE, measure))
-        out.append(Check(f"{best}: above a network alone, {measure}", "our aim",
-                         f"{with_limits(change)} points", change.estimate > 0))  # fmt: skip
-    return out
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def checks(found: Found, settings: Settings) -> list[Check]:
+    """Hold the aims against what came out: first what the own bias alone explains."""
+    out = []
+    shared = [m for group in settings["groups"] for m in group
+              if m in found and "own" not in settings["methods"][m].get("model", {})
+              and m != ALONE]  # fmt: skip
+    if {OURS, OWN} <= set(found):
+        change = difference(found, OURS, OWN, WORST)[1]
+        out.append(Check(f"ours does not serve the worst fifth worse than {OWN}, beyond 95 %",
+                         "our aim", f"{with_limits(change)} points", not change.upper < 0,
+                         _doubt(change)))  # fmt: skip
+    if OURS in found and shared:
+        means = {m: np.mean(list(column(found[m], WORST).values())) for m in shared}
+        best = max(means, key=lambda m: means[m])
+        change = difference(found, OURS, best, WORST)[1]
+        out.append(Check(f"ours exceeds every method without an own part, {WORST[:-3]}", "our aim",
+                         f"best: {best}; {with_limits(change)} points", change.estimate > 0,
+                         _doubt(change)))  # fmt: skip
+    for base in (BASE, MOMENTUM):
+        if {"SCAFF-PD", base} <= set(found):
+            change = difference(found, "SCAFF-PD", base, WORST)[1]
+            out.append(Check(f"SCAFF-PD does not serve the worst fifth worse than {base}",
+                             "our aim", f"{with_limits(change)} points", change.estimate >= 0,
+                             _doubt(change)))  # fmt: skip
+    if {OWN, MOMENTUM} <= set(found):
+        wanted, change = settings["wanted"]["own bias"], difference(found, OWN, MOMENTUM, WORST)[1]
+        out.append(Check(f"an own bias gains at least {wanted:g} points, {WORST[:-3]}", "our aim",
+                         f"{with_limits(change)} points", change.estimate >= wanted))  # fmt: skip
+    if {OURS, ALONE} <= set(found):
+        changes = [difference(found, OURS, ALONE, m)[1] for m in (AVERAGE, WORST)]
+        out.append(Check("ours exceeds networks of the clients' own, average and worst 20 %",
+                         "our aim", " and ".join(map(with_limits, changes)),
+                         all(c.estimate > 0 for c in changes)))  # fmt: skip
+    return out or [Check("aims", "our aim", "the methods compared have not run", False)]
+
+
+def _doubt(change: Interval) -> str:
+    return "" if change.lower > 0 or change.upper < 0 else "seeds do not tell the two apart"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,3 +92,41 @@ def test_the_round_is_chosen_by_validation_images_alone() -> None:
         {"rounds": [1, 2], "validation": [[0.4, 0.4], [0.1, 0.1]], "test": [[1, 1], [0.9, 0.9]]},
     ]
     assert module.choose(tries, [0.03, 0.1]) == {"lr": 0.03, "round": 2, "test": [0.2, 0.3]}
+
+
+def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) -> None:
+    """Each seed's own bias after training comes from the run that it is compared with."""
+    monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))  # the short form needs no files
+    changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
+                               "groups": [["FedAvg, server momentum", "ours"], ["alone"]],
+                               "seeds": [0]}  # fmt: skip
+    outcome = reproduce("own-cifar", tmp_path, quick=True, changes=changes)
+    assert not outcome.problems
+    table = outcome.tables["methods"]
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert set(rows) == {"FedAvg, server momentum", "own bias, after training", "ours", "alone"}
+    assert all((row["runs begun"], row["runs ended"]) == (3, 3) for row in rows.values())
+    fitted = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")
+              if "own bias after training" in path.read_text()]  # fmt: skip
+    assert {one["method"] for one in fitted} == {"FedAvg, server momentum"}
+    shown = [np.mean([v for v in one["splits"]["test, own bias after training"]["accuracy"]
+                      if v is not None]) for one in fitted]  # fmt: skip
+    after = rows["own bias, after training"]
+    assert after["average, %"] == pytest.approx(100 * np.mean(shown), abs=0.006)
+    with np.load(tmp_path / "images.npz") as stored:
+        assert (len(stored["x_train"]), len(stored["x_test"])) == (400, 200)
+    tested = [row[-1] for row in outcome.tables["clients"].rows if row[0] == "ours"]
+    assert sum(map(int, tested)) == 200  # type: ignore[arg-type]
+
+
+def test_every_network_method_has_as_many_tries_and_one_penalty() -> None:
+    settings = definition("own-cifar")
+    named = [m for group in settings["groups"] for m in group]
+    assert sorted(named) == sorted(settings["methods"]) == sorted(settings["tried"])
+    for tried in settings["tried"].values():
+        (values,) = tried.values()
+        assert len(values) == len(settings["places"]) == 4
+        assert values == sorted({2 * v for v in values[:-1]} | {values[0]})  # twice the one before
+    owned = [one["model"] for one in settings["methods"].values() if "model" in one]
+    assert len(owned) == 3 and {model["own_l2"] for model in owned} == {"3/n"}
+    assert settings["tuning_seed"] not in settings["seeds"]

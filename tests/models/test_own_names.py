@@ -87,6 +87,9 @@ def test_own_parameters_without_effect_are_refused() -> None:
     idle = nn.Sequential(Shift(3), nn.LayerNorm(3, elementwise_affine=False), nn.Linear(3, 3))
     with pytest.raises(ValueError, match=r"own: the parameter 0\.shift has no effect"):
         simulate(classification(), idle, own=["0.shift"])
+    hidden = [layer for _ in range(4) for layer in (nn.Linear(300, 300), nn.ReLU())]
+    wide = nn.Sequential(nn.Linear(3, 300), *hidden, nn.Linear(300, 3))
+    simulate(classification(), wide, own="bias")  # however large outputs with random weights are
 
 
 class Shift(nn.Module):

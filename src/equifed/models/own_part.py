@@ -19,8 +19,9 @@ WORDS = {
 }
 """Words that name own parameters."""
 
-DRAWS = 3
-"""Random models at which own parameters must show an effect."""
+SCALES = (1.0, 0.1, 0.01)
+"""How far random models lie from the start at which own parameters must show an effect: the
+outputs of a wide network with parameters of size 1 are so large that a bias is lost in them."""
 EFFECT = 1e-4
 """Smallest change of outputs, as a part of their size, that is not rounding."""
 
@@ -148,8 +149,8 @@ def check_effect(
     at = like.numel() - sum(shape.numel() for shape in own.values())
     for name, shape in own.items():
         seen = False
-        for _ in range(DRAWS):
-            x = like + drawn(like.numel())
+        for scale in SCALES:
+            x = like + scale * drawn(like.numel())
             other = x.clone()
             other[at : at + shape.numel()] += drawn(shape.numel())
             with torch.no_grad():
