@@ -55,7 +55,8 @@ def measures(accuracies: Array) -> Array:
 def run(context: Context) -> Outcome:
     """Compute the features, choose every method's settings, compare test accuracies."""
     settings = context.settings
-    files = {k: prepared(k, t, context.console) for k, t in settings["features"].items()}
+    used = {settings["scenario"][title]["features"] for title in settings["scenarios"]}
+    files = {k: prepared(k, settings["features"][k], context.console) for k in sorted(used)}
     best, grid = _chosen(context, files)
     main = settings["scenarios"][0]
     kind = settings["scenario"][main]["features"]
