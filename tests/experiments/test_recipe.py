@@ -9,14 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
-from experiments.harness.recipe_table import checks
-from experiments.harness.recipe_trials import Found, Trial, difference, is_ahead
+from experiments.harness.recipe_networks import read_network
+from experiments.harness.recipe_table import checks, pieces_table
+from experiments.harness.recipe_trials import (
+    OWN_SOLVED,
+    SOLVED,
+    Found,
+    Trial,
+    difference,
+    is_ahead,
+)
 from experiments.harness.running import reproduce
 from experiments.harness.split_again import load_table, pool, split_again, with_constant
 
 from equifed.runs import RunConfig, merge_tables
 
 pytestmark = pytest.mark.long
+SETTINGS = {"wanted": 1, "data": {"set": {}}}
 SCALE = {"lr": [0.03, 0.1, 0.3], "l2": 0.02}
 
 
@@ -25,8 +34,9 @@ def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkey
     outcome = reproduce("one-recipe", tmp_path, quick=True)
     assert not outcome.problems
     rows = {(row[0], row[1]) for row in outcome.tables["methods"].rows}
-    assert {("penguins", m) for m in ("FedAvg", "FedAvg, own part", "ours", "alone")} <= rows
-    assert not {("fashion-three", m) for m in ("FedAvg, own part", "alone")} & rows
+    own = ("FedAvg, own part", OWN_SOLVED, "alone")
+    assert {("penguins", m) for m in ("FedAvg", "ours", SOLVED, *own)} <= rows
+    assert not {("fashion-three", m) for m in own} & rows
     stored = sorted((tmp_path / "runs").glob("*.json"))
     before = [path.stat().st_mtime_ns for path in stored]
     again = reproduce("one-recipe", tmp_path, quick=True)
@@ -54,10 +64,10 @@ def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
         for variant in variants:
             table = merge_tables(settings["run"], {"data": module.seeded(data, 7)})
             config = RunConfig.from_dict(merge_tables(table, variant))
-            solved = method in ("ours", "SCAFF-PD")
+            solved = method in ("ours", "SCAFF-PD", OWN_SOLVED, SOLVED)
             assert (config.model["l2"] == SCALE["l2"]) != solved
             has_own = config.model.get("own") is not None
-            assert has_own == (own and method in ("ours", "FedAvg, own part"))
+            assert has_own == (own and method in ("ours", "FedAvg, own part", OWN_SOLVED))
 
 
 def test_the_step_sizes_are_neighbours_and_the_smallest_of_equally_good_ones() -> None:
@@ -111,8 +121,88 @@ def test_ours_leads_only_beyond_the_interval_of_every_published_method() -> None
     assert is_ahead(methods)  # the own part is no published method
     assert not is_ahead({**methods, "AFL": trials([0.69, 0.58, 0.62])})
     found: Found = {"set": methods}
-    own, first, *_ = checks(found, {"wanted": 1})
+    own, first, *_ = checks(found, SETTINGS, [])
     assert not own.agrees and first.agrees
+
+
+def test_what_is_solved_for_the_average_is_no_published_method_and_tells_the_pieces() -> None:
+    methods = {
+        "FedAvg": trials([0.50, 0.52, 0.54]),
+        "SCAFF-PD": trials([0.60, 0.62, 0.64]),
+        SOLVED: trials([0.80, 0.82, 0.84]),
+        OWN_SOLVED: trials([0.70, 0.72, 0.74]),
+        "ours": trials([0.66, 0.68, 0.70]),
+    }
+    found: Found = {"set": methods}
+    fair, first, *_ = checks(found, SETTINGS, [])
+    assert not fair.agrees and "set -4.0" in fair.measured
+    assert first.agrees and "against SCAFF-PD" in first.measured
+    told = {row[2]: row[3] for row in pieces_table(found, SETTINGS).rows}
+    assert told[f"ours minus {OWN_SOLVED}"].startswith("-4.0")
+    assert told[f"SCAFF-PD minus {SOLVED}"].startswith("-20.0")
+    assert told[f"{OWN_SOLVED} minus {SOLVED}"].startswith("-10.0")
+    assert told[f"{SOLVED} minus FedAvg"].startswith("+30.0")
+    shared = {"wanted": 1, "data": {"set": {"own": False}}}  # ours has no own part either
+    fair, *_ = checks({"set": {m: methods[m] for m in ("FedAvg", SOLVED, "ours")}}, shared, [])
+    assert "set -14.0" in fair.measured
+
+
+METHODS = """method,seeds,"average, %","worst 20 %, %",spread beyond chance
+FedAvg,5,70.0 ± 1.0,50.0 ± 2.0,5.0 ± 1.5
+AFL,{seeds},69.0 ± 1.0,{afl},4.0 ± 1.5
+ours,5,72.0 ± 1.0,60.0 ± 2.0,3.0 ± 1.5
+"FedAvg, server momentum, own bias",5,72.0 ± 1.0,90.0 ± 2.0,3.0 ± 1.5
+"""
+AGAINST = """methods,seeds,"average, %","worst 20 %, %"
+ours minus FedAvg,5,'+2.0 (+1.0 to +3.0),'+10.0 (+8.0 to +12.0)
+ours minus AFL,5,'+3.0 (+1.0 to +5.0),'+4.0 ({low} to +8.5)
+"ours minus FedAvg, server momentum, own bias",5,'+0.0 (-1.0 to +1.0),'-30.0 (-31.0 to -29.0)
+AFL minus FedAvg,5,'-1.0 (-2.0 to +0.0),'+6.0 (+4.0 to +8.0)
+"""
+
+
+def stored(root: Path, *, low: str = "-0.5", seeds: str = "5", afl: str = "56.0 ± 2.0") -> Any:
+    folder = root / "net" / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "methods.csv").write_text(METHODS.format(seeds=seeds, afl=afl), encoding="utf-8")
+    (folder / "against.csv").write_text(AGAINST.format(low=low), encoding="utf-8")
+    return read_network("net", ["FedAvg", "AFL"], root)
+
+
+def test_a_network_counts_if_every_published_method_is_told_apart(tmp_path: Path) -> None:
+    one = stored(tmp_path)
+    assert one.known and one.is_spread and one.is_first and not one.is_ahead and not one.absent
+    assert one.best() == "AFL" and one.best("average") == "FedAvg"
+    found: Found = {"set": {"FedAvg": trials([0.5, 0.52]), "ours": trials([0.7, 0.72])}}
+    own, _, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [one])
+    assert not own.agrees and "net -30.0" in own.measured
+    assert not counted.agrees and counted.measured == "1 of 2: set"
+    ahead = stored(tmp_path, low="+0.1")
+    assert ahead.is_ahead and not stored(tmp_path, low="+0.0").is_ahead  # 0.0 may be below 0
+    _, _, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [ahead])
+    assert counted.agrees and counted.measured == "2 of 2: set, net"
+    assert not new.agrees  # networks have no such interval
+
+
+def test_a_network_that_lacks_a_method_is_named_and_not_counted(tmp_path: Path) -> None:
+    assert read_network("net", ["FedAvg"], tmp_path).absent == (
+        "no table of methods with FedAvg and ours is stored",
+    )
+    short = stored(tmp_path, low="+0.1", seeds="3")
+    assert short.absent == ["not run: AFL (3 of 5 seeds)"] and short.best() == "FedAvg"
+    assert stored(tmp_path, low="+0.1", afl="").absent == ["not run: AFL (5 of 5 seeds)"]
+    found: Found = {"set": {"FedAvg": trials([0.5, 0.52]), "ours": trials([0.7, 0.72])}}
+    *_, counted, _ = checks(found, SETTINGS, [short])
+    assert counted.measured == "1 of 1: set" and "net is not counted" in counted.why
+    missing = read_network("net", ["FedAvg", "DRFA"], tmp_path)
+    assert missing.absent == ["not run: DRFA"]
+    assert stored(tmp_path, seeds="7").absent[0].startswith("not run: FedAvg (5 of 7 seeds)")
+    assert not stored(tmp_path, seeds="7").known
+    stored(tmp_path)
+    (tmp_path / "net" / "results" / "against.csv").unlink()
+    untold = read_network("net", ["FedAvg", "AFL"], tmp_path)
+    assert untold.absent == ["no stored difference: FedAvg, AFL"]
+    assert untold.lead("AFL").estimate == 4.0 and not untold.is_ahead
 
 
 def test_splitting_again_moves_every_sample_once_and_scales_by_training_ones() -> None:
