@@ -201,7 +201,7 @@ def scale_table(tuned: Mapping[str, Any]) -> Table:
 
 def draw(found: Found, settings: Settings) -> str:
     """Draw ours minus the best published method, minus FedAvg with an own part, and others."""
-    others = {
+    others: dict[str, list[str | None]] = {
         "best published": [best_published(methods) for methods in found.values()],
         OWN: [OWN] * len(found),
         "ours without a fair objective": [
