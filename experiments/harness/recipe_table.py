@@ -229,7 +229,7 @@ def draw(found: Found, settings: Settings) -> str:
 
 def checks(found: Found, settings: Settings, networks: Sequence[Network]) -> list[Check]:
     """Hold what was aimed at against what came out: first what the own part alone explains."""
-    known = [one for one in networks if one.known]
+    known = [one for one in networks if one.published]
     told = {n: difference(m, OWN, "worst")[0] for n, m in found.items() if OWN in m}
     told |= {one.name: one.against[WORST][OWN_BIAS] for one in known
              if OWN_BIAS in one.against[WORST]}  # fmt: skip
@@ -238,7 +238,7 @@ def checks(found: Found, settings: Settings, networks: Sequence[Network]) -> lis
     fair = {n: difference(found[n], m, "worst")[0] for n, m in plain.items() if m is not None}
     out.append(_nowhere_worse("the same solved for the average (what the fair objective makes)",
                               fair))  # fmt: skip
-    return [*(one for one in out if one.measured), *_checks_of_leads(found, settings, known)]
+    return [*(one for one in out if one.measured), *_checks_of_leads(found, settings, networks)]
 
 
 def _nowhere_worse(other: str, told: Mapping[str, Interval]) -> Check:
@@ -252,11 +252,11 @@ def _nowhere_worse(other: str, told: Mapping[str, Interval]) -> Check:
 def _checks_of_leads(found: Found, settings: Settings, networks: Sequence[Network]) -> list[Check]:
     """Judge the leads over published methods where clients are served unequally beyond chance."""
     linear = [n for n, m in found.items() if spread(m[BASE]).lower > 0]
-    spread_out = [one for one in networks if one.is_spread]
+    spread_out = [one for one in networks if one.is_spread and one.published]
     leads = {n: (best_published(found[n]), difference(found[n], best_published(found[n]), "worst"))
              for n in linear}  # fmt: skip
     told = {n: (best, both[0]) for n, (best, both) in leads.items()}
-    told |= {one.name: (one.best(), one.lead(one.best())) for one in spread_out}
+    told |= {one.name: (one.best(), one.lead()) for one in spread_out}
     first = Check(
         "ours serves the worst best of all published methods on every set with a spread beyond "
         "chance", SOURCE,
@@ -266,7 +266,7 @@ def _checks_of_leads(found: Found, settings: Settings, networks: Sequence[Networ
     )  # fmt: skip
     counted = [one for one in spread_out if not one.absent]
     left = "; ".join(f"{one.name} is not counted ({'; '.join(one.absent)})"
-                     for one in spread_out if one.absent)  # fmt: skip
+                     for one in networks if one.absent)  # fmt: skip
     ahead = [n for n in linear if is_ahead(found[n])]
     ahead += [one.name for one in counted if one.is_ahead]
     new, wanted = [n for n in linear if is_ahead(found[n], new=True)], settings["wanted"]

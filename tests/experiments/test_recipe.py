@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
-from experiments.harness.recipe_networks import read_network
+from experiments.harness.recipe_networks import (
+    Network,
+    network_verdicts,
+    read_network,
+    read_spread,
+)
 from experiments.harness.recipe_table import checks, pieces_table
 from experiments.harness.recipe_trials import (
     OWN_SOLVED,
@@ -22,6 +28,7 @@ from experiments.harness.recipe_trials import (
 from experiments.harness.running import reproduce
 from experiments.harness.split_again import load_table, pool, split_again, with_constant
 
+from equifed.metrics import variance_beyond_chance
 from equifed.runs import RunConfig, merge_tables
 
 pytestmark = pytest.mark.long
@@ -148,10 +155,10 @@ def test_what_is_solved_for_the_average_is_no_published_method_and_tells_the_pie
 
 
 METHODS = """method,seeds,"average, %","worst 20 %, %",spread beyond chance
-FedAvg,5,70.0 ± 1.0,50.0 ± 2.0,5.0 ± 1.5
-AFL,{seeds},69.0 ± 1.0,{afl},4.0 ± 1.5
-ours,5,72.0 ± 1.0,60.0 ± 2.0,3.0 ± 1.5
-"FedAvg, server momentum, own bias",5,72.0 ± 1.0,90.0 ± 2.0,3.0 ± 1.5
+FedAvg,5,70.0,50.0,5.0
+AFL,{seeds},69.0,56.0,4.0
+ours,5,72.0,60.0,3.0
+"FedAvg, server momentum, own bias",5,72.0,90.0,3.0
 """
 AGAINST = """methods,seeds,"average, %","worst 20 %, %"
 ours minus FedAvg,5,'+2.0 (+1.0 to +3.0),'+10.0 (+8.0 to +12.0)
@@ -161,48 +168,60 @@ AFL minus FedAvg,5,'-1.0 (-2.0 to +0.0),'+6.0 (+4.0 to +8.0)
 """
 
 
-def stored(root: Path, *, low: str = "-0.5", seeds: str = "5", afl: str = "56.0 ± 2.0") -> Any:
-    folder = root / "net" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "methods.csv").write_text(METHODS.format(seeds=seeds, afl=afl), encoding="utf-8")
-    (folder / "against.csv").write_text(AGAINST.format(low=low), encoding="utf-8")
-    return read_network("net", ["FedAvg", "AFL"], root)
+def stored(
+    root: Path, *, low: str = "-0.5", seeds: str = "5", published: Sequence[str] = ("FedAvg", "AFL")
+) -> Network:
+    (root / "methods.csv").write_text(METHODS.format(seeds=seeds), encoding="utf-8")
+    (root / "against.csv").write_text(AGAINST.format(low=low), encoding="utf-8")
+    clients = [f"FedAvg,{s},c{i},{0.5 + 0.1 * i + 0.01 * s},100" for s in (0, 1) for i in range(4)]
+    text = "\n".join(["method,seed,client,test accuracy,test images", *clients])
+    (root / "clients.csv").write_text(text, encoding="utf-8")
+    return read_network("net", published, root)
 
 
 def test_a_network_counts_if_every_published_method_is_told_apart(tmp_path: Path) -> None:
     one = stored(tmp_path)
-    assert one.known and one.is_spread and one.is_first and not one.is_ahead and not one.absent
-    assert one.best() == "AFL" and one.best("average") == "FedAvg"
+    assert one.is_spread and not one.is_ahead and not one.absent and not one.fewer
+    assert (one.best(), one.best("average")) == ("AFL", "FedAvg")
     found: Found = {"set": {"FedAvg": trials([0.5, 0.52]), "ours": trials([0.7, 0.72])}}
-    own, _, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [one])
+    own, first, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [one])
     assert not own.agrees and "net -30.0" in own.measured
+    assert first.agrees and "net +4.0 (-0.5 to +8.5) against AFL" in first.measured
     assert not counted.agrees and counted.measured == "1 of 2: set"
     ahead = stored(tmp_path, low="+0.1")
     assert ahead.is_ahead and not stored(tmp_path, low="+0.0").is_ahead  # 0.0 may be below 0
-    _, _, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [ahead])
+    *_, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [ahead])
     assert counted.agrees and counted.measured == "2 of 2: set, net"
     assert not new.agrees  # networks have no such interval
+    assert stored(tmp_path, seeds="3").fewer == ["AFL (3)"]  # on the seeds that both have
 
 
 def test_a_network_that_lacks_a_method_is_named_and_not_counted(tmp_path: Path) -> None:
-    assert read_network("net", ["FedAvg"], tmp_path).absent == (
-        "no table of methods with FedAvg and ours is stored",
-    )
-    short = stored(tmp_path, low="+0.1", seeds="3")
-    assert short.absent == ["not run: AFL (3 of 5 seeds)"] and short.best() == "FedAvg"
-    assert stored(tmp_path, low="+0.1", afl="").absent == ["not run: AFL (5 of 5 seeds)"]
+    nothing = read_network("net", ["FedAvg"], tmp_path)
+    assert nothing.absent == ["no table of methods with FedAvg and ours is stored"]
+    short = stored(tmp_path, low="+0.1", published=("FedAvg", "AFL", "DRFA"))
+    assert short.absent == ["not run: DRFA"] and short.is_ahead
     found: Found = {"set": {"FedAvg": trials([0.5, 0.52]), "ours": trials([0.7, 0.72])}}
-    *_, counted, _ = checks(found, SETTINGS, [short])
-    assert counted.measured == "1 of 1: set" and "net is not counted" in counted.why
-    missing = read_network("net", ["FedAvg", "DRFA"], tmp_path)
-    assert missing.absent == ["not run: DRFA"]
-    assert stored(tmp_path, seeds="7").absent[0].startswith("not run: FedAvg (5 of 7 seeds)")
-    assert not stored(tmp_path, seeds="7").known
-    stored(tmp_path)
-    (tmp_path / "net" / "results" / "against.csv").unlink()
+    *_, counted, _ = checks(found, SETTINGS, [short, nothing])
+    assert counted.measured == "1 of 1: set" and "not counted (not run: DRFA)" in counted.why
+    (tmp_path / "against.csv").unlink()
+    (tmp_path / "clients.csv").unlink()
     untold = read_network("net", ["FedAvg", "AFL"], tmp_path)
-    assert untold.absent == ["no stored difference: FedAvg, AFL"]
-    assert untold.lead("AFL").estimate == 4.0 and not untold.is_ahead
+    assert untold.absent == ["no stored difference: FedAvg, AFL", "no stored accuracies of: FedAvg"]
+    widths = {len(line) for line in network_verdicts([nothing, short, untold]).rows}
+    assert widths == {len(network_verdicts([]).columns)}
+
+
+def test_the_spread_of_writers_is_that_of_their_counts(tmp_path: Path) -> None:
+    sizes, correct = np.array([60.0, 120.0, 45.0, 165.0]), np.array([30.0, 110.0, 40.0, 151.0])
+    shares = 100 * correct / sizes
+    lines = [f"w{i},{n:g},{v:.1f}" for i, (n, v) in enumerate(zip(sizes, shares, strict=True))]
+    text = "\n".join(["writer,test images,FedAvg", *lines])
+    (tmp_path / "writers.csv").write_text(text, encoding="utf-8")
+    told = read_spread(tmp_path)
+    assert told is not None
+    assert told.estimate == pytest.approx(1e4 * variance_beyond_chance(correct, sizes))
+    assert told.lower < told.estimate < told.upper
 
 
 def test_splitting_again_moves_every_sample_once_and_scales_by_training_ones() -> None:
