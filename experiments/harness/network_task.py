@@ -80,6 +80,14 @@ class Result:
     failed: str = ""
 
 
+def with_samples(one: Result, split: str = "test") -> Result:
+    """Return a result's test accuracies (or a split's as such), of the clients that have any."""
+    sizes = one.sizes[split]
+    names = [name for name, size in zip(one.names, sizes, strict=True) if size > 0]
+    values = {"test": one.accuracy[split][sizes > 0]}
+    return Result(names, values, {"test": sizes[sizes > 0]}, one.seconds)
+
+
 def carry_out(task: Task) -> None:
     """Train, and write the file; one without any accuracy if training failed."""
     task.path.parent.mkdir(parents=True, exist_ok=True)
