@@ -45,7 +45,8 @@ COMPARED = (AVERAGE, WORST, "spread beyond chance")
 
 def run(context: Context) -> Outcome:
     """Carry out the runs, and compare."""
-    store_images(context.settings)
+    if context.settings["finish"]:
+        store_images(context.settings)
     found = run_all(context)
     results: dict[str, dict[int, Result]] = {}
     for method, runs in found.results.items():
