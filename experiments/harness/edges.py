@@ -2,10 +2,10 @@
 
 Read from the stored tables of tries, so that it can be told of results whose runs are gone. A
 setting is judged by the value of the chosen try; where every trial chose for itself, by the median
-trial. Values at a natural limit have nothing beyond them: a proximal term of 0 is FedAvg; and what a
-definition names under ``[limits]``, as a tail of one client of four is the worst case. Settings that
-go together, a minibatch and the steps of a pass, are judged by the first; words and lists have
-no order and are not judged.
+trial. Values at a natural limit have nothing beyond them: a proximal term of 0 is FedAvg. So have
+those that a definition names under ``limits``: a tail of one client in four is the worst case.
+Settings that go together, a minibatch and the steps of a pass, are judged by the first; words and
+lists have no order and are not judged.
 """
 
 from __future__ import annotations
