@@ -20,6 +20,9 @@ from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import (
+    answers,
+    beyond_chance,
+    floor,
     percentages,
     validation_score,
     with_interval,
@@ -77,7 +80,7 @@ def run(context: Context) -> Outcome:
     by_rho, failed = _run(context, f"Fig. 3, {OURS}", strengths)
     problems += failed
     results = {title: ends(one) for title, one in found.items()}
-    tables = {slug(title): _table(title, results[title], settings) for title in results}
+    tables = {slug(t): _table(t, results[t], found[t], settings) for t in results}
     tables |= {"rho": _rho_table(by_rho), "grid": grid}
     figures = _figures(main, found[main], by_rho)
     return Outcome([*checks(results, settings), rho_check(by_rho)], tables, figures, problems)
@@ -122,18 +125,26 @@ def ends(runs: Histories) -> dict[str, Array]:
 # -- tables and figures -----------------------------------------------------------------------
 
 
-def _table(title: str, results: Mapping[str, Array], settings: Settings) -> Table:
+def _table(title: str, results: Mapping[str, Array], found: Histories, settings: Settings) -> Table:
     published = settings["scenario"][title].get("published", {})
     rows: list[list[Any]] = []
+    sizes: list[float] = []
     for method, values in results.items():
         row: list[Any] = [method, len(values)]
         row += [with_interval(values[:, k]) for k in range(len(MEASURES))]
+        told = answers(found[method]).values()
+        row.append(with_interval([floor(*one, TAIL) for one in told]))
+        row.append(with_interval([beyond_chance(*one) for one in told]))
+        sizes += [count for _, counts in told for count in counts]
         row.append("" if method == OURS else _difference(results[OURS], values))
         row += published.get(method, [None, None]) if published else []
         rows.append(row)
-    columns = ["method", "seeds", *MEASURES, f"worst-20 %: {OURS} less this one, paired"]
+    columns = ["method", "seeds", *MEASURES, "floor of the worst-20 %", "spread beyond chance"]
+    columns += [f"worst-20 %: {OURS} less this one, paired"]
     columns += ["published average", "published worst-20 %"] if published else []
-    return Table(f"{title}: test accuracy in %, mean over seeds ± 95 %", columns, rows)
+    words = (f"{title}: test accuracy in %, mean over seeds ± 95 %; floor: if all were served "
+             f"equally ({min(sizes):g} to {max(sizes):g} test samples a client)")  # fmt: skip
+    return Table(words, columns, rows)
 
 
 def _difference(ours: Array, other: Array) -> str:
