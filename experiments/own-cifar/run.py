@@ -51,7 +51,9 @@ def run(context: Context) -> Outcome:
     results: dict[str, dict[int, Result]] = {}
     for method, runs in found.results.items():
         results[method] = {seed: with_samples(one) for seed, one in runs.items()}
-        fitted = {s: with_samples(r, PERSONALISED) for s, r in runs.items() if PERSONALISED in r.accuracy}
+        fitted = {
+            s: with_samples(r, PERSONALISED) for s, r in runs.items() if PERSONALISED in r.accuracy
+        }
         results |= {AFTER: fitted} if fitted else {}
     if not results:
         raise ValueError("No method has a complete run yet; run it again to go on.")
