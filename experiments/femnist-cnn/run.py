@@ -156,10 +156,10 @@ def methods_table(
 
 
 def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
-    """Return differences to FedAvg, and of ours to FedAvg with momentum and an own bias."""
+    """Return differences to FedAvg, of SCAFF-PD to server momentum, and of ours to all."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
-    pairs += [(m, MOMENTUM) for m in ("SCAFF-PD", OURS, OWN) if {m, MOMENTUM} <= set(counts)]
-    pairs += [(OURS, b) for b in (OWN, "SCAFF-PD") if {OURS, b} <= set(counts)]
+    pairs += [(m, MOMENTUM) for m in ("SCAFF-PD", OWN) if {m, MOMENTUM} <= set(counts)]
+    pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
     rows: list[list[Cell]] = []
     for m, b in pairs:
         folds, shared = both(m, b)

@@ -86,12 +86,11 @@ def alternatives(settings: Settings, method: str) -> dict[str, tuple[str, Settin
     """
     variant, out = settings["methods"][method], {}
     if "grid" in settings:
-        for i, one in enumerate(combinations(settings["grid"][method])):
-            table = merge_tables(variant, variant_of(one))
-            out[f"{method} grid {i:03d}"] = (in_words(one), table)
-        return out
-    for place in settings["places"]:
-        one = {path: column[place] for path, column in settings["tried"][method].items()}
+        tried = combinations(settings["grid"][method])
+    else:
+        columns = settings["tried"][method]
+        tried = [{path: one[k] for path, one in columns.items()} for k in settings["places"]]
+    for one in tried:
         words = in_words(one)
         out[f"{method}, {words}"] = (words, merge_tables(variant, variant_of(one)))
     return out
@@ -106,8 +105,9 @@ def choose(
     """Return every method's best variant by a score on validation samples, and all that was tried.
 
     The score is the mean over the seeds of validation; a try of which a run fails is not chosen,
-    and of equal ones the first is. All runs are started together, so that they share processes.
-    With one try for each method there is nothing to choose, and nothing is run.
+    and of equal ones the one in the middle is. All runs are started together, so that they share
+    processes. ``[tries]`` changes the runs of the choice alone (how often they are evaluated). With
+    one try for each method there is nothing to choose, and nothing is run.
     """
     settings, seeds = context.settings, context.settings["tuning_seeds"]
     tried = {method: alternatives(settings, method) for method in settings["methods"]}
@@ -116,12 +116,16 @@ def choose(
         only = {method: next(iter(tries.values())) for method, tries in tried.items()}
         rows: list[list[Cell]] = [[m, words, None, "given"] for m, (words, _) in only.items()]
         return {m: one for m, (_, one) in only.items()}, Table("Nothing was chosen", columns, rows)
-    everything = {name: one for tries in tried.values() for name, (_, one) in tries.items()}
+    everything = {
+        name: merge_tables(one, settings.get("tries", {}))
+        for tries in tried.values()
+        for name, (_, one) in tries.items()
+    }
     found, _ = run_variants(context, everything, seeds, prepare)
     variants, rows = {}, []
     for method, tries in tried.items():
         scores = {name: _mean(found[name], score, len(seeds)) for name in tries}
-        best = max(scores, key=lambda name: scores[name])
+        best = take_best(scores)
         if not math.isfinite(scores[best]):
             raise ValueError(f"{method}: every value that was tried failed; try others.")
         variants[method] = tries[best][1]
@@ -130,6 +134,19 @@ def choose(
             rows.append([method, words, known, "chosen" if name == best else ""])
     title = f"Choice on validation samples, {count_tries(tried)} for each method"
     return variants, Table(title, columns, rows)
+
+
+def take_best(scores: Mapping[str, float]) -> str:
+    """Return the name with the highest score; of several, the one in the middle of their order.
+
+    With few validation samples many tries are equally good; the first would be at an edge.
+
+    >>> take_best({"0.01": 0.7, "0.1": 0.8, "1": 0.8, "10": 0.8})
+    '1'
+    """
+    highest = max(scores.values())
+    best = [name for name, value in scores.items() if value == highest]
+    return best[len(best) // 2]
 
 
 def count_tries(tried: Mapping[str, Mapping[str, Any]]) -> str:
@@ -173,7 +190,7 @@ def chosen_in_each_trial(
             ended = {name: score(runs[name][seed]) for name in tried if seed in runs[name]}
             if not ended:
                 raise ValueError(f"{method}, trial {seed}: every value that was tried failed.")
-            best = max(ended, key=lambda name: ended[name])
+            best = take_best(ended)
             found[method][seed], chosen[method][seed] = runs[best][seed], fitted[seed][best]
             times[best] += 1
             for name, value in ended.items():

@@ -2,14 +2,16 @@
 
 Read from the stored tables of tries, so that it can be told of results whose runs are gone. A
 setting is judged by the value of the chosen try; where every trial chose for itself, by the median
-trial. Values at a natural limit (a proximal term of 0 is FedAvg) have nothing beyond them. Settings
-that go together, a minibatch and the steps of a pass, are judged by the first; words and lists have
-no order and are not judged.
+trial. Values at a natural limit have nothing beyond them: a proximal term of 0 is FedAvg. So have
+those that a definition names under ``limits``: a tail of one client in four is the worst case.
+Settings that go together, a minibatch and the steps of a pass, are judged by the first; words and
+lists have no order and are not judged.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ from pathlib import Path
 
 from experiments.harness.experiment import EXPERIMENTS, ROOT
 
-LIMITS = {
+Limits = Mapping[str, Sequence[float | None]]
+
+LIMITS: Limits = {
     "mu": (0.0, None), "q": (0.0, None), "tilt": (0.0, None), "phi": (0.0, None),
     "l2": (0.0, None), "tails": (None, 1.0), "level": (None, 1.0), "tail": (None, 1.0),
     "extrapolation": (0.0, 1.0), "batch": (1.0, 100_000.0), "batch_size": (1.0, 100_000.0),
@@ -74,7 +78,7 @@ def _settings(words: str) -> list[tuple[str, str]]:
     return re.findall(r"(\w+) = (\[[^\]]*\]|[^,]*)", words)
 
 
-def find_edges(experiment: str, tries: Sequence[Try]) -> list[Edge]:
+def find_edges(experiment: str, tries: Sequence[Try], limits: Limits = LIMITS) -> list[Edge]:
     """Return the chosen values of every method that lie at the edge of its tries."""
     out = []
     for method in dict.fromkeys(one[0] for one in tries):
@@ -82,7 +86,7 @@ def find_edges(experiment: str, tries: Sequence[Try]) -> list[Edge]:
         names = list(dict.fromkeys(name for _, given, _ in mine for name in given))
         for k, name in enumerate(names):
             if not any(_go_together(mine, name, other) for other in names[:k]):
-                out += _edge(experiment, method, name, mine)
+                out += _edge(experiment, method, name, mine, limits)
     return out
 
 
@@ -91,7 +95,9 @@ def _go_together(tries: Sequence[Try], one: str, other: str) -> bool:
     return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs}) > 1
 
 
-def _edge(experiment: str, method: str, name: str, tries: Sequence[Try]) -> list[Edge]:
+def _edge(
+    experiment: str, method: str, name: str, tries: Sequence[Try], limits: Limits
+) -> list[Edge]:
     picked: list[float] = []
     try:
         tried = sorted({float(given[name]) for _, given, _ in tries if name in given})
@@ -102,7 +108,7 @@ def _edge(experiment: str, method: str, name: str, tries: Sequence[Try]) -> list
     if len(tried) < 2 or not picked:
         return []
     value = sorted(picked)[len(picked) // 2]
-    low, high = LIMITS.get(name, (None, None))
+    low, high = limits.get(name, (None, None))
     beyond = (value == tried[0] and value != low) or (value == tried[-1] and value != high)
     return [Edge(experiment, method, name, value, tuple(tried))] if beyond else []
 
@@ -111,6 +117,16 @@ def stored_edges(names: Iterable[str] = (), root: Path = ROOT) -> list[Edge]:
     """Return the edges in the stored results of some experiments, or of all."""
     out = []
     for name in names or EXPERIMENTS:
-        for path in sorted((root / name / "results").glob("*.csv")):
-            out += find_edges(name, read_tries(path))
+        results = root / name / "results"
+        limits = {**LIMITS, **_own_limits(results / "results.json")}
+        for path in sorted(results.glob("*.csv")):
+            out += find_edges(name, read_tries(path), limits)
     return out
+
+
+def _own_limits(record: Path) -> Limits:
+    """Return the limits that the definition of the stored results names."""
+    if not record.exists():
+        return {}
+    named: Limits = json.loads(record.read_text(encoding="utf-8"))["settings"].get("limits", {})
+    return named

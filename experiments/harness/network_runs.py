@@ -2,12 +2,13 @@
 
 Each run leaves one file with its accuracies and nothing else (a table has hundreds of them, on
 machines that are lent for minutes). A run that was cut off is begun again; ``begun.csv`` counts
-them all. Tries are short runs with validation samples; the chosen settings run in full.
+them all. Tries are short runs with validation samples, in which step sizes that decay do so in
+fewer rounds, so that they tell of the end of training, too; the chosen settings run in full.
 
 The definition has ``groups`` of methods, most important first: while the chosen runs of one group
-are carried out, the tries of the next one wait behind them. With ``order = "seeds"`` all methods
-have the first seed before any has the second, with ``"methods"`` all seeds of one come together,
-with ``"first group"`` those of the first group do, and the others follow seed by seed.
+are carried out, the tries of the next one wait behind them. Methods of a group run seed by seed.
+With ``order = "seeds"`` all groups have the first seed before any has the second, with ``"first
+group"`` the first group has all seeds before the next one begins.
 ``finish = false`` runs nothing and makes the tables from what is there. The chosen runs of methods
 named in ``personalise`` also fit an own bias after training.
 """
@@ -73,8 +74,7 @@ def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
 def _carry_out(context: Context, more: Sequence[Task]) -> list[str]:
     """Carry out what is missing; return what failed."""
     groups, seeds = context.settings["groups"], context.settings["seeds"]
-    order = context.settings["order"]
-    early = {"seeds": 0, "first group": 1, "methods": len(groups)}[order]  # groups with all seeds
+    early = {"seeds": 0, "first group": 1}[context.settings["order"]]  # groups with all seeds
     first = [seeds if k < early else seeds[:1] for k in range(len(groups))]
     problems: list[str] = []
     with _pool(context.jobs) as submit:
@@ -157,15 +157,29 @@ def _table(settings: Settings, variant: Settings, seed: int, more: Settings) -> 
     return table
 
 
+def hasten(table: Settings, factor: float) -> Settings:
+    """Return settings whose step sizes decay in so many times fewer rounds.
+
+    These are tables with ``decay`` per round and ``every``, the rounds between two changes.
+
+    >>> hasten({"steps": {"decay": 0.5, "every": 4}, "lr": 1.0}, 2.0)
+    {'steps': {'decay': 0.25, 'every': 2}, 'lr': 1.0}
+    """
+    out = {k: hasten(v, factor) if isinstance(v, dict) else v for k, v in table.items()}
+    if {"decay", "every"} <= set(out):
+        out |= {"decay": out["decay"] ** factor, "every": max(1, round(out["every"] / factor))}
+    return out
+
+
 def _tries(context: Context, methods: list[str]) -> list[Task]:
     """Return the short runs on validation samples; none for a method with one try."""
     settings, out = context.settings, context.out / "runs"
-    tasks = []
+    factor, tasks = settings["run"]["rounds"] / settings["tries"]["rounds"], []
     for method in methods:
         tried = alternatives(settings, method)
         for words, variant in tried.values() if len(tried) > 1 else ():
             seed = settings["tuning_seed"]
-            table = _table(settings, variant, seed, settings["tries"])
+            table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
             tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
     return tasks
@@ -174,10 +188,9 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
 def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int]) -> list[Task]:
     """Return the full runs with the chosen settings; none where nothing could be chosen."""
     settings, out, tasks = context.settings, context.out / "runs", []
-    for method in methods:
-        best = _best(context, method)
-        for seed in seeds if best is not None else ():
-            words, variant = best
+    chosen = {method: best for method in methods if (best := _best(context, method)) is not None}
+    for seed in seeds:
+        for method, (words, variant) in chosen.items():
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
             fitted = method in settings.get("personalise", ())

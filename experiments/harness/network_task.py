@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from equifed import Federation, LocalSGD
@@ -81,11 +82,20 @@ class Result:
     failed: str = ""
 
 
+def with_samples(one: Result, split: str = "test") -> Result:
+    """Return a result's test accuracies (or a split's as such), of the clients that have any."""
+    sizes = one.sizes[split]
+    names = [name for name, size in zip(one.names, sizes, strict=True) if size > 0]
+    values = {"test": one.accuracy[split][sizes > 0]}
+    return Result(names, values, {"test": sizes[sizes > 0]}, one.seconds)
+
+
 def carry_out(task: Task) -> None:
     """Train, and write the file; one without any accuracy if training failed."""
     task.path.parent.mkdir(parents=True, exist_ok=True)
     with (task.path.parent / BEGUN).open("a", encoding="utf-8") as begun:
         begun.write(f"{task.method}\t{task.path.stem}\n")
+    torch.compiler.reset()  # it compiles a function eight times in a process, then no more
     started, failed = time.perf_counter(), ""
     told: dict[str, Any] = {}
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})

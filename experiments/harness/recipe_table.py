@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from equifed.metrics import Interval
 from experiments.harness.drawing import Line, figure
-from experiments.harness.experiment import ROOT, Cell, Check, Outcome, Settings, Table
+from experiments.harness.experiment import Cell, Check, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
+from experiments.harness.recipe_networks import (
+    OWN_BIAS,
+    WORST,
+    Network,
+    network_verdicts,
+    networks_table,
+    read_networks,
+)
 from experiments.harness.recipe_trials import (
     ALONE,
     BASE,
     FEW,
     OURS,
     OWN,
+    OWN_SOLVED,
+    SOLVED,
     Found,
     best_published,
     column,
     difference,
     is_ahead,
     spread,
+    without_fairness,
 )
 
 SOURCE = "our aim"
+PIECES = (
+    ("the fair objective, with own parts", OURS, OWN_SOLVED),
+    ("the fair objective, one model", "SCAFF-PD", SOLVED),
+    ("own parts, solved for the average", OWN_SOLVED, SOLVED),
+    ("being solved, with own parts", OWN_SOLVED, OWN),
+    ("being solved, one model", SOLVED, BASE),
+)
+"""What ours is made of: a piece, and the methods with and without it."""
 
 
 def compare(
     found: Found, tuned: Mapping[str, Any], settings: Settings, missing: Sequence[str] = ()
 ) -> Outcome:
     """Return checks, tables and the figure; ``missing`` is what has not been run."""
+    networks = read_networks(settings["networks"])
     tables = {
-        "verdicts": verdicts_table(found),
+        "verdicts": verdicts_table(found, settings),
+        "verdicts-networks": network_verdicts(networks),
+        "pieces": pieces_table(found, settings),
         "methods": methods_table(found),
         "against": against_table(found),
         "sets": sets_table(found),
         "choice": choice_table(found, settings),
         "scale": scale_table(tuned),
-        "networks": networks_table(settings["networks"]),
+        "networks": networks_table(settings["networks"]["experiments"]),
     }
     problems = [
         f"{name}, {method}, seed {seed}: every try failed"
@@ -48,36 +70,60 @@ def compare(
         for seed, one in runs.items()
         if one is None
     ]
-    return Outcome(
-        checks(found, settings), tables, {"ours-minus-best": draw(found)}, [*missing, *problems]
-    )
+    drawings = {"ours-minus-best": draw(found, settings)}
+    return Outcome(checks(found, settings, networks), tables, drawings, [*missing, *problems])
 
 
 # -- tables -----------------------------------------------------------------------------------
 
 
-def verdicts_table(found: Found) -> Table:
+def _has_own(settings: Settings, name: str) -> bool:
+    return bool(settings["data"][name].get("own", True))
+
+
+def verdicts_table(found: Found, settings: Settings) -> Table:
     """Return one line per data set."""
     rows: list[list[Cell]] = []
     for name, methods in found.items():
         best = best_published(methods)
         told, wider = difference(methods, best, "worst")
-        own = with_limits(difference(methods, OWN, "worst")[0]) if OWN in methods else None
-        alone = with_limits(difference(methods, ALONE, "worst")[0]) if ALONE in methods else None
+        plain = without_fairness(methods, _has_own(settings, name))
+        own, fair, alone = (
+            with_limits(difference(methods, m, "worst")[0]) if m in methods else None
+            for m in (OWN, plain, ALONE)
+        )
         rows.append([
             name, "yes" if spread(methods[BASE]).lower > 0 else "no", best, with_limits(told),
             f"{wider.lower:+.1f} to {wider.upper:+.1f}",
             "yes" if told.estimate > 0 else "no",
             "yes" if is_ahead(methods) else "no", "yes" if is_ahead(methods, new=True) else "no",
-            own, with_limits(difference(methods, best_published(methods, "average"), "average")[0]),
+            own, fair,
+            with_limits(difference(methods, best_published(methods, "average"), "average")[0]),
             alone,
         ])  # fmt: skip
     titles = ("data set", "spread beyond chance", "best published for the worst",
               "ours minus it, worst", "the same, for new samples", "ours first",
               "beyond 95 % of every published method", "the same, for new samples ",
-              f"ours minus {OWN}, worst", "ours minus the best published average, average",
+              f"ours minus {OWN}, worst", "ours minus the same solved for the average, worst",
+              "ours minus the best published average, average",
               "ours minus alone, worst")  # fmt: skip
     return Table("Verdicts: points of test accuracy within seeds (95 %)", titles, rows)
+
+
+def pieces_table(found: Found, settings: Settings) -> Table:
+    """Return what each piece of ours makes, all else being the same."""
+    rows: list[list[Cell]] = []
+    for name, methods in found.items():
+        for piece, one, other in PIECES:
+            if one == "SCAFF-PD" and not _has_own(settings, name):
+                one = OURS  # that is what it is there
+            if {one, other} <= methods.keys():
+                told = [difference(methods, other, k, one) for k in ("worst", "average")]
+                rows.append([name, piece, f"{one} minus {other}",
+                             *(with_limits(plain) for plain, _ in told),
+                             f"{told[0][1].lower:+.1f} to {told[0][1].upper:+.1f}"])  # fmt: skip
+    titles = ("data set", "piece", "difference", "worst", "average", "worst, for new samples")
+    return Table("What the pieces of ours make within seeds, points (95 %)", titles, rows)
 
 
 def methods_table(found: Found) -> Table:
@@ -153,32 +199,26 @@ def scale_table(tuned: Mapping[str, Any]) -> Table:
     return Table(f"{BASE} on splits that are not reported: step size and penalty", titles, rows)
 
 
-def networks_table(names: Sequence[str]) -> Table:
-    """Return the rows that the experiments with networks have stored, to be read beside."""
-    rows: list[list[Cell]] = []
-    for name in names:
-        for table in ("methods", "accuracy"):
-            path = ROOT / name / "results" / f"{table}.csv"
-            if path.exists():
-                with path.open(encoding="utf-8", newline="") as file:
-                    for line in csv.DictReader(file):
-                        told = {k.removesuffix(", %"): v for k, v in line.items()}
-                        rows.append([name, told["method"], told["average"], told["worst 20 %"]])
-    titles = ("experiment", "method", "average, %", "worst 20 %, %")
-    return Table("Networks: as stored by their own experiments, with their own tries and seeds",
-                 titles, rows)  # fmt: skip
-
-
-def draw(found: Found) -> str:
-    """Draw ours minus the best published method, minus FedAvg with an own part, and minus alone."""
+def draw(found: Found, settings: Settings) -> str:
+    """Draw ours minus the best published method, minus FedAvg with an own part, and others."""
+    others: dict[str, list[str | None]] = {
+        "best published": [best_published(methods) for methods in found.values()],
+        OWN: [OWN] * len(found),
+        "ours without a fair objective": [
+            without_fairness(methods, _has_own(settings, name)) for name, methods in found.items()
+        ],
+        ALONE: [ALONE] * len(found),
+    }
     lines = {}
-    for title, other in (("best published", None), (OWN, OWN), (ALONE, ALONE)):
-        places = [k for k, m in enumerate(found.values()) if other is None or other in m]
-        sets = [list(found.values())[k] for k in places]
-        told = [difference(m, other or best_published(m), "worst")[0] for m in sets]
-        ends = [t.lower for t in told], [t.upper for t in told]
-        if places:
-            lines[title] = Line(places, [t.estimate for t in told], *ends, dots=True)
+    for title, names in others.items():
+        told = {
+            k: difference(methods, other, "worst")[0]
+            for k, (methods, other) in enumerate(zip(found.values(), names, strict=True))
+            if other in methods and other is not None
+        }
+        if told:
+            ends = [t.lower for t in told.values()], [t.upper for t in told.values()]
+            lines[title] = Line(list(told), [t.estimate for t in told.values()], *ends, dots=True)
     shown = ", ".join(f"{k} {name}" for k, name in enumerate(found))
     return figure(lines, title="Ours minus another method, worst-served", x_label=shown,
                   y_label="points")  # fmt: skip
@@ -187,31 +227,55 @@ def draw(found: Found) -> str:
 # -- checks -----------------------------------------------------------------------------------
 
 
-def checks(found: Found, settings: Settings) -> list[Check]:
+def checks(found: Found, settings: Settings, networks: Sequence[Network]) -> list[Check]:
     """Hold what was aimed at against what came out: first what the own part alone explains."""
-    out = []
+    known = [one for one in networks if one.published]
     told = {n: difference(m, OWN, "worst")[0] for n, m in found.items() if OWN in m}
-    if told:
-        out.append(Check(
-            f"ours nowhere serves the worst worse than {OWN}, beyond 95 %", SOURCE,
-            "; ".join(f"{n} {with_limits(t)}" for n, t in told.items()),
-            all(t.upper >= 0 for t in told.values()),
-        ))  # fmt: skip
-    spread_out = [n for n, m in found.items() if spread(m[BASE]).lower > 0]
-    leads = {n: difference(found[n], best_published(found[n]), "worst")[0] for n in spread_out}
-    out.append(Check(
+    told |= {one.name: one.against[WORST][OWN_BIAS] for one in known
+             if OWN_BIAS in one.against[WORST]}  # fmt: skip
+    out = [_nowhere_worse(f"{OWN} (networks: and server momentum)", told)]
+    plain = {n: without_fairness(m, _has_own(settings, n)) for n, m in found.items()}
+    fair = {n: difference(found[n], m, "worst")[0] for n, m in plain.items() if m is not None}
+    out.append(_nowhere_worse("the same solved for the average (what the fair objective makes)",
+                              fair))  # fmt: skip
+    return [*(one for one in out if one.measured), *_checks_of_leads(found, settings, networks)]
+
+
+def _nowhere_worse(other: str, told: Mapping[str, Interval]) -> Check:
+    return Check(
+        f"ours nowhere serves the worst worse than {other}, beyond 95 %", SOURCE,
+        "; ".join(f"{n} {with_limits(t)}" for n, t in told.items()),
+        all(t.upper >= 0 for t in told.values()),
+    )  # fmt: skip
+
+
+def _checks_of_leads(found: Found, settings: Settings, networks: Sequence[Network]) -> list[Check]:
+    """Judge the leads over published methods where clients are served unequally beyond chance."""
+    linear = [n for n, m in found.items() if spread(m[BASE]).lower > 0]
+    spread_out = [one for one in networks if one.is_spread and one.published]
+    leads = {n: (best_published(found[n]), difference(found[n], best_published(found[n]), "worst"))
+             for n in linear}  # fmt: skip
+    told = {n: (best, both[0]) for n, (best, both) in leads.items()}
+    told |= {one.name: (one.best(), one.lead()) for one in spread_out}
+    first = Check(
         "ours serves the worst best of all published methods on every set with a spread beyond "
         "chance", SOURCE,
-        "; ".join(f"{n} {with_limits(t)} against {best_published(found[n])}"
-                  for n, t in leads.items()),
-        bool(leads) and all(t.estimate > 0 for t in leads.values()),
+        "; ".join(f"{n} {with_limits(t)} against {best}" for n, (best, t) in told.items()),
+        bool(told) and all(t.estimate > 0 for _, t in told.values()),
         "the best rival is chosen on test samples, which flatters it",
-    ))  # fmt: skip
-    for new, words in ((False, "over seeds"), (True, "for new samples (shared samples counted)")):
-        ahead = [n for n in spread_out if is_ahead(found[n], new)]
-        out.append(Check(
-            f"beyond 95 % {words} of every published method on at least {settings['wanted']} sets",
-            SOURCE, f"{len(ahead)} of {len(spread_out)}: {', '.join(ahead) or 'none'}",
-            len(ahead) >= settings["wanted"],
-        ))  # fmt: skip
-    return out
+    )  # fmt: skip
+    counted = [one for one in spread_out if not one.absent]
+    left = "; ".join(f"{one.name} is not counted ({'; '.join(one.absent)})"
+                     for one in networks if one.absent)  # fmt: skip
+    ahead = [n for n in linear if is_ahead(found[n])]
+    ahead += [one.name for one in counted if one.is_ahead]
+    new, wanted = [n for n in linear if is_ahead(found[n], new=True)], settings["wanted"]
+    return [first, Check(
+        f"beyond 95 % of every published method on at least {wanted} sets, linear models and "
+        "networks together, each by its own protocol", SOURCE,
+        f"{len(ahead)} of {len(linear) + len(counted)}: {', '.join(ahead) or 'none'}",
+        len(ahead) >= wanted, left,
+    ), Check(
+        f"the same for new samples (shared samples counted; linear models alone), {wanted} sets",
+        SOURCE, f"{len(new)} of {len(linear)}: {', '.join(new) or 'none'}", len(new) >= wanted,
+    )]  # fmt: skip

@@ -22,6 +22,8 @@ from experiments.harness.measures import for_new_samples
 
 Array = NDArray[np.float64]
 OURS, BASE, OWN, ALONE = "ours", "FedAvg", "FedAvg, own part", "alone"
+OWN_SOLVED, SOLVED = "own part, solved for the average", "solved for the average"
+"""Ours without its fair objective, and that without an own part."""
 FIFTH, FEW = 0.2, 10
 """The worst fifth, and below how many clients the worst one stands for it."""
 
@@ -108,21 +110,33 @@ def column(runs: Runs, measure: str) -> Array:
     return np.array([getattr(one, measure) for one in runs.values() if one is not None])
 
 
-def difference(methods: Mapping[str, Runs], other: str, measure: str) -> tuple[Interval, Interval]:
+def difference(
+    methods: Mapping[str, Runs], other: str, measure: str, first: str = OURS
+) -> tuple[Interval, Interval]:
     """Return ours minus another method over the seeds of both: 95 % over seeds, and for new data.
 
     Random splits share samples, and the second interval is widened for that.
     """
-    ours, theirs = methods[OURS], methods[other]
-    pairs = [(a, b) for s, a in ours.items() if a is not None and (b := theirs.get(s)) is not None]
+    mine, theirs = methods[first], methods[other]
+    pairs = [(a, b) for s, a in mine.items() if a is not None and (b := theirs.get(s)) is not None]
     told = paired_difference(*([getattr(one[k], measure) for one in pairs] for k in (0, 1)))
     ratio = float(np.mean([a.ratio for a, _ in pairs]))
     return told, for_new_samples(told, len(pairs), ratio)
 
 
 def published(methods: Mapping[str, Runs]) -> list[str]:
-    """Return the methods as published: without an own part, and not alone."""
-    return [m for m in methods if m not in (OURS, OWN, ALONE) and len(column(methods[m], "worst"))]
+    """Return the methods as published: without an own part, not solved by us, and not alone."""
+    others = (OURS, OWN, OWN_SOLVED, SOLVED, ALONE)
+    return [m for m in methods if m not in others and len(column(methods[m], "worst"))]
+
+
+def without_fairness(methods: Mapping[str, Runs], own: bool) -> str | None:
+    """Return what ours is without its fair objective, where that was run.
+
+    Where clients have no own part it is one model for all, solved for the average.
+    """
+    other = OWN_SOLVED if own else SOLVED
+    return other if other in methods else None
 
 
 def best_published(methods: Mapping[str, Runs], measure: str = "worst") -> str:

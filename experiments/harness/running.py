@@ -8,7 +8,7 @@ import platform
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 Histories = dict[str, dict[int, History]]
 """Complete runs by variant and seed."""
+
+NAMES = "names.json"
+"""Beside the run folders: which run each is of."""
 
 Prepare = Callable[[Run], Run]
 """Changes a run in a way that no configuration can say: another measure, another algorithm."""
@@ -80,6 +83,9 @@ def reproduce(
     with lock_folder(out):
         started = time.perf_counter()
         outcome: Outcome = EXPERIMENTS[name].module.run(context)
+        counted = count_runs(out, settings)
+        if counted.rows:
+            outcome = replace(outcome, tables={**outcome.tables, "runs": counted})
         command = f"python -m experiments run {name}" + (" --quick" if quick else "")
         if changes:
             command += f" with the settings {json.dumps(dict(changes))}"
@@ -121,6 +127,7 @@ def run_by_seed(
         for name, variant in named.items()
     ]  # fmt: skip
     check_folders(jobs)
+    _remember(context.out, jobs)
     if prepare is None:
         failed = run_jobs(jobs, at_once=context.jobs, console=context.console)
     else:
@@ -144,6 +151,40 @@ def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[s
         except TrainingError as error:
             failed.append(f"{one.title}: {error}")
     return failed
+
+
+def _remember(out: Path, jobs: Sequence[Job]) -> None:
+    """Write down which run every folder is of, beside what is there: also runs of earlier grids."""
+    known = _remembered(out)
+    out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(known | {one.folder.parent.name: one.name for one in jobs}, indent=0)
+    (out / NAMES).write_text(text, encoding="utf-8")
+
+
+def _remembered(out: Path) -> dict[str, str]:
+    file = out / NAMES
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def count_runs(out: Path, settings: Settings) -> Table:
+    """Return how many runs every method has had in a folder, abandoned ones too.
+
+    A run counts for the longest name of a method that its own name has in it. An experiment of
+    several parts has them in folders of their own.
+    """
+    tables = [settings, *settings.get("protocols", {}).values()]
+    methods = {m for one in tables for m in (*one.get("methods", ()), *one.get("variants", ()))}
+    counts: dict[str, list[int]] = {}
+    for part in (out, *sorted(file.parent for file in out.glob(f"*/{NAMES}"))):
+        for folder, name in _remembered(part).items():
+            method = max((m for m in methods if m in name), key=len, default=name)
+            title = method if part == out else f"{method}, {part.name}"
+            runs = list((part / "runs" / folder).glob("seed-*/config.toml"))
+            whole = sum((one.parent / "summary.json").exists() for one in runs)
+            before = counts.get(title, [0, 0])
+            counts[title] = [before[0] + len(runs), before[1] + len(runs) - whole]
+    rows = [[method, *count] for method, count in counts.items()]
+    return Table("Runs, also of tries that were abandoned", ("method", "runs", "not ended"), rows)
 
 
 # -- results ----------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from equifed.metrics import chance_floor, paired_difference, variance_beyond_cha
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.measures import with_interval, with_limits
-from experiments.harness.network_runs import Result, run_all
+from experiments.harness.network_runs import run_all
+from experiments.harness.network_task import Result, with_samples
 
 Array = NDArray[np.float64]
 Found = Mapping[str, Mapping[int, Result]]
@@ -52,10 +53,13 @@ MEASURES: dict[str, Callable[[Result], float]] = {
 def run(context: Context) -> Outcome:
     """Carry out the runs, and put the published numbers beside ours."""
     settings, all_runs = context.settings, run_all(context)
-    found = all_runs.results
+    found = {
+        m: {seed: with_samples(one) for seed, one in runs.items()}
+        for m, runs in all_runs.results.items()
+    }
     if not found:
         raise ValueError("No method has a complete run yet; run it again to go on.")
-    tables = {"methods": methods_table(found, settings["published"], all_runs.runs),
+    tables = {"methods": methods_table(found, settings.get("published", {}), all_runs.runs),
               "choice": all_runs.choice, "clients": clients_table(found)}  # fmt: skip
     if BASE in found and len(found) > 1:
         tables["against-fedavg"] = differences_table(found)
@@ -120,7 +124,7 @@ def checks(found: Found, settings: Mapping[str, Any]) -> list[Check]:
     """Hold published numbers and aims against what came out."""
     means = {m: {k: float(column(found, m, k).mean()) for k in MEASURES} for m in found}
     out = []
-    for method, told in settings["published"].items():
+    for method, told in settings.get("published", {}).items():
         if method in means:
             average, _, worst = told
             ours = means[method]
@@ -132,9 +136,9 @@ def checks(found: Found, settings: Mapping[str, Any]) -> list[Check]:
                 near, "agree: at most 0.02 and 0.05 below; test images are dealt otherwise there",
             ))  # fmt: skip
     if OURS in means:
-        ours = means[OURS]
-        wanted = {k: settings["wanted"][k] for k in ("average", "worst")}
-        for place, words in enumerate(("the best of the other published methods", "FedMDFG")):
+        ours, wanted = means[OURS], settings.get("wanted", {})
+        others = ("the best of the other published methods", "FedMDFG") if wanted else ()
+        for place, words in enumerate(others):
             out.append(Check(
                 f"{OURS} exceeds {words}: average {wanted['average'][place]:g}, worst "
                 f"{wanted['worst'][place]:g}", "our aim",

@@ -17,7 +17,7 @@ from experiments.harness.experiment import Cell, Check, Context, Outcome, Settin
 from experiments.harness.measures import beyond_chance, floor, with_limits
 from experiments.harness.network_parts import image_pool
 from experiments.harness.network_runs import run_all
-from experiments.harness.network_task import ALONE, MAJORITY, PERSONALISED, Result
+from experiments.harness.network_task import ALONE, MAJORITY, PERSONALISED, Result, with_samples
 from experiments.harness.shards_table import clients_table
 from numpy.typing import NDArray
 
@@ -52,10 +52,10 @@ def run(context: Context) -> Outcome:
     found = run_all(context)
     results: dict[str, dict[int, Result]] = {}
     for method, runs in found.results.items():
-        results[method] = {seed: tested(one) for seed, one in runs.items()}
+        results[method] = {seed: with_samples(one) for seed, one in runs.items()}
     for row, split in BESIDE.items():
         runs = found.results.get(MOMENTUM, {})
-        results[row] = {s: tested(r, split) for s, r in runs.items() if split in r.accuracy}
+        results[row] = {s: with_samples(r, split) for s, r in runs.items() if split in r.accuracy}
     results = {method: runs for method, runs in results.items() if runs}
     if not results:
         raise ValueError("No method has a complete run yet; run it again to go on.")
@@ -85,14 +85,6 @@ def store_images(settings: Settings) -> None:
         stored |= {f"x_{split}": x[:count], f"y_{split}": y[:count]}
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **stored)
-
-
-def tested(one: Result, split: str = "test") -> Result:
-    """Return a result's accuracies on test images, of the clients that have any."""
-    sizes = one.sizes[split]
-    names = [name for name, size in zip(one.names, sizes, strict=True) if size > 0]
-    values = {"test": one.accuracy[split][sizes > 0]}
-    return Result(names, values, {"test": sizes[sizes > 0]}, one.seconds)
 
 
 def column(runs: Mapping[int, Result], measure: str) -> dict[int, float]:

@@ -4,8 +4,7 @@ SCAFF-PD's Section 6.2 and the appendix of its earlier version (Table 3, Fig. 3 
 and 4 for other data): 20 clients, Dirichlet 0.05 by label, 30 % of the clients lose 70 % of their
 training samples, squared loss. Every method's settings come from a grid of the same number of
 points; the choice is made on validation samples of partitions that are not reported, once for each
-kind of features, and holds for the other settings too. Because choices may lie at the edge of such
-small grids, the three methods that come nearest are searched once more over twice as many points.
+kind of features, and holds for the other settings too.
 """
 
 from __future__ import annotations
@@ -21,6 +20,9 @@ from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import (
+    answers,
+    beyond_chance,
+    floor,
     percentages,
     validation_score,
     with_interval,
@@ -38,9 +40,6 @@ Array = NDArray[np.float64]
 OURS, BASELINE = "SCAFF-PD", "SCAFFOLD"
 MEASURES = ("average", "worst-20 %", "best-20 %")
 TAIL = 0.2
-WIDER = "wider"
-"""The scenario in which the nearest rivals, and they alone, are searched over more points."""
-
 MUCH = 3.0
 """Points of accuracy that "without sacrificing much" is read as."""
 
@@ -59,7 +58,8 @@ def measures(accuracies: Array) -> Array:
 def run(context: Context) -> Outcome:
     """Compute the features, choose every method's settings, compare test accuracies."""
     settings = context.settings
-    files = {k: prepared(k, t, context.console) for k, t in settings["features"].items()}
+    used = {settings["scenario"][title]["features"] for title in settings["scenarios"]}
+    files = {k: prepared(k, settings["features"][k], context.console) for k in sorted(used)}
     best, grid = _chosen(context, files)
     main = settings["scenarios"][0]
     kind = settings["scenario"][main]["features"]
@@ -77,43 +77,33 @@ def run(context: Context) -> Outcome:
         f"rho = {rho:g}": merge_tables(best[kind, OURS], {"algorithm": {"objective": {"rho": rho}}})
         for rho in settings["rho"]
     }
-    by_rho, failed = _run(context, "Fig. 3", strengths)
-    wide, wide_grid = _chosen(context, {kind: files[kind]}, WIDER)
-    found[WIDER], more = _run(context, WIDER, {method: wide[kind, method] for _, method in wide})
-    found[WIDER][OURS] = found[main][OURS]
-    problems += [*failed, *more]
+    by_rho, failed = _run(context, f"Fig. 3, {OURS}", strengths)
+    problems += failed
     results = {title: ends(one) for title, one in found.items()}
-    tables = {slug(title): _table(title, results[title], settings) for title in results}
-    tables |= {"rho": _rho_table(by_rho), "grid": grid, "wider-grid": wide_grid}
+    tables = {slug(t): _table(t, results[t], found[t], settings) for t in results}
+    tables |= {"rho": _rho_table(by_rho), "grid": grid}
     figures = _figures(main, found[main], by_rho)
     return Outcome([*checks(results, settings), rho_check(by_rho)], tables, figures, problems)
 
 
 def _chosen(
-    context: Context, files: Mapping[str, Path], title: str = ""
+    context: Context, files: Mapping[str, Path]
 ) -> tuple[dict[tuple[str, str], Settings], Table]:
-    """Return the best variant for every kind of features and method, and all that was tried.
-
-    The grids are those of the definition, or those under a title of their own.
-    """
+    """Return the best variant for every kind of features and method, and all that was tried."""
     settings = context.settings
-    grids = settings[title or "grid"]
     methods, axes = {}, {}
     for kind, path in files.items():
         here = {"data": {"path": str(path)}, "evaluate": {"splits": ["validation"]}}
-        for method in grids:
-            name = f"{title} {kind} {method}".strip()
-            methods[name], axes[name] = (
-                merge_tables(settings["methods"][method], here),
-                grids[method],
-            )
+        for method, variant in settings["methods"].items():
+            methods[f"{kind} {method}"] = merge_tables(variant, here)
+            axes[f"{kind} {method}"] = settings["grid"][method]
     searched = replace(context, settings={**settings, "methods": methods, "grid": axes})
     best, table = choose(searched, lambda history: validation_score(history, TAIL))
     reported = {"evaluate": {"splits": ["test"]}}
     return {
-        (kind, method): merge_tables(best[f"{title} {kind} {method}".strip()], reported)
+        (kind, method): merge_tables(best[f"{kind} {method}"], reported)
         for kind in files
-        for method in grids
+        for method in settings["methods"]
     }, table
 
 
@@ -135,18 +125,26 @@ def ends(runs: Histories) -> dict[str, Array]:
 # -- tables and figures -----------------------------------------------------------------------
 
 
-def _table(title: str, results: Mapping[str, Array], settings: Settings) -> Table:
+def _table(title: str, results: Mapping[str, Array], found: Histories, settings: Settings) -> Table:
     published = settings["scenario"][title].get("published", {})
     rows: list[list[Any]] = []
+    sizes: list[float] = []
     for method, values in results.items():
         row: list[Any] = [method, len(values)]
         row += [with_interval(values[:, k]) for k in range(len(MEASURES))]
+        told = answers(found[method]).values()
+        row.append(with_interval([floor(*one, TAIL) for one in told]))
+        row.append(with_interval([beyond_chance(*one) for one in told]))
+        sizes += [count for _, counts in told for count in counts]
         row.append("" if method == OURS else _difference(results[OURS], values))
         row += published.get(method, [None, None]) if published else []
         rows.append(row)
-    columns = ["method", "seeds", *MEASURES, f"worst-20 %: {OURS} less this one, paired"]
+    columns = ["method", "seeds", *MEASURES, "floor of the worst-20 %", "spread beyond chance"]
+    columns += [f"worst-20 %: {OURS} less this one, paired"]
     columns += ["published average", "published worst-20 %"] if published else []
-    return Table(f"{title}: test accuracy in %, mean over seeds ± 95 %", columns, rows)
+    words = (f"{title}: test accuracy in %, mean over seeds ± 95 %; floor: if all were served "
+             f"equally ({min(sizes):g} to {max(sizes):g} test samples a client)")  # fmt: skip
+    return Table(words, columns, rows)
 
 
 def _difference(ours: Array, other: Array) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from experiments.harness.choice import alternatives, choose
 from experiments.harness.experiment import Context
-from experiments.harness.running import configured, run_variants
+from experiments.harness.running import configured, count_runs, run_variants
 from rich.console import Console
 
 from equifed.runs.jobs import check_folders, make_job
@@ -100,3 +100,21 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     jobs = [make_job(name, config, 0, tmp_path / "same") for name in ("A", "B")]
     with pytest.raises(RunFolderError, match=r"'A, seed 0' and 'B, seed 0' would share the folder"):
         check_folders(jobs)
+
+
+def test_a_widened_grid_runs_what_is_new_and_every_run_is_counted(tmp_path: Path) -> None:
+    def grid(rates: list[float]) -> Context:
+        table = settings([]) | {
+            "tuning_seeds": [1000],
+            "grid": {"A": {"algorithm.local.lr": rates}},
+        }
+        return Context(table, tmp_path, Console(quiet=True))
+
+    def written() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in tmp_path.rglob("summary.json")}
+
+    choose(grid([0.1, 0.2]), score)
+    before = written()
+    _, table = choose(grid([0.2, 0.4, 0.8]), score)  # moved: one try is abandoned, two are new
+    assert len(table.rows) == 3 and before.items() <= written().items()
+    assert count_runs(tmp_path, grid([]).settings).rows == [["A", 4, 0]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,16 @@ def test_the_command_names_what_is_stored(capsys: pytest.CaptureFixture[str]) ->
         shown = capsys.readouterr().out.splitlines()
         assert shown == [str(one) for one in by_name[with_edges]]
     assert main(["edges", "no-such"]) == 2
+
+
+@pytest.mark.parametrize(("limits", "edges"), [({}, 1), ({"tails": [0.25, 1.0]}, 0)])
+def test_a_definition_may_name_limits_of_its_own(
+    tmp_path: Path, limits: dict[str, list[float]], edges: int
+) -> None:
+    results = tmp_path / "four" / "results"
+    results.mkdir(parents=True)
+    rows = [("A", f"tails = {v}", 0.5, "chosen" if v == 0.25 else "") for v in (0.25, 0.5, 1.0)]
+    stored(results, rows)
+    record = json.dumps({"settings": {"limits": limits}})
+    (results / "results.json").write_text(record, encoding="utf-8")
+    assert len(stored_edges(["four"], tmp_path)) == edges

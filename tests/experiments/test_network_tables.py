@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.harness.experiment import EXPERIMENTS
+from experiments.harness.experiment import EXPERIMENTS, definition
 from experiments.harness.network_parts import (
     DecayingSteps,
     PatchConv2d,
@@ -18,12 +18,16 @@ from experiments.harness.network_parts import (
     image_cnn,
     shards,
 )
+from experiments.harness.network_runs import hasten
 from experiments.harness.network_task import Result
 from experiments.harness.running import reproduce
 from experiments.harness.shards_table import floor_of_minimum
 
 import equifed as ef
+from equifed.contract import Stream
+from equifed.runs import RunConfig, build, merge_tables
 
+SHARDS = ["fedmdfg-fashion", "fedmdfg-cifar10"]
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
@@ -73,8 +77,56 @@ def test_the_floor_of_the_minimum_is_that_of_draws() -> None:
     assert floor_of_minimum(one) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 4000**0.5)
 
 
+@pytest.mark.parametrize("name", SHARDS)
+def test_every_method_has_as_many_tries_and_one_decay(name: str) -> None:
+    """A try takes the step sizes from first to last, in fewer rounds."""
+    settings = definition(name, quick=False)
+    assert {m for group in settings["groups"] for m in group} == set(settings["methods"])
+    full, short = settings["run"]["rounds"], settings["tries"]["rounds"]
+    for method, table in settings["methods"].items():
+        assert [len(v) for v in settings["tried"][method].values()] == [len(settings["places"])]
+        found = [_decay(one) for one in (table, hasten(table, full / short))]
+        ends = [decay ** (every * (rounds // every - 1))
+                for (decay, every), rounds in zip(found, (full, short), strict=True)]  # fmt: skip
+        assert ends[1] == pytest.approx(ends[0], rel=0.01), method
+
+
+def _decay(table: dict[str, Any]) -> tuple[float, int]:
+    """Return decay and rounds between two changes, of the table that has both."""
+    if "every" in table:
+        return table["decay"], table["every"]
+    inner = table.get("steps") or table.get("algorithm")
+    assert inner is not None
+    return _decay(inner)
+
+
+def test_what_is_tested_is_the_mean_of_models() -> None:
+    """Averaged, server momentum and decaying steps in one run, against a sum over its rounds."""
+    settings = definition("fedmdfg-fashion", quick=True)
+    table = merge_tables(settings["run"], settings["methods"]["SCAFF-PD"])
+    table = hasten({**table, "rounds": 4, "evaluate": {"splits": ["test"], "every": 4}}, 50)
+    built = build(RunConfig.from_dict(table))
+    history = built.train()
+    plain: Any = built.algorithm.algorithm.wrapped()
+    stream = Stream(table.get("seed", 0))
+    state = plain.init(built.clients, built.clients.initial(stream.at("initial")))
+    models = []
+    for r in range(1, 5):
+        state, _ = plain.round(state, built.clients, stream.at("round", r))
+        models.append(state.x)
+    eta, mean = built.algorithm.decay, torch.zeros_like(models[0])
+    for t, x in enumerate(models, start=1):
+        share = (eta + 1) / (t + eta)
+        mean = (1 - share) * mean + share * x
+    told = history.last("loss", "test")
+    assert told is not None
+    losses = [built.clients.evaluate(x, ("test",))[0].metrics["loss"] for x in (mean, state.x)]
+    np.testing.assert_allclose(told.values, losses[0], rtol=1e-4)
+    assert not np.allclose(told.values, losses[1], rtol=1e-2)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["fedmdfg-fashion", "fedmdfg-cifar10"])
+@pytest.mark.parametrize("name", SHARDS)
 def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     some: dict[str, Any] = {"groups": [["FedAvg", "SCAFF-PD"]]}
     reproduce(name, tmp_path, quick=True, changes=some)

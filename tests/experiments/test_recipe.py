@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
-from experiments.harness.recipe_table import checks
-from experiments.harness.recipe_trials import Found, Trial, difference, is_ahead
+from experiments.harness.recipe_networks import (
+    Network,
+    network_verdicts,
+    read_network,
+    read_spread,
+)
+from experiments.harness.recipe_table import checks, pieces_table
+from experiments.harness.recipe_trials import (
+    OWN_SOLVED,
+    SOLVED,
+    Found,
+    Trial,
+    difference,
+    is_ahead,
+)
 from experiments.harness.running import reproduce
 from experiments.harness.split_again import load_table, pool, split_again, with_constant
 
+from equifed.metrics import variance_beyond_chance
 from equifed.runs import RunConfig, merge_tables
 
 pytestmark = pytest.mark.long
+SETTINGS = {"wanted": 1, "data": {"set": {}}}
 SCALE = {"lr": [0.03, 0.1, 0.3], "l2": 0.02}
 
 
@@ -25,8 +41,9 @@ def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkey
     outcome = reproduce("one-recipe", tmp_path, quick=True)
     assert not outcome.problems
     rows = {(row[0], row[1]) for row in outcome.tables["methods"].rows}
-    assert {("penguins", m) for m in ("FedAvg", "FedAvg, own part", "ours", "alone")} <= rows
-    assert not {("fashion-three", m) for m in ("FedAvg, own part", "alone")} & rows
+    own = ("FedAvg, own part", OWN_SOLVED, "alone")
+    assert {("penguins", m) for m in ("FedAvg", "ours", SOLVED, *own)} <= rows
+    assert not {("fashion-three", m) for m in own} & rows
     stored = sorted((tmp_path / "runs").glob("*.json"))
     before = [path.stat().st_mtime_ns for path in stored]
     again = reproduce("one-recipe", tmp_path, quick=True)
@@ -54,10 +71,10 @@ def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
         for variant in variants:
             table = merge_tables(settings["run"], {"data": module.seeded(data, 7)})
             config = RunConfig.from_dict(merge_tables(table, variant))
-            solved = method in ("ours", "SCAFF-PD")
+            solved = method in ("ours", "SCAFF-PD", OWN_SOLVED, SOLVED)
             assert (config.model["l2"] == SCALE["l2"]) != solved
             has_own = config.model.get("own") is not None
-            assert has_own == (own and method in ("ours", "FedAvg, own part"))
+            assert has_own == (own and method in ("ours", "FedAvg, own part", OWN_SOLVED))
 
 
 def test_the_step_sizes_are_neighbours_and_the_smallest_of_equally_good_ones() -> None:
@@ -111,8 +128,100 @@ def test_ours_leads_only_beyond_the_interval_of_every_published_method() -> None
     assert is_ahead(methods)  # the own part is no published method
     assert not is_ahead({**methods, "AFL": trials([0.69, 0.58, 0.62])})
     found: Found = {"set": methods}
-    own, first, *_ = checks(found, {"wanted": 1})
+    own, first, *_ = checks(found, SETTINGS, [])
     assert not own.agrees and first.agrees
+
+
+def test_what_is_solved_for_the_average_is_no_published_method_and_tells_the_pieces() -> None:
+    methods = {
+        "FedAvg": trials([0.50, 0.52, 0.54]),
+        "SCAFF-PD": trials([0.60, 0.62, 0.64]),
+        SOLVED: trials([0.80, 0.82, 0.84]),
+        OWN_SOLVED: trials([0.70, 0.72, 0.74]),
+        "ours": trials([0.66, 0.68, 0.70]),
+    }
+    found: Found = {"set": methods}
+    fair, first, *_ = checks(found, SETTINGS, [])
+    assert not fair.agrees and "set -4.0" in fair.measured
+    assert first.agrees and "against SCAFF-PD" in first.measured
+    told = {row[2]: row[3] for row in pieces_table(found, SETTINGS).rows}
+    assert told[f"ours minus {OWN_SOLVED}"].startswith("-4.0")
+    assert told[f"SCAFF-PD minus {SOLVED}"].startswith("-20.0")
+    assert told[f"{OWN_SOLVED} minus {SOLVED}"].startswith("-10.0")
+    assert told[f"{SOLVED} minus FedAvg"].startswith("+30.0")
+    shared = {"wanted": 1, "data": {"set": {"own": False}}}  # ours has no own part either
+    fair, *_ = checks({"set": {m: methods[m] for m in ("FedAvg", SOLVED, "ours")}}, shared, [])
+    assert "set -14.0" in fair.measured
+
+
+METHODS = """method,seeds,"average, %","worst 20 %, %",spread beyond chance
+FedAvg,5,70.0,50.0,5.0
+AFL,{seeds},69.0,56.0,4.0
+ours,5,72.0,60.0,3.0
+"FedAvg, server momentum, own bias",5,72.0,90.0,3.0
+"""
+AGAINST = """methods,seeds,"average, %","worst 20 %, %"
+ours minus FedAvg,5,'+2.0 (+1.0 to +3.0),'+10.0 (+8.0 to +12.0)
+ours minus AFL,5,'+3.0 (+1.0 to +5.0),'+4.0 ({low} to +8.5)
+"ours minus FedAvg, server momentum, own bias",5,'+0.0 (-1.0 to +1.0),'-30.0 (-31.0 to -29.0)
+AFL minus FedAvg,5,'-1.0 (-2.0 to +0.0),'+6.0 (+4.0 to +8.0)
+"""
+
+
+def stored(
+    root: Path, *, low: str = "-0.5", seeds: str = "5", published: Sequence[str] = ("FedAvg", "AFL")
+) -> Network:
+    (root / "methods.csv").write_text(METHODS.format(seeds=seeds), encoding="utf-8")
+    (root / "against.csv").write_text(AGAINST.format(low=low), encoding="utf-8")
+    clients = [f"FedAvg,{s},c{i},{0.5 + 0.1 * i + 0.01 * s},100" for s in (0, 1) for i in range(4)]
+    text = "\n".join(["method,seed,client,test accuracy,test images", *clients])
+    (root / "clients.csv").write_text(text, encoding="utf-8")
+    return read_network("net", published, root)
+
+
+def test_a_network_counts_if_every_published_method_is_told_apart(tmp_path: Path) -> None:
+    one = stored(tmp_path)
+    assert one.is_spread and not one.is_ahead and not one.absent and not one.fewer
+    assert (one.best(), one.best("average")) == ("AFL", "FedAvg")
+    found: Found = {"set": {"FedAvg": trials([0.5, 0.52]), "ours": trials([0.7, 0.72])}}
+    own, first, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [one])
+    assert not own.agrees and "net -30.0" in own.measured
+    assert first.agrees and "net +4.0 (-0.5 to +8.5) against AFL" in first.measured
+    assert not counted.agrees and counted.measured == "1 of 2: set"
+    ahead = stored(tmp_path, low="+0.1")
+    assert ahead.is_ahead and not stored(tmp_path, low="+0.0").is_ahead  # 0.0 may be below 0
+    *_, counted, new = checks(found, {**SETTINGS, "wanted": 2}, [ahead])
+    assert counted.agrees and counted.measured == "2 of 2: set, net"
+    assert not new.agrees  # networks have no such interval
+    assert stored(tmp_path, seeds="3").fewer == ["AFL (3)"]  # on the seeds that both have
+
+
+def test_a_network_that_lacks_a_method_is_named_and_not_counted(tmp_path: Path) -> None:
+    nothing = read_network("net", ["FedAvg"], tmp_path)
+    assert nothing.absent == ["no table of methods with FedAvg and ours is stored"]
+    short = stored(tmp_path, low="+0.1", published=("FedAvg", "AFL", "DRFA"))
+    assert short.absent == ["not run: DRFA"] and short.is_ahead
+    found: Found = {"set": {"FedAvg": trials([0.5, 0.52]), "ours": trials([0.7, 0.72])}}
+    *_, counted, _ = checks(found, SETTINGS, [short, nothing])
+    assert counted.measured == "1 of 1: set" and "not counted (not run: DRFA)" in counted.why
+    (tmp_path / "against.csv").unlink()
+    (tmp_path / "clients.csv").unlink()
+    untold = read_network("net", ["FedAvg", "AFL"], tmp_path)
+    assert untold.absent == ["no stored difference: FedAvg, AFL", "no stored accuracies of: FedAvg"]
+    widths = {len(line) for line in network_verdicts([nothing, short, untold]).rows}
+    assert widths == {len(network_verdicts([]).columns)}
+
+
+def test_the_spread_of_writers_is_that_of_their_counts(tmp_path: Path) -> None:
+    sizes, correct = np.array([60.0, 120.0, 45.0, 165.0]), np.array([30.0, 110.0, 40.0, 151.0])
+    shares = 100 * correct / sizes
+    lines = [f"w{i},{n:g},{v:.1f}" for i, (n, v) in enumerate(zip(sizes, shares, strict=True))]
+    text = "\n".join(["writer,test images,FedAvg", *lines])
+    (tmp_path / "writers.csv").write_text(text, encoding="utf-8")
+    told = read_spread(tmp_path)
+    assert told is not None
+    assert told.estimate == pytest.approx(1e4 * variance_beyond_chance(correct, sizes))
+    assert told.lower < told.estimate < told.upper
 
 
 def test_splitting_again_moves_every_sample_once_and_scales_by_training_ones() -> None:

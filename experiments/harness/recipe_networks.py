@@ -1,0 +1,199 @@
+"""Verdicts on networks, from the tables that their own experiments have stored.
+
+An experiment with networks has its own protocol (folds pooled writer by writer, or seeds), and its
+limits are taken as stored: over writers, or over seeds. Two methods are compared on the folds or
+seeds that both have. A published method that has not run, or has no stored difference to ours, is
+named, and its network is not counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from equifed.metrics import Interval, mean_interval, variance_beyond_chance
+from experiments.harness.experiment import ROOT, Cell, Settings, Table
+from experiments.harness.measures import with_limits
+from experiments.harness.recipe_trials import ALONE, BASE, OURS, Array
+
+WORST, AVERAGE = "worst 20 %", "average"
+OWN_BIAS = "FedAvg, server momentum, own bias"
+DRAWS = 2000
+Rows = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is stored of one experiment with networks."""
+
+    name: str
+    absent: Sequence[str]
+    """What keeps it from being counted."""
+    protocol: str = ""
+    spread: Interval | None = None
+    """Variance of FedAvg's accuracies beyond chance, in squared points."""
+    against: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)
+    """Ours minus every other method, by measure."""
+    published: Sequence[str] = ()
+    """Those with a stored difference."""
+    fewer: Sequence[str] = ()
+    """Those with fewer folds or seeds than the others."""
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether FedAvg is known to serve clients unequally beyond chance."""
+        return self.spread is not None and self.spread.lower > 0
+
+    def best(self, measure: str = WORST) -> str:
+        """Return the published method nearest to ours, or most ahead, on test samples."""
+        return min(self.published, key=lambda m: self.against[measure][m].estimate)
+
+    def lead(self, measure: str = WORST) -> Interval:
+        """Return ours minus the best published method."""
+        return self.against[measure][self.best(measure)]
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether ours is beyond the limits of every published method with a difference."""
+        return all(self.against[WORST][m].lower > 0 for m in self.published)
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def read_networks(settings: Settings, root: Path = ROOT) -> list[Network]:
+    """Return what the experiments with networks have stored."""
+    names = settings["experiments"]
+    return [read_network(n, settings["published"], root / n / "results") for n in names]
+
+
+def read_network(name: str, published: Sequence[str], folder: Path) -> Network:
+    """Return what one experiment has stored, and what it lacks."""
+    rows = {row["method"]: row for row in _rows(folder / "methods.csv")}
+    if not {BASE, OURS} <= rows.keys():
+        return Network(name, ["no table of methods with FedAvg and ours is stored"])
+    unit = next(k for k in rows[OURS] if k in ("folds", "seeds"))
+    whole = max(int(row[unit]) for row in rows.values())
+    against = {m: read_against(folder / "against.csv", m) for m in (WORST, AVERAGE)}
+    known = [m for m in published if m in rows and m in against[WORST]]
+    spread = read_spread(folder)
+    reasons = {
+        "not run": [m for m in published if m not in rows],
+        "no stored difference": [m for m in published if m in rows and m not in known],
+        "no stored accuracies of": [BASE] if spread is None else [],
+    }
+    absent = [f"{why}: {', '.join(names)}" for why, names in reasons.items() if names]
+    fewer = [f"{m} ({n})" for m in (*known, OURS) if (n := int(rows[m][unit])) < whole]
+    return Network(name, absent, f"{whole} {unit}", spread, against, known, fewer)
+
+
+def read_against(path: Path, measure: str) -> dict[str, Interval]:
+    """Return ours minus every other method, as stored."""
+    start = f"{OURS} minus "
+    lines = [row for row in _rows(path) if row["methods"].startswith(start)]
+    return {row["methods"].removeprefix(start): _limits(row[measure]) for row in lines}
+
+
+def read_spread(folder: Path) -> Interval | None:
+    """Return the variance of FedAvg's accuracies beyond chance, in squared points.
+
+    From every client's accuracy: its mean over seeds; where folds are pooled, with limits over
+    writers, who are drawn again with replacement.
+    """
+    clients = [r for r in _rows(folder / "clients.csv") if r["method"] == BASE]
+    if clients and "test images" in clients[0]:
+        seeds = dict.fromkeys(row["seed"] for row in clients)
+        of_seed = [[r for r in clients if r["seed"] == seed] for seed in seeds]
+        return mean_interval([_variance(*_columns(rs, "test accuracy", 1)) for rs in of_seed])
+    writers = [row for row in _rows(folder / "writers.csv") if row.get(BASE)]
+    if not writers:
+        return None
+    correct, sizes = _columns(writers, BASE, 100)
+    draw, n = np.random.default_rng(0), len(sizes)
+    drawn = [_variance(correct[k], sizes[k]) for k in draw.integers(0, n, (DRAWS, n))]
+    return Interval(
+        _variance(correct, sizes), *map(float, np.quantile(drawn, [0.025, 0.975])), 0.95
+    )
+
+
+def _columns(rows: Rows, accuracy: str, whole: float) -> tuple[Array, Array]:
+    sizes = np.array([float(row["test images"]) for row in rows])
+    return np.round(np.array([float(row[accuracy]) for row in rows]) / whole * sizes), sizes
+
+
+def _variance(correct: Array, sizes: Array) -> float:
+    return 1e4 * variance_beyond_chance(correct, sizes)
+
+
+def _rows(path: Path) -> Rows:
+    """Return the lines of a stored table; units at the end of titles are taken away."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{k.removesuffix(", %"): v.removeprefix("'") for k, v in line.items()}
+                for line in csv.DictReader(file)]  # fmt: skip
+
+
+def _limits(text: str) -> Interval:
+    """Return a difference and its limits, as tables write them; one seed has no limits.
+
+    >>> _limits("+0.7 (-0.2 to +1.6)"), _limits("+2.1")
+    (Interval(estimate=0.7, lower=-0.2, upper=1.6, level=0.95), \
+Interval(estimate=2.1, lower=nan, upper=nan, level=0.95))
+    """
+    first, _, rest = text.rstrip(")").partition(" (")
+    low, _, high = rest.partition(" to ")
+    return Interval(float(first), float(low or math.nan), float(high or math.nan), 0.95)
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def network_verdicts(networks: Iterable[Network]) -> Table:
+    """Return one line per experiment with networks."""
+    titles = ("experiment", "protocol", f"variance of {BASE} beyond chance", "beyond chance",
+              "best published for the worst", "ours minus it, worst 20 %", "ours first",
+              "beyond 95 % of every published method", f"ours minus {OWN_BIAS}, worst 20 %",
+              "ours minus the best published average, average", "ours minus alone, worst 20 %",
+              "with fewer folds or seeds", "why it is not counted")  # fmt: skip
+    rows: list[list[Cell]] = []
+    for one in networks:
+        cells: dict[str, Cell] = {titles[0]: one.name, titles[1]: one.protocol or None}
+        if one.spread is not None:
+            cells[titles[2]] = with_limits(one.spread, form=".1f")
+            cells[titles[3]] = _yes(one.is_spread)
+        if one.published:
+            beside = [one.against[WORST].get(m) for m in (OWN_BIAS, ALONE)]
+            own, alone = (with_limits(told) if told else None for told in beside)
+            average = f"{with_limits(one.lead(AVERAGE))} against {one.best(AVERAGE)}"
+            told = (one.best(), with_limits(one.lead()), _yes(one.lead().estimate > 0),
+                    _yes(one.is_ahead), own, average, alone)  # fmt: skip
+            cells |= dict(zip(titles[4:11], told, strict=True))
+        cells |= {
+            titles[11]: ", ".join(one.fewer) or None,
+            titles[12]: "; ".join(one.absent) or None,
+        }
+        rows.append([cells.get(title) for title in titles])
+    return Table("Verdicts on networks, from stored tables (95 % over writers for folds, else over "
+                 "seeds)", titles, rows)  # fmt: skip
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def networks_table(names: Sequence[str]) -> Table:
+    """Return the rows that the experiments with networks have stored, to be read beside."""
+    rows: list[list[Cell]] = []
+    for name in names:
+        for table in ("methods", "accuracy"):
+            for row in _rows(ROOT / name / "results" / f"{table}.csv"):
+                rows.append([name, row["method"], row[AVERAGE], row[WORST]])
+    titles = ("experiment", "method", "average, %", "worst 20 %, %")
+    return Table("Networks: as stored by their own experiments, with their own tries and seeds",
+                 titles, rows)  # fmt: skip
