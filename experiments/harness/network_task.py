@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equifed import LocalSGD
+from equifed import Federation, LocalSGD
 from equifed.contract import Stream
 from equifed.runs import RunConfig, build, merge_tables
 from equifed.training import TrainingError
@@ -28,13 +28,15 @@ ALONE = "alone"
 """The method that trains every client by itself."""
 PERSONALISED = "test, own bias after training"
 """What a file calls the test accuracies with an own bias that was fitted after training."""
+MAJORITY = "test, majority class"
 
 
 @dataclass(frozen=True)
 class Task:
     """One run: its method, settings in words, configuration and file.
 
-    With ``personalise`` its file also has the accuracies with an own bias fitted after training.
+    With ``personalise`` its file also has the accuracies with an own bias fitted after training,
+    and those of saying what is most frequent among a client's training samples.
     """
 
     method: str
@@ -112,7 +114,16 @@ def _train(built: Any, task: Task) -> dict[str, Any]:
     if task.personalise:
         fitted = history.personalise(built.federation)
         told[PERSONALISED] = _told(fitted.after, fitted.sizes)
+        told[MAJORITY] = _told(_say_the_most_frequent(built.federation), fitted.sizes)
     return told
+
+
+def _say_the_most_frequent(data: Federation) -> Array:
+    train, test = data.train, data.splits()["test"]
+    said = [np.bincount(train.client(i)[1]).argmax() for i in range(len(data.names))]
+    held = [test.client(i)[1] for i in range(len(data.names))]
+    return np.array([np.mean(y == k) if len(y) else math.nan
+                     for y, k in zip(held, said, strict=True)])  # fmt: skip
 
 
 def _train_alone(built: Any, task: Task) -> dict[str, Any]:

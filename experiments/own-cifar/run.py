@@ -17,7 +17,7 @@ from experiments.harness.experiment import Cell, Check, Context, Outcome, Settin
 from experiments.harness.measures import beyond_chance, floor, with_limits
 from experiments.harness.network_parts import image_pool
 from experiments.harness.network_runs import run_all
-from experiments.harness.network_task import ALONE, PERSONALISED, Result, with_samples
+from experiments.harness.network_task import ALONE, MAJORITY, PERSONALISED, Result, with_samples
 from experiments.harness.shards_table import clients_table
 from numpy.typing import NDArray
 
@@ -30,6 +30,8 @@ BASE, MOMENTUM, OWN, OURS = (
     *("FedAvg, server momentum, own bias", "ours"),
 )
 AFTER, TAIL = "own bias, after training", 0.2
+BESIDE = {AFTER: PERSONALISED, "majority class": MAJORITY}
+"""What the files of FedAvg with server momentum have beside."""
 MEASURES: dict[str, Callable[[Array, Array], float]] = {
     "average, %": lambda values, sizes: 100 * float(values.mean()),
     "worst 20 %, %": lambda values, sizes: 100 * float(
@@ -51,10 +53,10 @@ def run(context: Context) -> Outcome:
     results: dict[str, dict[int, Result]] = {}
     for method, runs in found.results.items():
         results[method] = {seed: with_samples(one) for seed, one in runs.items()}
-        fitted = {
-            s: with_samples(r, PERSONALISED) for s, r in runs.items() if PERSONALISED in r.accuracy
-        }
-        results |= {AFTER: fitted} if fitted else {}
+    for row, split in BESIDE.items():
+        runs = found.results.get(MOMENTUM, {})
+        results[row] = {s: with_samples(r, split) for s, r in runs.items() if split in r.accuracy}
+    results = {method: runs for method, runs in results.items() if runs}
     if not results:
         raise ValueError("No method has a complete run yet; run it again to go on.")
     tables = {
@@ -114,7 +116,7 @@ def methods_table(found: Found, runs: Mapping[str, tuple[int, int]]) -> Table:
             f"{int(sizes.min())} to {int(sizes.max())}",
             *(round(told[m].estimate, 2) for m in MEASURES),
             *(round(h, 2) if np.isfinite(h) else None for h in half),
-            *runs.get(MOMENTUM if method == AFTER else method, (0, 0)),
+            *runs.get(MOMENTUM if method in BESIDE else method, (0, 0)),
         ])  # fmt: skip
     titles = ("method", "seeds", "clients", "test images of a client", *MEASURES,
               "average, ± 95 %", "worst 20 %, ± 95 %", "runs begun", "runs ended")  # fmt: skip

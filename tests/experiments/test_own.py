@@ -104,7 +104,8 @@ def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) 
     assert not outcome.problems
     table = outcome.tables["methods"]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert set(rows) == {"FedAvg, server momentum", "own bias, after training", "ours", "alone"}
+    assert set(rows) == {"FedAvg, server momentum", "ours", "alone", "own bias, after training",
+                         "majority class"}  # fmt: skip
     assert all((row["runs begun"], row["runs ended"]) == (3, 3) for row in rows.values())
     fitted = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")
               if "own bias after training" in path.read_text()]  # fmt: skip
@@ -115,6 +116,10 @@ def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) 
     assert after["average, %"] == pytest.approx(100 * np.mean(shown), abs=0.006)
     with np.load(tmp_path / "images.npz") as stored:
         assert (len(stored["x_train"]), len(stored["x_test"])) == (400, 200)
+    (majority,) = [one["splits"]["test, majority class"] for one in fitted]
+    correct = [v * n for v, n in zip(majority["accuracy"], majority["sizes"], strict=True) if n]
+    np.testing.assert_allclose(correct, np.round(correct), atol=1e-9)
+    assert np.mean([v for v in majority["accuracy"] if v is not None]) > 0.15  # of ten classes
     tested = [row[-1] for row in outcome.tables["clients"].rows if row[0] == "ours"]
     assert sum(map(int, tested)) == 200  # type: ignore[arg-type]
 
