@@ -191,9 +191,9 @@ def networks_table(names: Sequence[str]) -> Table:
     """Return the rows that the experiments with networks have stored, to be read beside."""
     rows: list[list[Cell]] = []
     for name in names:
-        for table in ("methods", "accuracy"):
-            for row in _rows(ROOT / name / "results" / f"{table}.csv"):
-                rows.append([name, row["method"], row[AVERAGE], row[WORST]])
+        folder = ROOT / name / "results"
+        for row in _rows(folder / "methods.csv") or _rows(folder / "accuracy.csv"):
+            rows.append([name, row["method"], row[AVERAGE], row[WORST]])
     titles = ("experiment", "method", "average, %", "worst 20 %, %")
     return Table("Networks: as stored by their own experiments, with their own tries and seeds",
                  titles, rows)  # fmt: skip
