@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -153,3 +154,26 @@ def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyP
     x, work = plain.flatten(module), ef.LocalSGD(lr=0.1, steps=2, batch_size=2)
     ours, theirs = (c.local_steps(x, work, Stream(0)).displacement for c in (compiled, plain))
     assert torch.equal(ours.matrix, theirs.matrix)
+
+
+def test_step_sizes_that_change_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[float, float]] = set()
+
+    def compile_(function: Callable[..., object]) -> Callable[..., object]:
+        def compiled(*arguments: object, **sizes: float) -> object:
+            if sizes:  # of a step; they are constants of a compiled program
+                seen.add((sizes["keep"], sizes["lr"]))
+            return function(*arguments, **sizes)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    data, module = images(), network()
+    compiled = ef.simulate(data, module, cross_entropy, compiled=True)
+    plain = ef.simulate(data, module, cross_entropy, engine="stacked")
+    x = plain.flatten(module)
+    for lr in (0.1, 0.05, 0.02):
+        work = ef.LocalSGD(lr=lr, steps=2, batch_size=2)
+        ours, theirs = (c.local_steps(x, work, Stream(0)).displacement for c in (compiled, plain))
+        assert torch.equal(ours.matrix, theirs.matrix)
+    assert len(seen) == 1

@@ -179,6 +179,7 @@ class CompiledRule(GradientRule):
     def __init__(self, rule: GradientRule) -> None:
         self._plain = rule
         self._gradient, self._step = torch.compile(rule.gradient), torch.compile(rule.step)
+        self._sizes: tuple[float, float] | None = None
 
     @override
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -190,8 +191,14 @@ class CompiledRule(GradientRule):
 
     @override
     def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
-        # It changes u in place, so only gradients, which are checked at the start, are tried.
-        self._step(u, samples, keep=keep, lr=lr)
+        # It changes u in place, so only gradients, which are checked at the start, are tried. Step
+        # sizes become constants of the program: others than the first go without a new one.
+        if self._sizes is None:
+            self._sizes = keep, lr
+        if self._sizes == (keep, lr):
+            self._step(u, samples, keep=keep, lr=lr)
+        else:
+            super().step(u, samples, keep=keep, lr=lr)
 
     def _give_up(self, error: RuntimeError) -> None:
         if self._gradient == self._plain.gradient:
