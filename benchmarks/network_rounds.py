@@ -1,11 +1,11 @@
-"""Seconds of a FedAvg round of the network tables, with convolutions as they are and as patches.
+"""Seconds of a FedAvg round of the network tables: as they are, with patches, compiled.
 
     python -m benchmarks.network_rounds [NAME ...] [--device cuda] [--precision tf32] [--quick]
 
 NAME is femnist-cnn or fedmdfg-cifar10 (both by default), in the full form of its definition or in
 the short one (``--quick``); CIFAR-10 is replaced by noise of the same shape. On a GPU the time of
-its kernels is shown, too: it counts where several runs share the GPU. ``--best FILE`` writes the
-faster kind of convolution as a setting, ``run.model.patches=true`` or ``false``.
+its kernels is shown, too: it counts where several runs share the GPU. Patches are convolutions
+written as products; what ``torch.compile`` makes of the network is ready after half a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from experiments.harness.experiment import definition
@@ -27,14 +26,16 @@ WARM = 3
 """Rounds that are not counted: libraries load, memory is taken."""
 
 
-def configured(name: str, engine: dict[str, Any], patches: bool, quick: bool) -> RunConfig:
+def configured(name: str, engine: dict[str, Any], kind: str, quick: bool) -> RunConfig:
     """Return FedAvg's run of an experiment, never evaluated."""
     settings = definition(name, quick)
     table = merge_tables(settings["run"], settings["methods"]["FedAvg"])
-    changes: dict[str, Any] = {"evaluate": {"splits": []}, "model": {"patches": patches}}
+    changes: dict[str, Any] = {"evaluate": {"splits": []}, "model": {"patches": kind == "patches"}}
     if name == "fedmdfg-cifar10" and not quick:
         changes["data"] = NOISE
-    return RunConfig.from_dict(merge_tables(table, {**changes, "engine": engine}))
+    return RunConfig.from_dict(merge_tables(table, {
+        **changes, "engine": {**engine, "compiled": kind == "compiled"},
+    }))  # fmt: skip
 
 
 def seconds_per_round(config: RunConfig, rounds: int) -> tuple[float, float]:
@@ -60,20 +61,14 @@ def main() -> None:
     parser.add_argument("--precision", default="full")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--best", type=Path)
     given = parser.parse_args()
     engine = {"device": given.device, "precision": given.precision}
-    print("| experiment | convolutions | ms per round | of which the GPU |\n|---|---|---:|---:|")
+    print("| experiment | network | ms per round | of which the GPU |\n|---|---|---:|---:|")
     for name in given.names:
-        times = {}
-        for kind, patches in (("plain", False), ("patches", True)):
-            config = configured(name, engine, patches, given.quick)
+        for kind in ("plain", "patches", "compiled"):
+            config = configured(name, engine, kind, given.quick)
             wall, gpu = seconds_per_round(config, given.rounds)
-            times[kind] = gpu or wall
             print(f"| {name} | {kind} | {1e3 * wall:.1f} | {1e3 * gpu:.1f} |", flush=True)
-        if given.best is not None:
-            faster = str(times["patches"] < times["plain"]).lower()
-            given.best.write_text(f"run.model.patches={faster}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
