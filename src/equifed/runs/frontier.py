@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from equifed.contract.algorithm import AnyAlgorithm
+from equifed.algorithms.continued import Continued, Trail
+from equifed.contract.algorithm import AnyAlgorithm, Wrappable
 from equifed.contract.clients import Clients
 from equifed.data.tables import Table
 from equifed.metrics.intervals import Interval
@@ -230,11 +231,13 @@ def frontier(
     """
     strengths = _check(algorithm, points, split, give_up)
     stop, found, x, spread = [StopAtGap(gap, relative=True)], [], None, 0.0
+    trail = Trail()
     for strength in strengths:
         objective = _objective(strength, spread)
         changed: Any = replace(algorithm, objective=objective)  # type: ignore[type-var]
+        core = changed.wrapped() if isinstance(changed, Wrappable) else changed
         history = train(
-            changed, clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
+            Continued(core, trail), clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
             stop=stop, progress=progress,
         )  # fmt: skip
         if metric is None:
