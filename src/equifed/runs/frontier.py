@@ -335,10 +335,10 @@ def _measure(
     there = ~np.isnan(record.values)
     known, sizes = record.values[there], record.sizes[there]
     if metric == "accuracy":
-        intervals = accuracy_intervals(np.rint(known * sizes), sizes)
+        intervals = accuracy_intervals(np.rint(known * sizes), sizes, names=(AVERAGE, TAIL))
     else:
         better = find_metric(metric).higher_is_better
-        intervals = summary_intervals(known, higher_is_better=better)
+        intervals = summary_intervals(known, higher_is_better=better, names=(AVERAGE, TAIL))
         numbers = summary(known, higher_is_better=better)
         for name in (AVERAGE, TAIL):
             intervals.setdefault(name, Interval(numbers[name], np.nan, np.nan))
