@@ -1,62 +1,148 @@
-"""Continued: an algorithm that begins where another one, of a near objective, has ended."""
+"""Continued: an algorithm that goes on where one with a near objective has ended."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from equifed.algorithms.wrapper import WeightedWrapper, inner_state, with_inner_state
-from equifed.contract.algorithm import AnyAlgorithm, Info
-from equifed.contract.arrays import Losses, Vector
+from equifed.algorithms.attendance import take_attendance
+from equifed.algorithms.certified import Certified
+from equifed.algorithms.certified import State as CertifiedState
+from equifed.algorithms.wrapper import inner_state, unwrap, with_inner_state
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
+from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.streams import Stream
 from equifed.steps.metric_sizes import MetricSizes
 
+OLDER = 4.0
+"""By how much less a metric that is one step older shrinks the gap: twice the error, squared."""
+
 
 @dataclass(eq=False)
 class Trail:
-    """What the last round of a walk left: its state, and what everybody answered at which model."""
+    """What the last round of a walk leaves to the next run.
+
+    Parameters
+    ----------
+    state : Any
+        State of the algorithm inside all wrappers.
+    x, answers : Vector, (Losses, ClientVectors)
+        The last model at which everybody was asked, and the answers.
+    gap, shrinks : float
+        The gap there, relative to the objective, and how much of a gap the last step left;
+        infinite where nothing is known.
+    """
 
     state: Any = None
     x: Vector | None = None
     answers: tuple[Losses, ClientVectors] | None = None
+    gap: float = math.inf
+    shrinks: float = math.inf
 
     def leads_to(self, x: Vector) -> bool:
-        """Tell whether the answers are those at a model, and a metric is known there."""
+        """Tell whether the answers are those at this model, and a metric is known."""
         known = isinstance(getattr(self.state, "sizes", None), MetricSizes)
         return known and self.x is not None and bool((self.x == x).all())
 
 
 @dataclass(frozen=True)
-class Continued(WeightedWrapper):
-    """Rounds in a metric that go on from those of another objective."""
+class Continued:
+    """Rounds in a metric that go on from those of a near objective, and end where it is proved.
+
+    The path of the solutions, objective after objective, is followed by one step each wherever the
+    steps are good enough:
+
+    * What the clients answered at the last model of one run are the first answers of the next one:
+      proof of one objective and step towards the next are one round. The next run's first record
+      has a number ``continued`` and costs no exchange, but for a new metric.
+    * Where the weights of the last step prove that the objective is within ``gap`` of its minimum,
+      a round asks for no metric and takes no step.
+    * The metric is summed anew where a step in the old one is not expected to bring the gap down to
+      that, from what the last step did to it.
+
+    Rounds without a metric, or without somebody, are the algorithm's own. This is no algorithm for
+    itself: every run writes what the next one needs into the trail.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        As training runs it.
+    gap : float
+        What is to be proved, relative to the objective.
+    trail : Trail
+        From the run before; an empty one begins a walk.
+    """
 
     algorithm: AnyAlgorithm
+    gap: float
     trail: Trail = field(default_factory=Trail)
 
     def init(self, clients: Clients, x: Vector) -> Any:
-        """Return the state before the first round."""
-        state = self.algorithm.init(clients, x)
+        """Return the state before the first round, with weights and metric of the trail."""
+        state, last = self.algorithm.init(clients, x), self.trail.state
         if not self.trail.leads_to(x):
             return state
-        last = self.trail.state
-        sizes = replace(last.sizes, origin=None, pull=None, gain=0.0, faster=0.0)
+        sizes = replace(last.sizes, value=math.inf, gain=0.0)  # of another objective: not judged
         inner = replace(inner_state(state), weights=last.weights, losses=last.losses, sizes=sizes)
         return with_inner_state(state, inner)
 
     def round(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
-        """Return the state after one round of the algorithm."""
-        heard = Listening(clients, self.trail)
-        after, info = self.algorithm.round(state, cast(Clients, heard), stream)
-        self.trail.state = inner_state(after)
-        return after, info
+        """Return the state after one round, or the same one where it is near enough."""
+        trail, inner = self.trail, inner_state(state)
+        heard, sizes = cast(Clients, _Heard(clients, trail)), getattr(inner, "sizes", None)
+        if not isinstance(sizes, MetricSizes) or len(clients.index) < len(clients.names):
+            return self._go_on(state, heard, stream)
+        look = Certified(_Look(self.algorithm))
+        _, info = look.round(CertifiedState(inner), heard, stream)
+        gap, first = _relative_gap(info), sizes.value == math.inf
+        trail.gap, trail.shrinks = gap, trail.shrinks if first else gap / trail.gap
+        told = {"continued": 1.0} if first else {}
+        if gap <= self.gap:
+            trail.state = inner
+            return state, replace(info, numbers=sizes.numbers() | info.numbers | told)
+        if first:
+            serves = OLDER * trail.shrinks * gap <= self.gap
+            sizes = replace(sizes, faster=0.0 if serves else 1.0)
+            state = with_inner_state(state, replace(inner, sizes=sizes))
+        after, info = self._go_on(state, heard, stream)
+        return after, replace(info, numbers=info.numbers | told)
 
     def model(self, state: Any) -> Vector:
         """Return the algorithm's model."""
         return self.algorithm.model(state)
 
+    def _go_on(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
+        """Return the state after a round of the algorithm's own."""
+        after, info = self.algorithm.round(state, clients, stream)
+        self.trail.state = inner_state(after)
+        return after, info
 
-class Listening:
+
+@dataclass(frozen=True)
+class _Look:
+    """A round of an algorithm that only listens: its weights are those of the last step."""
+
+    algorithm: AnyAlgorithm
+
+    def init(self, clients: Clients, x: Vector) -> Any:
+        return inner_state(self.algorithm.init(clients, x))
+
+    def round(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
+        losses, gradients = clients.value_and_gradient(state.x, stream.at("gradient"))
+        roll = take_attendance(unwrap(self.algorithm), state, clients)
+        gradient = gradients.weighted_sum(roll.weights)
+        value, index = roll.objective.value(losses), clients.index
+        return state, Info(roll.weights, losses, value, index, gradient=gradient)
+
+    def model(self, state: Any) -> Vector:
+        return state.x  # type: ignore[no-any-return]
+
+
+class _Heard:
+    """The clients of one round, who are not asked again for what is on the trail."""
+
     def __init__(self, clients: Clients, trail: Trail) -> None:
         self._clients, self._trail = clients, trail
 
@@ -66,10 +152,16 @@ class Listening:
     def value_and_gradient(
         self, x: Vector, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        trail, whole = self._trail, len(self._clients.index) == len(self._clients.names)
-        if whole and trail.answers is not None and trail.leads_to(x):
-            return trail.answers
-        found = self._clients.value_and_gradient(x, stream, batch_size)
-        if batch_size is None and whole:
-            trail.x, trail.answers = x, found
-        return found
+        """Return losses and gradients at x."""
+        trail, clients = self._trail, self._clients
+        if batch_size is not None or len(clients.index) < len(clients.names):
+            return clients.value_and_gradient(x, stream, batch_size)
+        if trail.answers is None or not trail.leads_to(x):
+            trail.x, trail.answers = x, clients.value_and_gradient(x, stream)
+        return trail.answers
+
+
+def _relative_gap(info: Info) -> float:
+    """Return the gap that a round proved relative to its objective; infinite: none."""
+    gap = info.numbers.get("gap", math.inf)
+    return gap / abs(info.objective) if info.objective else math.inf

@@ -237,7 +237,7 @@ def frontier(
         changed: Any = replace(algorithm, objective=objective)  # type: ignore[type-var]
         core = changed.wrapped() if isinstance(changed, Wrappable) else changed
         history = train(
-            Continued(core, trail), clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
+            Continued(core, gap, trail), clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
             stop=stop, progress=progress,
         )  # fmt: skip
         if metric is None:
