@@ -20,31 +20,34 @@ OLDER = 4.0
 """By how much less a metric that is one step older shrinks the gap: twice the error, squared."""
 
 
-@dataclass(eq=False)
 class Trail:
     """What the last round of a walk leaves to the next run.
 
-    Parameters
+    Attributes
     ----------
     state : Any
         State of the algorithm inside all wrappers.
     x, answers : Vector, (Losses, ClientVectors)
         The last model at which everybody was asked, and the answers.
     gap, shrinks : float
-        The gap there, relative to the objective, and how much of a gap the last step left;
+        The gap there, relative to the objective, and what part of a gap the last step left;
         infinite where nothing is known.
     """
 
-    state: Any = None
-    x: Vector | None = None
-    answers: tuple[Losses, ClientVectors] | None = None
-    gap: float = math.inf
-    shrinks: float = math.inf
+    def __init__(self) -> None:
+        self.state: Any = None
+        self.x: Vector | None = None
+        self.answers: tuple[Losses, ClientVectors] | None = None
+        self.gap, self.shrinks = math.inf, math.inf
 
     def leads_to(self, x: Vector) -> bool:
         """Tell whether the answers are those at this model, and a metric is known."""
-        known = isinstance(getattr(self.state, "sizes", None), MetricSizes)
-        return known and self.x is not None and bool((self.x == x).all())
+        return self.has_metric and self.x is not None and bool((self.x == x).all())
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether the last round was a step in a metric."""
+        return isinstance(getattr(self.state, "sizes", None), MetricSizes)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ class Continued:
     def model(self, state: Any) -> Vector:
         """Return the algorithm's model."""
         return self.algorithm.model(state)
+
+    def weights(self, state: Any) -> Weights | None:
+        """Return the weights that the algorithm gives out, if it does."""
+        inner = self.algorithm
+        return inner.weights(state) if isinstance(inner, GivesWeights) else None
 
     def _go_on(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
         """Return the state after a round of the algorithm's own."""

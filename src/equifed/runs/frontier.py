@@ -7,7 +7,9 @@ pay the chi-square penalty
 
 with s the standard deviation of the clients' losses at the average's solution, so that t has no
 unit: at t = 1/2 a client whose loss is one deviation above the mean weighs about twice as much.
-Every point starts at the model of the point before it.
+Every point starts at the model of the point before it. Rounds in a metric go on from its answers,
+weights and metric, too (:mod:`equifed.algorithms.continued`), and reach the worst case by way of a
+fourth and a sixteenth of the last penalty: without one, weights jump from client to client.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,9 @@ from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.frames import open_axes
-from equifed.training.history import History
+from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
+from equifed.training.provenance import describe_value
 from equifed.training.stopping import StopAtGap
 
 AVERAGE, TAIL = "average_by_client", percent_name("worst", 0.2)
@@ -55,11 +58,17 @@ class FrontierPoint:
     history: History
     average: Interval
     tail: Interval
+    way: tuple[RoundRecord, ...] = ()  # rounds for objectives between the point before and this one
 
     @property
     def rounds(self) -> int:
-        """Rounds that the point took."""
-        return len(self.history.rounds)
+        """Rounds that the point took; the round that proved the point before it is not another."""
+        return sum("continued" not in r.numbers for r in (*self.way, *self.history.rounds))
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges with the clients that the point took."""
+        return sum(r.exchanges for r in (*self.way, *self.history.rounds))
 
     @property
     def gap(self) -> float | None:
@@ -92,6 +101,11 @@ class Frontier:
     def rounds(self) -> int:
         """Rounds of the whole path."""
         return sum(point.rounds for point in self.points)
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges with the clients of the whole path."""
+        return sum(point.exchanges for point in self.points)
 
     def table(self) -> Table:
         """Return a row for every point."""
@@ -230,26 +244,54 @@ def frontier(
     [0.0, 0.5, 1.0]
     """
     strengths = _check(algorithm, points, split, give_up)
-    stop, found, x, spread = [StopAtGap(gap, relative=True)], [], None, 0.0
-    trail = Trail()
+    walk = _Walk(
+        algorithm, clients, gap, {"rounds": rounds, "seed": seed, "stop": [StopAtGap(gap, True)]}
+    )
+    found: list[FrontierPoint] = []
+    spread = 0.0
     for strength in strengths:
         objective = _objective(strength, spread)
-        changed: Any = replace(algorithm, objective=objective)  # type: ignore[type-var]
-        core = changed.wrapped() if isinstance(changed, Wrappable) else changed
-        history = train(
-            Continued(core, gap, trail), clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
-            stop=stop, progress=progress,
-        )  # fmt: skip
+        way = walk.pass_by(_between(found, objective))
+        history = walk.train(objective, evaluate=(split,), every=rounds, progress=progress)
         if metric is None:
             metric = (history.main_metric() or ("loss", split))[0]
-        found.append(_measure(strength, objective, history, metric, split))
-        x = history.parameters
+        measured = _measure(strength, objective, history, metric, split)
+        found.append(replace(measured, way=way))
         if strength == 0:
             losses = np.array(list(history.per_client("loss", split).values()))
             spread = float(np.nanstd(losses))
     assert metric is not None
     chosen, rule = _pick(found, metric, give_up)
     return Frontier(tuple(found), chosen, metric, split, rule)
+
+
+@dataclass
+class _Walk:
+    """One run after the other, each from where the last one ended."""
+
+    algorithm: Any
+    clients: Clients
+    gap: float
+    options: dict[str, Any]
+    x: Any = None
+    trail: Trail = field(default_factory=Trail)
+
+    def train(self, objective: SaddleObjective, **options: Any) -> History:
+        """Return the run for an objective."""
+        changed = replace(self.algorithm, objective=objective)
+        core = changed.wrapped() if isinstance(changed, Wrappable) else changed
+        run = Continued(core, self.gap, self.trail)
+        history = train(run, self.clients, x=self.x, **self.options, **options)
+        history.provenance["algorithm"] = describe_value(changed)
+        self.x = history.parameters
+        return history
+
+    def pass_by(self, objectives: Sequence[SaddleObjective]) -> tuple[RoundRecord, ...]:
+        """Return the rounds for objectives that are not points, if they are steps in a metric."""
+        found: list[RoundRecord] = []
+        for objective in objectives if self.trail.has_metric else ():
+            found += self.train(objective, progress=False).rounds
+        return tuple(found)
 
 
 def walk_config(
@@ -321,6 +363,14 @@ def _objective(strength: float, spread: float) -> SaddleObjective:
     if strength == 1 or spread == 0:
         return WorstCase()
     return ChiSquare(rho=spread * (1 - strength) / strength)
+
+
+def _between(found: Sequence[FrontierPoint], objective: SaddleObjective) -> list[SaddleObjective]:
+    """Return what leads from a penalty to the worst case; see the head of this file."""
+    last = found[-1].objective if found else None
+    if not (isinstance(last, ChiSquare) and isinstance(objective, WorstCase)):
+        return []
+    return [replace(last, rho=last.rho / part) for part in (4, 16)]
 
 
 def _measure(
