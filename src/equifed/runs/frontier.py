@@ -1,49 +1,31 @@
-r"""The frontier between average and worst-served clients, walked as one run.
-
-The strength t of fairness goes from 0, the average, to 1, the worst case. In between the weights
-pay the chi-square penalty
-
-.. math:: \rho(t) = s\,\frac{1 - t}{t}
-
-with s the standard deviation of the clients' losses at the average's solution, so that t has no
-unit: at t = 1/2 a client whose loss is one deviation above the mean weighs about twice as much.
-Every point starts at the model of the point before it. Rounds in a metric go on from its answers,
-weights and metric, too (:mod:`equifed.algorithms.continued`), and reach the worst case by way of a
-fourth and a sixteenth of the last penalty: without one, weights jump from client to client.
-"""
+"""The frontier between average and worst-served clients, walked as one run."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from equifed.algorithms.continued import Continued, Trail
-from equifed.contract.algorithm import AnyAlgorithm, Wrappable
+from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.data.tables import Table
 from equifed.metrics.intervals import Interval
 from equifed.metrics.metric import find_metric
 from equifed.metrics.summary import percent_name, summary
 from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
-from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
-from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.worst_case import WorstCase
 from equifed.runs.built import build, limit_threads
 from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError
+from equifed.runs.walk import Walk, objective_of_strength, objectives_between
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.frames import open_axes
 from equifed.training.history import History, RoundRecord
-from equifed.training.loop import train
-from equifed.training.provenance import describe_value
-from equifed.training.stopping import StopAtGap
 
 AVERAGE, TAIL = "average_by_client", percent_name("worst", 0.2)
 TABLE, PICTURE, CHOSEN = "frontier.csv", "frontier.png", "chosen"
@@ -244,14 +226,12 @@ def frontier(
     [0.0, 0.5, 1.0]
     """
     strengths = _check(algorithm, points, split, give_up)
-    walk = _Walk(
-        algorithm, clients, gap, {"rounds": rounds, "seed": seed, "stop": [StopAtGap(gap, True)]}
-    )
+    walk = Walk(algorithm, clients, gap, {"rounds": rounds, "seed": seed})
     found: list[FrontierPoint] = []
-    spread = 0.0
+    objective, spread = None, 0.0
     for strength in strengths:
-        objective = _objective(strength, spread)
-        way = walk.pass_by(_between(found, objective))
+        last, objective = objective, objective_of_strength(strength, spread)
+        way = walk.pass_by(objectives_between(last, objective))
         history = walk.train(objective, evaluate=(split,), every=rounds, progress=progress)
         if metric is None:
             metric = (history.main_metric() or ("loss", split))[0]
@@ -263,35 +243,6 @@ def frontier(
     assert metric is not None
     chosen, rule = _pick(found, metric, give_up)
     return Frontier(tuple(found), chosen, metric, split, rule)
-
-
-@dataclass
-class _Walk:
-    """One run after the other, each from where the last one ended."""
-
-    algorithm: Any
-    clients: Clients
-    gap: float
-    options: dict[str, Any]
-    x: Any = None
-    trail: Trail = field(default_factory=Trail)
-
-    def train(self, objective: SaddleObjective, **options: Any) -> History:
-        """Return the run for an objective."""
-        changed = replace(self.algorithm, objective=objective)
-        core = changed.wrapped() if isinstance(changed, Wrappable) else changed
-        run = Continued(core, self.gap, self.trail)
-        history = train(run, self.clients, x=self.x, **self.options, **options)
-        history.provenance["algorithm"] = describe_value(changed)
-        self.x = history.parameters
-        return history
-
-    def pass_by(self, objectives: Sequence[SaddleObjective]) -> tuple[RoundRecord, ...]:
-        """Return the rounds for objectives that are not points, if they are steps in a metric."""
-        found: list[RoundRecord] = []
-        for objective in objectives if self.trail.has_metric else ():
-            found += self.train(objective, progress=False).rounds
-        return tuple(found)
 
 
 def walk_config(
@@ -354,23 +305,6 @@ def _check(
     ):
         raise ValueError(f"points must rise from 0 to at most 1, got {list(points)}.")
     return strengths
-
-
-def _objective(strength: float, spread: float) -> SaddleObjective:
-    """Return the objective of a strength; see the head of this file."""
-    if strength == 0:
-        return Average()
-    if strength == 1 or spread == 0:
-        return WorstCase()
-    return ChiSquare(rho=spread * (1 - strength) / strength)
-
-
-def _between(found: Sequence[FrontierPoint], objective: SaddleObjective) -> list[SaddleObjective]:
-    """Return what leads from a penalty to the worst case; see the head of this file."""
-    last = found[-1].objective if found else None
-    if not (isinstance(last, ChiSquare) and isinstance(objective, WorstCase)):
-        return []
-    return [replace(last, rho=last.rho / part) for part in (4, 16)]
 
 
 def _measure(
