@@ -44,6 +44,12 @@ class Trail:
         """Tell whether the answers are those at this model, and a metric is known."""
         return self.has_metric and self.x is not None and bool((self.x == x).all())
 
+    def step_to(self, gap: float, first: bool) -> None:
+        """Note the gap that a step led to; no step led to the first one of a run."""
+        if not first:
+            self.shrinks = gap / self.gap if 0 < self.gap < math.inf else math.inf
+        self.gap = gap
+
     @property
     def has_metric(self) -> bool:
         """Whether the last round was a step in a metric."""
@@ -87,20 +93,23 @@ class Continued:
         state, last = self.algorithm.init(clients, x), self.trail.state
         if not self.trail.leads_to(x):
             return state
+        core: Any = unwrap(self.algorithm)
+        nearest = core.objective.prox(last.weights, 1e-14)  # in the new set
         sizes = replace(last.sizes, value=math.inf, gain=0.0)  # of another objective: not judged
-        inner = replace(inner_state(state), weights=last.weights, losses=last.losses, sizes=sizes)
+        inner = replace(inner_state(state), weights=nearest, losses=last.losses, sizes=sizes)
         return with_inner_state(state, inner)
 
     def round(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
         """Return the state after one round, or the same one where it is near enough."""
         trail, inner = self.trail, inner_state(state)
-        heard, sizes = cast(Clients, _Heard(clients, trail)), getattr(inner, "sizes", None)
+        sizes = getattr(inner, "sizes", None)
         if not isinstance(sizes, MetricSizes) or len(clients.index) < len(clients.names):
-            return self._go_on(state, heard, stream)
+            return self._go_on(state, clients, stream)
+        heard = cast(Clients, _Heard(clients, trail))
         look = Certified(_Look(self.algorithm))
         _, info = look.round(CertifiedState(inner), heard, stream)
         gap, first = _relative_gap(info), sizes.value == math.inf
-        trail.gap, trail.shrinks = gap, trail.shrinks if first else gap / trail.gap
+        trail.step_to(gap, first)
         told = {"continued": 1.0} if first else {}
         if gap <= self.gap:
             trail.state = inner
@@ -149,7 +158,7 @@ class _Look:
 
 
 class _Heard:
-    """The clients of one round, who are not asked again for what is on the trail."""
+    """All clients in one round, who are not asked again for what is on the trail."""
 
     def __init__(self, clients: Clients, trail: Trail) -> None:
         self._clients, self._trail = clients, trail
@@ -161,11 +170,10 @@ class _Heard:
         self, x: Vector, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
         """Return losses and gradients at x."""
-        trail, clients = self._trail, self._clients
-        if batch_size is not None or len(clients.index) < len(clients.names):
-            return clients.value_and_gradient(x, stream, batch_size)
+        assert batch_size is None  # rounds in a metric are on all samples
+        trail = self._trail
         if trail.answers is None or not trail.leads_to(x):
-            trail.x, trail.answers = x, clients.value_and_gradient(x, stream)
+            trail.x, trail.answers = x, self._clients.value_and_gradient(x, stream)
         return trail.answers
 
 
