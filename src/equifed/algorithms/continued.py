@@ -16,9 +16,6 @@ from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.streams import Stream
 from equifed.steps.metric_sizes import MetricSizes
 
-OLDER = 4.0
-"""By how much less a metric that is one step older shrinks the gap: twice the error, squared."""
-
 
 class Trail:
     """What the last round of a walk leaves to the next run.
@@ -29,26 +26,16 @@ class Trail:
         State of the algorithm inside all wrappers.
     x, answers : Vector, (Losses, ClientVectors)
         The last model at which everybody was asked, and the answers.
-    gap, shrinks : float
-        The gap there, relative to the objective, and what part of a gap the last step left;
-        infinite where nothing is known.
     """
 
     def __init__(self) -> None:
         self.state: Any = None
         self.x: Vector | None = None
         self.answers: tuple[Losses, ClientVectors] | None = None
-        self.gap, self.shrinks = math.inf, math.inf
 
     def leads_to(self, x: Vector) -> bool:
         """Tell whether the answers are those at this model, and a metric is known."""
         return self.has_metric and self.x is not None and bool((self.x == x).all())
-
-    def step_to(self, gap: float, first: bool) -> None:
-        """Note the gap that a step led to; no step led to the first one of a run."""
-        if not first:
-            self.shrinks = gap / self.gap if 0 < self.gap < math.inf else math.inf
-        self.gap = gap
 
     @property
     def has_metric(self) -> bool:
@@ -65,11 +52,11 @@ class Continued:
 
     * What the clients answered at the last model of one run are the first answers of the next one:
       proof of one objective and step towards the next are one round. The next run's first record
-      has a number ``continued`` and costs no exchange, but for a new metric.
+      has a number ``continued`` and costs no exchange.
     * Where the weights of the last step prove that the objective is within ``gap`` of its minimum,
       a round asks for no metric and takes no step.
-    * The metric is summed anew where a step in the old one is not expected to bring the gap down to
-      that, from what the last step did to it.
+    * The metric is kept, too, and corrected by the last step. It is summed anew in the second round
+      of a run, if it comes to that: the step in the old one was not good enough then.
 
     Rounds without a metric, or without somebody, are the algorithm's own. This is no algorithm for
     itself: every run writes what the next one needs into the trail.
@@ -95,7 +82,8 @@ class Continued:
             return state
         core: Any = unwrap(self.algorithm)
         nearest = core.objective.prox(last.weights, 1e-14)  # in the new set
-        sizes = replace(last.sizes, value=math.inf, gain=0.0)  # of another objective: not judged
+        # The last step was for another objective and is not judged; the metric is not stale.
+        sizes = replace(last.sizes, value=math.inf, gain=0.0, faster=0.0)
         inner = replace(inner_state(state), weights=nearest, losses=last.losses, sizes=sizes)
         return with_inner_state(state, inner)
 
@@ -108,16 +96,10 @@ class Continued:
         heard = cast(Clients, _Heard(clients, trail))
         look = Certified(_Look(self.algorithm))
         _, info = look.round(CertifiedState(inner), heard, stream)
-        gap, first = _relative_gap(info), sizes.value == math.inf
-        trail.step_to(gap, first)
-        told = {"continued": 1.0} if first else {}
-        if gap <= self.gap:
+        told = {"continued": 1.0} if sizes.value == math.inf else {}
+        if info.objective and info.numbers.get("gap", math.inf) <= self.gap * abs(info.objective):
             trail.state = inner
             return state, replace(info, numbers=sizes.numbers() | info.numbers | told)
-        if first:
-            serves = OLDER * trail.shrinks * gap <= self.gap
-            sizes = replace(sizes, faster=0.0 if serves else 1.0)
-            state = with_inner_state(state, replace(inner, sizes=sizes))
         after, info = self._go_on(state, heard, stream)
         return after, replace(info, numbers=info.numbers | told)
 
@@ -175,9 +157,3 @@ class _Heard:
         if trail.answers is None or not trail.leads_to(x):
             trail.x, trail.answers = x, self._clients.value_and_gradient(x, stream)
         return trail.answers
-
-
-def _relative_gap(info: Info) -> float:
-    """Return the gap that a round proved relative to its objective; infinite: none."""
-    gap = info.numbers.get("gap", math.inf)
-    return gap / abs(info.objective) if info.objective else math.inf
