@@ -52,7 +52,7 @@ class Continued:
 
     * What the clients answered at the last model of one run are the first answers of the next one:
       proof of one objective and step towards the next are one round. The next run's first record
-      has a number ``continued`` and costs no exchange.
+      has a number ``continued`` and costs no exchange, unless bounds of the metric have their turn.
     * Where the weights of the last step prove that the objective is within ``gap`` of its minimum,
       a round asks for no metric and takes no step.
     * The metric is kept, too, and corrected by the last step. It is summed anew in the second round
