@@ -134,6 +134,13 @@ def test_rounds_without_a_metric_are_those_of_runs_one_after_the_other() -> None
         assert all(bool((x[k] == found.history.parameters[k]).all()) for k in x)
 
 
+def test_points_without_a_certificate_take_their_rounds_and_no_more() -> None:
+    path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients(0.0), points=3, rounds=2)
+    assert [p.gap for p in path.points] == [None] * 3
+    assert [len(p.history.rounds) for p in path.points] == [2, 2, 2]
+    assert all(not p.way for p in path.points)
+
+
 def test_a_run_of_a_point_tells_what_it_is() -> None:
     path = walk(points=3)
     told = path.points[1].history.provenance["algorithm"]

@@ -56,6 +56,7 @@ class Walk:
     gap: float
     options: dict[str, Any]
     x: Any = None
+    proved: bool = False
     trail: Trail = field(default_factory=Trail)
 
     def train(self, objective: SaddleObjective, **options: Any) -> History:
@@ -66,13 +67,13 @@ class Walk:
         stop = StopAtGap(self.gap, relative=True)
         history = train(run, self.clients, x=self.x, stop=stop, **self.options, **options)
         history.provenance["algorithm"] = describe_value(changed)
-        self.x = history.parameters
+        self.x, self.proved = history.parameters, isinstance(history.certificate(), dict)
         return history
 
     def pass_by(self, objectives: Sequence[SaddleObjective]) -> tuple[RoundRecord, ...]:
-        """Return the rounds for objectives on the way, which only steps in a metric take."""
+        """Return the rounds for objectives on the way; without a proof they would not end early."""
         found: list[RoundRecord] = []
-        for objective in objectives if self.trail.has_metric else ():
+        for objective in objectives if self.proved and self.trail.has_metric else ():
             found += self.train(objective, progress=False).rounds
         return tuple(found)
 
