@@ -56,7 +56,8 @@ class Continued:
     * Where the weights of the last step prove that the objective is within ``gap`` of its minimum,
       a round asks for no metric and takes no step.
     * The metric is kept, too, and corrected by the last step. It is summed anew in the second round
-      of a run, if it comes to that: the step in the old one was not good enough then.
+      of a run, if it comes to that: the step in the old one was not good enough then. Where weights
+      are known to turn much, ``fresh`` has it summed at once, for one exchange.
 
     Rounds without a metric, or without somebody, are the algorithm's own. This is no algorithm for
     itself: every run writes what the next one needs into the trail.
@@ -69,11 +70,14 @@ class Continued:
         What is to be proved, relative to the objective.
     trail : Trail
         From the run before; an empty one begins a walk.
+    fresh : bool
+        Whether to begin with a new metric.
     """
 
     algorithm: AnyAlgorithm
     gap: float
     trail: Trail = field(default_factory=Trail)
+    fresh: bool = False
 
     def init(self, clients: Clients, x: Vector) -> Any:
         """Return the state before the first round, with weights and metric of the trail."""
@@ -82,8 +86,8 @@ class Continued:
             return state
         core: Any = unwrap(self.algorithm)
         nearest = core.objective.prox(last.weights, 1e-14)  # in the new set
-        # The last step was for another objective and is not judged; the metric is not stale.
-        sizes = replace(last.sizes, value=math.inf, gain=0.0, faster=0.0)
+        # The last step was for another objective: it is not judged, nor is the metric by it.
+        sizes = replace(last.sizes, value=math.inf, gain=0.0, faster=float(self.fresh))
         inner = replace(inner_state(state), weights=nearest, losses=last.losses, sizes=sizes)
         return with_inner_state(state, inner)
 

@@ -232,7 +232,9 @@ def frontier(
     for strength in strengths:
         last, objective = objective, objective_of_strength(strength, spread)
         way = walk.pass_by(objectives_between(last, objective))
-        history = walk.train(objective, evaluate=(split,), every=rounds, progress=progress)
+        history = walk.train(
+            objective, fresh=bool(way), evaluate=(split,), every=rounds, progress=progress
+        )
         if metric is None:
             metric = (history.main_metric() or ("loss", split))[0]
         measured = _measure(strength, objective, history, metric, split)

@@ -10,7 +10,8 @@ unit: at t = 1/2 a client whose loss is one deviation above the mean weighs abou
 
 Every run starts at the model of the run before it. Rounds in a metric go on from its answers,
 weights and metric, too (:mod:`equifed.algorithms.continued`), and reach the worst case by way of a
-fourth and a sixteenth of the last penalty: without any, weights jump from client to client.
+fourth and a sixteenth of the last penalty, each with a metric of its own: without any penalty,
+weights jump from client to client.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class Walk:
     proved: bool = False
     trail: Trail = field(default_factory=Trail)
 
-    def train(self, objective: SaddleObjective, **options: Any) -> History:
-        """Return the run for the next objective."""
+    def train(self, objective: SaddleObjective, fresh: bool = False, **options: Any) -> History:
+        """Return the run for the next objective, beginning with a fresh metric if wanted."""
         changed = replace(self.algorithm, objective=objective)
         core = changed.wrapped() if isinstance(changed, Wrappable) else changed
-        run = Continued(core, self.gap, self.trail)
+        run = Continued(core, self.gap, self.trail, fresh)
         stop = StopAtGap(self.gap, relative=True)
         history = train(run, self.clients, x=self.x, stop=stop, **self.options, **options)
         history.provenance["algorithm"] = describe_value(changed)
@@ -74,7 +75,7 @@ class Walk:
         """Return the rounds for objectives on the way; without a proof they would not end early."""
         found: list[RoundRecord] = []
         for objective in objectives if self.proved and self.trail.has_metric else ():
-            found += self.train(objective, progress=False).rounds
+            found += self.train(objective, fresh=True, progress=False).rounds
         return tuple(found)
 
 
