@@ -172,6 +172,20 @@ def test_summary_intervals_agree_with_single_ones():
         assert rows["worst_20_percent"].estimate == WORST(p)
 
 
+def test_named_intervals_are_those_of_all():
+    correct, trials = np.array([6, 80, 3, 40]), np.array([10, 100, 9, 50])
+    for found in (
+        lambda **more: metrics.accuracy_intervals(correct, trials, resamples=50, **more),
+        lambda **more: metrics.summary_intervals(
+            correct / trials, higher_is_better=True, resamples=50, **more
+        ),
+    ):
+        every = found()
+        chosen = tuple(name for name in every if name in ("average_by_client", "gini"))
+        assert len(chosen) == 2
+        assert found(names=chosen) == {name: every[name] for name in chosen}
+
+
 def test_summary_intervals_leave_single_clients_to_the_exact_interval():
     correct, trials = np.array([60, 80, 95]), np.array([100, 100, 100])
     samples = metrics.accuracy_intervals(correct, trials, resamples=50)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.optima import interior_point
+from tests.problems import Problem, least_squares, logistic
 
 import equifed as ef
 from equifed.contract.clients import Clients
@@ -59,21 +63,90 @@ def test_every_point_is_certified_and_training_losses_trade_off() -> None:
     assert worst[-1] < worst[0]
 
 
-def test_twelve_points_cost_less_than_four_cold_runs() -> None:
-    path = walk(points=12)
-    cold = [
-        len(
-            ef.train(
-                ef.ScaffPD(point.objective),
-                clients(),
-                rounds=200,
-                stop=[StopAtGap(0.005, relative=True)],
-                progress=False,
-            ).rounds
+@pytest.mark.parametrize("make", [logistic, least_squares])
+def test_every_point_is_within_its_gap_of_an_interior_point_solution(
+    make: Callable[..., Problem],
+) -> None:
+    problem = make(3, n=6, d=4, l2=0.05)
+    behind = problem.clients()
+    path = ef.frontier(
+        ef.ScaffPD(ef.objectives.Average()), behind, points=6, split="train", metric="loss"
+    )
+    assert path.rounds < sum(len(p.history.rounds) for p in path.points)  # it is walked, not begun
+    for found in path.points:
+        assert found.history.parameters is not None
+        x = behind.flatten(found.history.parameters).double().numpy()
+        value, best = (
+            found.objective.value(problem.losses(x)),
+            interior_point(problem, found.objective)[0],
         )
-        for point in path.points
+        told = found.history.given_out
+        assert told is not None
+        assert told.objective == pytest.approx(value, rel=1e-9)
+        assert found.gap is not None
+        assert -1e-7 * value <= value - best <= found.gap + 1e-7 * value
+        assert found.gap <= 0.005 * value
+
+
+@pytest.mark.parametrize("l2", [1e-2, 1e-3])
+@pytest.mark.parametrize("name", ["hospitals", "penguins", "fashion"])
+def test_twelve_points_cost_less_than_four_cold_runs(name: str, l2: float) -> None:
+    data = {
+        "hospitals": lambda: ef.load("heart-disease", test=0.3, validation=0.2),
+        "penguins": lambda: ef.load(
+            "penguins", clients="species", target="sex", test=0.3, validation=0.2
+        ),
+        "fashion": lambda: ef.load("fashion-three", train=60, test=20).split(validation=0.3),
+    }[name]()
+    behind = ef.simulate(data, "logistic", l2=l2)
+    before = behind.traffic.totals()[0]
+    path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), behind)
+    assert path.exchanges == behind.traffic.totals()[0] - before  # nothing is left out
+    assert all(p.gap is not None for p in path.points)
+    runs = [
+        ef.train(
+            ef.ScaffPD(p.objective),
+            behind,
+            rounds=200,
+            stop=StopAtGap(0.005, relative=True),
+            progress=False,
+        ).rounds
+        for p in path.points[1::3]
     ]
-    assert path.rounds < 4 * max(cold)
+    assert path.rounds < 4 * np.median([len(rounds) for rounds in runs])
+    assert path.exchanges < 4 * np.median([sum(r.exchanges for r in rounds) for rounds in runs])
+
+
+def test_rounds_without_a_metric_are_those_of_runs_one_after_the_other() -> None:
+    chosen = ef.ScaffPD(ef.objectives.Average(), metric="none")
+    path = ef.frontier(chosen, clients(), points=3, rounds=4)
+    x = None
+    for found in path.points:
+        alone = ef.train(
+            replace(chosen, objective=found.objective), clients(), rounds=4, x=x, progress=False,
+            stop=StopAtGap(0.005, relative=True),
+        )  # fmt: skip
+        x = alone.parameters
+        assert x is not None
+        assert found.history.parameters is not None
+        assert found.rounds == len(alone.rounds)
+        assert found.exchanges == sum(r.exchanges for r in alone.rounds)
+        assert all(bool((x[k] == found.history.parameters[k]).all()) for k in x)
+
+
+def test_points_without_a_certificate_take_their_rounds_and_no_more() -> None:
+    path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients(0.0), points=3, rounds=2)
+    assert [p.gap for p in path.points] == [None] * 3
+    assert [len(p.history.rounds) for p in path.points] == [2, 2, 2]
+    assert all(not p.way for p in path.points)
+
+
+def test_a_run_of_a_point_tells_what_it_is() -> None:
+    path = walk(points=3)
+    told = path.points[1].history.provenance["algorithm"]
+    assert (told["name"], told["objective"]["name"]) == ("ScaffPD", "ChiSquare")
+    assert [len(p.way) > 0 for p in path.points] == [False, False, True]
+    assert all("continued" in p.history.rounds[0].numbers for p in path.points[1:])
 
 
 def point(strength: float, average: float, tail: float) -> FrontierPoint:

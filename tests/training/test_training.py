@@ -27,6 +27,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import MissingPolicy, TrainingError
+from equifed.training.stopping import StopWhen
 
 pytestmark = pytest.mark.long
 
@@ -261,6 +262,20 @@ def test_a_stop_rule_ends_the_run_and_says_why() -> None:
     assert len(history.rounds) == 3
     assert next(e["reason"] for e in history.events if e["event"] == "stopped") == "enough"
     assert history.series()[0][-1] == 3
+
+
+def test_stop_takes_no_rule_one_rule_or_what_has_rules() -> None:
+    def third(history: History) -> str | None:
+        return "enough" if len(history.rounds) == 3 else None
+
+    for given in (third, [third], (third,)):
+        assert len(run(ALGORITHMS[0], stop=given).rounds) == 3
+    assert len(run(ALGORITHMS[0], stop=StopWhen(seconds=1e-12)).rounds) == 1
+    free = len(run(ALGORITHMS[0], stop=()).rounds)
+    assert len(run(ALGORITHMS[0], stop=None).rounds) == free > 3
+    for wrong in (5, "at_gap", [5], StopWhen, [third, None]):
+        with pytest.raises(ValueError, match="stop must be a rule, a sequence of rules or None"):
+            run(ALGORITHMS[0], stop=wrong)
 
 
 @pytest.mark.parametrize("options", [{"rounds": 0}, {"every": 0}])

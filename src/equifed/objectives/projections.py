@@ -212,7 +212,7 @@ def _project_sorted(z: Weights, corner: Weights) -> Weights:
 
 def _block_means(values: Weights, starts: NDArray[np.int64]) -> Weights:
     """Replace each block of consecutive values by its mean."""
-    lengths = np.diff(np.r_[starts, values.size])
+    lengths = np.append(starts[1:], values.size) - starts
     return np.asarray(np.repeat(np.add.reduceat(values, starts) / lengths, lengths))
 
 

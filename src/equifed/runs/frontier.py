@@ -1,14 +1,4 @@
-r"""The frontier between average and worst-served clients, walked as one run.
-
-The strength t of fairness goes from 0, the average, to 1, the worst case. In between the weights
-pay the chi-square penalty
-
-.. math:: \rho(t) = s\,\frac{1 - t}{t}
-
-with s the standard deviation of the clients' losses at the average's solution, so that t has no
-unit: at t = 1/2 a client whose loss is one deviation above the mean weighs about twice as much.
-Every point starts at the model of the point before it.
-"""
+"""The frontier between average and worst-served clients, walked as one run."""
 
 from __future__ import annotations
 
@@ -28,18 +18,14 @@ from equifed.metrics.intervals import Interval
 from equifed.metrics.metric import find_metric
 from equifed.metrics.summary import percent_name, summary
 from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
-from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
-from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.worst_case import WorstCase
 from equifed.runs.built import build, limit_threads
 from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError
+from equifed.runs.walk import Walk, objective_of_strength, objectives_between
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.frames import open_axes
-from equifed.training.history import History
-from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.history import History, RoundRecord
 
 AVERAGE, TAIL = "average_by_client", percent_name("worst", 0.2)
 TABLE, PICTURE, CHOSEN = "frontier.csv", "frontier.png", "chosen"
@@ -54,11 +40,17 @@ class FrontierPoint:
     history: History
     average: Interval
     tail: Interval
+    way: tuple[RoundRecord, ...] = ()  # rounds for objectives between the point before and this one
 
     @property
     def rounds(self) -> int:
-        """Rounds that the point took."""
-        return len(self.history.rounds)
+        """Rounds that the point took; the round that proved the point before it is not another."""
+        return sum("continued" not in r.numbers for r in (*self.way, *self.history.rounds))
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges with the clients that the point took."""
+        return sum(r.exchanges for r in (*self.way, *self.history.rounds))
 
     @property
     def gap(self) -> float | None:
@@ -91,6 +83,11 @@ class Frontier:
     def rounds(self) -> int:
         """Rounds of the whole path."""
         return sum(point.rounds for point in self.points)
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges with the clients of the whole path."""
+        return sum(point.exchanges for point in self.points)
 
     def table(self) -> Table:
         """Return a row for every point."""
@@ -229,18 +226,19 @@ def frontier(
     [0.0, 0.5, 1.0]
     """
     strengths = _check(algorithm, points, split, give_up)
-    stop, found, x, spread = [StopAtGap(gap, relative=True)], [], None, 0.0
+    walk = Walk(algorithm, clients, gap, {"rounds": rounds, "seed": seed})
+    found: list[FrontierPoint] = []
+    objective, spread = None, 0.0
     for strength in strengths:
-        objective = _objective(strength, spread)
-        changed: Any = replace(algorithm, objective=objective)  # type: ignore[type-var]
-        history = train(
-            changed, clients, rounds=rounds, seed=seed, x=x, evaluate=(split,), every=rounds,
-            stop=stop, progress=progress,
-        )  # fmt: skip
+        last, objective = objective, objective_of_strength(strength, spread)
+        way = walk.pass_by(objectives_between(last, objective))
+        history = walk.train(
+            objective, fresh=bool(way), evaluate=(split,), every=rounds, progress=progress
+        )
         if metric is None:
             metric = (history.main_metric() or ("loss", split))[0]
-        found.append(_measure(strength, objective, history, metric, split))
-        x = history.parameters
+        measured = _measure(strength, objective, history, metric, split)
+        found.append(replace(measured, way=way))
         if strength == 0:
             losses = np.array(list(history.per_client("loss", split).values()))
             spread = float(np.nanstd(losses))
@@ -311,15 +309,6 @@ def _check(
     return strengths
 
 
-def _objective(strength: float, spread: float) -> SaddleObjective:
-    """Return the objective of a strength; see the head of this file."""
-    if strength == 0:
-        return Average()
-    if strength == 1 or spread == 0:
-        return WorstCase()
-    return ChiSquare(rho=spread * (1 - strength) / strength)
-
-
 def _measure(
     strength: float, objective: SaddleObjective, history: History, metric: str, split: str
 ) -> FrontierPoint:
@@ -332,10 +321,10 @@ def _measure(
     there = ~np.isnan(record.values)
     known, sizes = record.values[there], record.sizes[there]
     if metric == "accuracy":
-        intervals = accuracy_intervals(np.rint(known * sizes), sizes)
+        intervals = accuracy_intervals(np.rint(known * sizes), sizes, names=(AVERAGE, TAIL))
     else:
         better = find_metric(metric).higher_is_better
-        intervals = summary_intervals(known, higher_is_better=better)
+        intervals = summary_intervals(known, higher_is_better=better, names=(AVERAGE, TAIL))
         numbers = summary(known, higher_is_better=better)
         for name in (AVERAGE, TAIL):
             intervals.setdefault(name, Interval(numbers[name], np.nan, np.nan))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
@@ -50,6 +50,28 @@ given out must be the one that the certificate is about.
 """
 
 
+class StopsWhen(Protocol):
+    """Something that has rules, as :class:`equifed.StopWhen`."""
+
+    def rules(self) -> tuple[StopRule, ...]:
+        """Return them."""
+        ...
+
+
+def as_rules(given: Any) -> tuple[StopRule, ...]:
+    """Return rules that were asked for: none, one, several, or those of a ``StopWhen``."""
+    if hasattr(given, "rules") and not isinstance(given, type):
+        given = given.rules()
+    found = () if given is None else tuple(given) if isinstance(given, Iterable) else (given,)
+    if any(isinstance(rule, type) or not callable(rule) for rule in found):
+        raise ValueError(
+            f"stop must be a rule, a sequence of rules or None, got {given!r}; say "
+            "ef.StopWhen(at_gap=1e-3), or give a function of the history that returns why to stop, "
+            "or None."
+        )
+    return found
+
+
 def train(
     algorithm: AnyAlgorithm,
     clients: Clients,
@@ -60,7 +82,7 @@ def train(
     evaluate: Sequence[str] | Evaluator = (),
     every: int = 1,
     metrics: Sequence[str | Metric | Callable[[Any, Any], float]] = (),
-    stop: Sequence[StopRule] = (),
+    stop: StopRule | Sequence[StopRule] | StopsWhen | None = (),
     give_out: GiveOut = "auto",
     callbacks: Sequence[Callback] = (),
     missing: MissingPolicy = MissingPolicy(),  # noqa: B008 - a frozen value
@@ -92,7 +114,7 @@ def train(
         What to measure beside loss and accuracy (or MSE), by name (``equifed.metrics.METRICS``) or
         as a function ``f(y, prediction)`` of one client's samples; see
         :func:`equifed.metrics.as_metric`.
-    stop : sequence of callables
+    stop : StopWhen, callable or sequence of callables, optional
         Reasons to stop early.
     give_out : {"auto", "last", "certified", "average", "validation", "validation-tail", ...}
         Which model: that of the last round, the one with the smallest certified gap, the mean of
@@ -124,18 +146,18 @@ def train(
     for name, count in (("rounds", rounds), ("every", every)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}.")
-    asked = as_metrics(metrics)
+    asked, rules = as_metrics(metrics), as_rules(stop)
     if asked and (callable(evaluate) or not evaluate):
         raise ValueError(
             "metrics are measured on splits: name them in evaluate, as evaluate=['test']."
         )
     bar = follow_by_default(callbacks, progress)
     callbacks = callbacks if bar is None else [*callbacks, bar]
-    giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in stop))
+    giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in rules))
     settings = {"rounds": rounds, "every": every, "give_out": give_out}
     start = {} if x is None else {"start": "given"}
     made_of = describe_run(given, clients, seed, {**settings, **start})
-    told = asked, stop, giver, callbacks, missing, folder, made_of
+    told = asked, rules, giver, callbacks, missing, folder, made_of
     algorithm = keep_own(algorithm, clients)
     training = _Training(algorithm, clients, rounds, Stream(seed), evaluate, every, *told)
     with bar or nullcontext():

@@ -7,6 +7,7 @@ import json
 import platform
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -116,10 +117,12 @@ def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     >>> package_versions(["numpy", "no-such-package"])["no-such-package"]
     'not installed'
     """
-    found = {}
-    for name in packages:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return {**found, "python": platform.python_version()}
+    return {**{name: _version(name) for name in packages}, "python": platform.python_version()}
+
+
+@cache  # reading what is installed takes as long as a round of a small problem
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
