@@ -51,7 +51,10 @@ class Among(SaddleObjective):
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         here = self._here
-        return self._everyone(self._saddle.mirror(weights[here], losses[here], step), losses.size)
+        old = weights[here]
+        if not old.any():  # all weight was with clients that do not count now
+            old = self._saddle.start(len(here))
+        return self._everyone(self._saddle.mirror(old, losses[here], step), losses.size)
 
     @override
     def start(self, n: int) -> Weights:
