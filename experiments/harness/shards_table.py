@@ -18,7 +18,8 @@ from equifed.metrics import chance_floor, paired_difference, variance_beyond_cha
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.measures import with_interval, with_limits
-from experiments.harness.network_runs import Result, run_all
+from experiments.harness.network_runs import run_all
+from experiments.harness.network_task import Result
 
 Array = NDArray[np.float64]
 Found = Mapping[str, Mapping[int, Result]]
@@ -94,7 +95,7 @@ def differences_table(found: Found) -> Table:
     """Return what a method has more than another, over the seeds that both have."""
     pairs = [(m, BASE) for m in found if m != BASE]
     pairs += [(OURS, PLAIN)] if {OURS, PLAIN} <= set(found) else []
-    shown, rows = ("average", "worst", "worst 20 %"), []
+    shown, rows = ("average", "worst", "worst 20 %"), list[list[Cell]]()
     for method, other in pairs:
         both = [s for s in found[method] if s in found[other]]
         if both:
