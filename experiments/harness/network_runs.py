@@ -165,7 +165,7 @@ def hasten(table: Settings, factor: float) -> Settings:
     >>> hasten({"steps": {"decay": 0.5, "every": 4}, "lr": 1.0}, 2.0)
     {'steps': {'decay': 0.25, 'every': 2}, 'lr': 1.0}
     """
-    out = {k: hasten(v, factor) if isinstance(v, dict) else v for k, v in table.items()}
+    out: Settings = {k: hasten(v, factor) if isinstance(v, dict) else v for k, v in table.items()}
     if {"decay", "every"} <= set(out):
         out |= {"decay": out["decay"] ** factor, "every": max(1, round(out["every"] / factor))}
     return out
