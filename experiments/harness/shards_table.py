@@ -19,7 +19,6 @@ from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.measures import with_interval, with_limits
 from experiments.harness.network_runs import run_all
-from experiments.harness.network_runs import run_all
 from experiments.harness.network_task import Result, with_samples
 
 Array = NDArray[np.float64]
