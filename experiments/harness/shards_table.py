@@ -26,6 +26,8 @@ Found = Mapping[str, Mapping[int, Result]]
 SOURCE, BASE, OURS = "FedMDFG (Pan et al. 2023)", "FedAvg", "SCAFF-PD"
 PLAIN = "FedAvg, server momentum, averaged"
 """All that ours has but the fair objective and the correction."""
+GIVEN = "FedAvg, lr 0.1"
+"""FedAvg with a step size that was not chosen, where the chosen one diverges in a seed."""
 
 
 def floor_of_minimum(result: Result) -> float:
@@ -97,7 +99,7 @@ def methods_table(
 def differences_table(found: Found) -> Table:
     """Return what a method has more than another, over the seeds that both have."""
     pairs = [(m, BASE) for m in found if m != BASE]
-    pairs += [(OURS, PLAIN)] if {OURS, PLAIN} <= set(found) else []
+    pairs += [(OURS, other) for other in (PLAIN, GIVEN) if {OURS, other} <= set(found)]
     shown, rows = ("average", "worst", "worst 20 %"), list[list[Cell]]()
     for method, other in pairs:
         both = [s for s in found[method] if s in found[other]]
@@ -150,8 +152,10 @@ def checks(found: Found, settings: Mapping[str, Any]) -> list[Check]:
                 f"{ours['floor of the worst']:.3f}",
                 all(ours[k] > wanted[k][place] for k in wanted),
             ))  # fmt: skip
-        if BASE in means:
-            change = means[OURS]["worst 20 %"] - means[BASE]["worst 20 %"]
-            out.append(Check(f"{OURS} does not serve the worst fifth worse than {BASE}", "our aim",
-                             f"{100 * change:+.1f} points", change >= 0))  # fmt: skip
+        for base in (one for one in (BASE, GIVEN) if one in means):
+            change = means[OURS]["worst 20 %"] - means[base]["worst 20 %"]
+            doubt = "it failed to train in a seed: see the next" if base == BASE else ""
+            out.append(Check(f"{OURS} does not serve the worst fifth worse than {base}", "our aim",
+                             f"{100 * change:+.1f} points", change >= 0,
+                             doubt if GIVEN in means else ""))  # fmt: skip
     return out or [Check("published numbers", SOURCE, "no method of the table has run", False)]

@@ -100,6 +100,7 @@ def _decay(table: dict[str, Any]) -> tuple[float, int]:
     return _decay(inner)
 
 
+@pytest.mark.long
 def test_what_is_tested_is_the_mean_of_models() -> None:
     """Averaged, server momentum and decaying steps in one run, against a sum over its rounds."""
     settings = definition("fedmdfg-fashion", quick=True)
