@@ -110,7 +110,7 @@ def test_every_method_has_the_same_number_of_tries(name: str) -> None:
     assert len(set(used)) == len(used) == 12 and set(used) <= set(ALGORITHMS)
     for method in table["methods"]:
         tries = alternatives(table, method).values()
-        assert len({shown for shown, _ in tries}) == (6 if name == "femnist" else 25)
+        assert len({shown for shown, _ in tries}) == (6 if name == "femnist" else 30)
         for _, variant in tries:
             local = configured(table, variant, 1).algorithm["local"]
             assert local["steps"] == 10 and local["batch_size"] == (32 if name != "femnist" else 20)

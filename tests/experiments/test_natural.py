@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from experiments.harness import drfa_natural, rc_natural
-from experiments.harness.choice import chosen_in_each_trial
+from experiments.harness.choice import alternatives, chosen_in_each_trial
 from experiments.harness.experiment import EXPERIMENTS, Context, definition
 from experiments.harness.measures import (
     accuracy_table,
@@ -230,8 +230,8 @@ def test_every_trial_chooses_on_its_own_validation_samples(tmp_path: Path) -> No
     assert not problems
     for method, runs in found.items():
         for seed, chosen in runs.items():
-            folders = (tmp_path / "runs").glob(f"{slug(method)}-grid-*/seed-{seed}")
-            stored = [History.load(folder) for folder in folders]
+            names = alternatives(table, method)
+            stored = [History.load(tmp_path / "runs" / slug(n) / f"seed-{seed}") for n in names]
             assert len(stored) == 2
             assert VEHICLE.score(chosen) == max(map(VEHICLE.score, stored))
             name = variants[method][seed]["algorithm"]["name"]
