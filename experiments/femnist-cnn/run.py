@@ -28,10 +28,10 @@ Counts = tuple[Array, Array]
 Both = Callable[[str, str], tuple[int, Mapping[str, Counts]]]
 """The counts of two methods on the folds that both have, after the number of these."""
 
-BASE, MOMENTUM, OWN, OURS = (
-    *("FedAvg", "FedAvg, server momentum"),
-    *("FedAvg, server momentum, own bias", "ours"),
-)
+BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
+MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
+OWN = f"{MEAN}, own bias"
+"""The same own part without the fair objective."""
 TAIL, DRAWS = 0.2, 2000
 
 
@@ -158,7 +158,9 @@ def methods_table(
 def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
     """Return differences to FedAvg, of SCAFF-PD to server momentum, and of ours to all."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
-    pairs += [(m, MOMENTUM) for m in ("SCAFF-PD", OWN) if {m, MOMENTUM} <= set(counts)]
+    explained = [(FAIR, MOMENTUM), (f"{MOMENTUM}, own bias", MOMENTUM), (MEAN, MOMENTUM),
+                 (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN), (OWN, MEAN)]  # fmt: skip
+    pairs += [pair for pair in explained if set(pair) <= set(counts)]
     pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
     rows: list[list[Cell]] = []
     for m, b in pairs:
@@ -177,7 +179,7 @@ def _told(limits: Array) -> str:
 def left_table(counts: Mapping[str, Counts], names: list[str]) -> Table:
     """Name the writers that a method serves worse than chance explains."""
     rows: list[list[Cell]] = []
-    for method in (m for m in (BASE, MOMENTUM, OWN, OURS) if m in counts):
+    for method in (m for m in (BASE, MOMENTUM, OWN, FAIR, OURS) if m in counts):
         correct, sizes = counts[method]
         known = np.flatnonzero(sizes > 0)
         low = compare_to_chance(correct[known], sizes[known]).underserved
@@ -231,7 +233,7 @@ def checks(counts: Mapping[str, Counts], both: Both, settings: Mapping[str, Any]
             f"{_told(difference(shared, OURS, BASE, 'spread beyond chance'))}",
             before > 0 and after <= (1 - wanted["smaller"]) * before,
         ))  # fmt: skip
-    for method, base in (("SCAFF-PD", BASE), ("SCAFF-PD", MOMENTUM), (OURS, OWN)):
+    for method, base in ((FAIR, BASE), (FAIR, MOMENTUM), (OURS, OWN)):
         folds, shared = both(method, base) if {method, base} <= set(counts) else (0, {})
         if folds:
             limits = difference(shared, method, base, "worst 20 %, %")

@@ -104,15 +104,16 @@ def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) 
     assert not outcome.problems
     table = outcome.tables["methods"]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert set(rows) == {"FedAvg, server momentum", "ours", "alone", "own bias, after training",
-                         "majority class"}  # fmt: skip
+    trained = "FedAvg, server momentum"
+    row = f"{trained}, own bias after training"
+    assert set(rows) == {trained, "ours", "alone", row, "majority class"}
     assert all((row["runs begun"], row["runs ended"]) == (3, 3) for row in rows.values())
     fitted = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")
               if "own bias after training" in path.read_text()]  # fmt: skip
-    assert {one["method"] for one in fitted} == {"FedAvg, server momentum"}
+    assert {one["method"] for one in fitted} == {trained}
     shown = [np.mean([v for v in one["splits"]["test, own bias after training"]["accuracy"]
                       if v is not None]) for one in fitted]  # fmt: skip
-    after = rows["own bias, after training"]
+    after = rows[row]
     assert after["average, %"] == pytest.approx(100 * np.mean(shown), abs=0.006)
     with np.load(tmp_path / "images.npz") as stored:
         assert (len(stored["x_train"]), len(stored["x_test"])) == (400, 200)
@@ -128,10 +129,14 @@ def test_every_network_method_has_as_many_tries_and_one_penalty() -> None:
     settings = definition("own-cifar")
     named = [m for group in settings["groups"] for m in group]
     assert sorted(named) == sorted(settings["methods"]) == sorted(settings["tried"])
+    assert len(settings["places"]) == 4
     for tried in settings["tried"].values():
-        (values,) = tried.values()
-        assert len(values) == len(settings["places"]) == 4
-        assert values == sorted({2 * v for v in values[:-1]} | {values[0]})  # twice the one before
+        ((path, values),) = tried.items()
+        if path == "model.own_l2":  # ten times the one before
+            assert values == ["0.03/n", "0.3/n", "3/n", "30/n"]
+        else:
+            assert len(values) == 4
+            assert values == sorted({2 * v for v in values[:-1]} | {values[0]})
     owned = [one["model"] for one in settings["methods"].values() if "model" in one]
-    assert len(owned) == 3 and {model["own_l2"] for model in owned} == {"3/n"}
+    assert len(owned) == 5 and {model["own_l2"] for model in owned} == {"3/n"}
     assert settings["tuning_seed"] not in settings["seeds"]
