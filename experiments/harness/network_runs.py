@@ -34,7 +34,7 @@ from equifed.report import slug
 from equifed.runs import apply_override, merge_tables
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
-from experiments.harness.network_task import BEGUN, Result, Task, carry_out, read_result
+from experiments.harness.network_task import BEGUN, Result, Strength, Task, carry_out, read_result
 
 
 @dataclass
@@ -181,7 +181,8 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
             seed = settings["tuning_seed"]
             table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json"))
+            fitted = method in settings.get("personalise", ())
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", fitted))
     return tasks
 
 
@@ -194,8 +195,18 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
             fitted = method in settings.get("personalise", ())
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json", fitted))
+            strength = _strength(context, method, words) if fitted else None
+            task = Task(method, words, table, seed, out / f"{name}.json", fitted, strength)
+            tasks.append(task)
     return tasks
+
+
+def _strength(context: Context, method: str, words: str) -> Strength | None:
+    """Return how a try held own biases after training; None where every run chooses for itself."""
+    if context.settings.get("chosen_in_tries") is not True:
+        return None
+    (path,) = (task.path for task in _tries(context, [method]) if task.words == words)
+    return read_result(path).strength
 
 
 # -- the choice -----------------------------------------------------------------------------------

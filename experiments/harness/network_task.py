@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from equifed import Federation, LocalSGD
 from equifed.contract import Stream
+from equifed.contract.clients import MissingClients
 from equifed.runs import RunConfig, build, merge_tables
 from equifed.training import TrainingError
 from experiments.harness.experiment import Settings
@@ -28,7 +30,14 @@ ALONE = "alone"
 """The method that trains every client by itself."""
 PERSONALISED = "test, own bias after training"
 """What a file calls the test accuracies with an own bias that was fitted after training."""
+HELD_OUT = "validation, own bias after training"
+"""What a try's file calls own biases' accuracies on validation samples they were not fitted to."""
 MAJORITY = "test, majority class"
+FOLDS = 5
+
+
+Strength = tuple[float, float]
+"""Temperature and penalty of own biases after training; an infinite penalty changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,8 @@ class Task:
     """One run: its method, settings in words, configuration and file.
 
     With ``personalise`` its file also has the accuracies with an own bias fitted after training,
-    and those of saying what is most frequent among a client's training samples.
+    and those of saying what is most frequent among a client's training samples. ``strength`` is the
+    temperature and penalty of that fit where the data have no validation samples to choose them.
     """
 
     method: str
@@ -45,6 +55,7 @@ class Task:
     seed: int
     path: Path
     personalise: bool = False
+    strength: Strength | None = None
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -80,6 +91,7 @@ class Result:
     sizes: dict[str, Array]
     seconds: float
     failed: str = ""
+    strength: Strength | None = None
 
 
 def with_samples(one: Result, split: str = "test") -> Result:
@@ -98,24 +110,58 @@ def carry_out(task: Task) -> None:
     torch.compiler.reset()  # it compiles a function eight times in a process, then no more
     started, failed = time.perf_counter(), ""
     told: dict[str, Any] = {}
+    strength: Strength | None = None
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
     built = build(RunConfig.from_dict(table))
     try:
-        told = _train_alone(built, task) if task.method == ALONE else _train(built, task)
-    except TrainingError as error:
+        if task.method == ALONE:
+            told = _train_alone(built, task)
+        else:
+            told, strength = _train(built, task)
+    except (TrainingError, MissingClients) as error:  # the latter of clients that train alone
         failed = str(error)
-    write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
+    seconds = time.perf_counter() - started
+    write_result(task, list(built.federation.names), told, seconds, failed, strength)
 
 
-def _train(built: Any, task: Task) -> dict[str, Any]:
+def _train(built: Any, task: Task) -> tuple[dict[str, Any], Strength | None]:
     history = built.train()
     records = [history.last("accuracy", split) for split in built.config.evaluate.splits]
     told = {r.split: _told(r.values, r.sizes) for r in records if r is not None}
-    if task.personalise:
-        fitted = history.personalise(built.federation)
+    if not task.personalise:
+        return told, None
+    data = built.federation
+    if "test" not in told:  # a try
+        found = history.personalise(data)
+        told[HELD_OUT] = _told(*_held_out(history, data))
+        chosen = found.choices.get("train")
+        return told, None if chosen is None else (chosen.temperature, chosen.penalty)
+    if task.strength is not None and math.isinf(task.strength[1]):
+        told[PERSONALISED] = told["test"]
+    else:
+        given = {} if task.strength is None else dict(zip(("temperature", "penalty"), task.strength,
+                                                         strict=True))  # fmt: skip
+        fitted = history.personalise(data, **given)
         told[PERSONALISED] = _told(fitted.after, fitted.sizes)
-        told[MAJORITY] = _told(_say_the_most_frequent(built.federation), fitted.sizes)
-    return told
+    sizes = data.splits()["test"].sizes
+    told[MAJORITY] = _told(_say_the_most_frequent(data), sizes)
+    return told, None
+
+
+def _held_out(history: Any, data: Federation) -> tuple[Array, NDArray[Any]]:
+    """Return accuracies on validation samples with own biases fitted to the other ones."""
+    held = data.splits()["validation"]
+    parts = [Stream(0).at("parts", name).generator().permutation(size) % FOLDS
+             for name, size in zip(data.names, held.sizes, strict=True)]  # fmt: skip
+    correct, trained = np.zeros(len(data.names)), copy.copy(history)
+    trained.provenance = {}  # of the same training samples, the others dealt anew
+    for k in range(FOLDS):
+        fitted, tested = (held.take([np.flatnonzero((part == k) == same) for part in parts])
+                          for same in (False, True))  # fmt: skip
+        found = trained.personalise(replace(data, validation=fitted, test=tested))
+        correct += np.nan_to_num(found.after) * found.sizes
+    sizes = np.asarray(held.sizes)
+    return np.divide(correct, sizes, out=np.full(len(sizes), np.nan), where=sizes > 0), sizes
 
 
 def _say_the_most_frequent(data: Federation) -> Array:
@@ -145,12 +191,19 @@ def _told(values: Array, sizes: NDArray[Any]) -> dict[str, Any]:
 
 
 def write_result(
-    task: Task, names: list[str], told: Mapping[str, Any], seconds: float, failed: str = ""
+    task: Task,
+    names: list[str],
+    told: Mapping[str, Any],
+    seconds: float,
+    failed: str = "",
+    strength: Strength | None = None,
 ) -> None:
     """Write the file of a run, whole or not at all."""
     record = {"method": task.method, "settings": task.words, "seed": task.seed, "id": task.id,
               "rounds": task.table.get("rounds"), "seconds": round(seconds, 2), "failed": failed,
               "names": names, "splits": told}  # fmt: skip
+    if strength is not None:
+        record["strength"] = [one if math.isfinite(one) else None for one in strength]
     draft = task.path.with_suffix(f".{os.getpid()}.part")
     draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
     draft.replace(task.path)
@@ -162,4 +215,7 @@ def read_result(path: Path) -> Result:
     splits = record["splits"]
     accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
     sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
-    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"])
+    strength = record.get("strength")
+    if strength is not None:
+        strength = (strength[0], math.inf if strength[1] is None else strength[1])
+    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"], strength)
