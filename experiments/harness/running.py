@@ -126,6 +126,7 @@ def run_by_seed(
         for seed, named in variants.items()
         for name, variant in named.items()
     ]  # fmt: skip
+    jobs = [_as_it_ran(one) for one in jobs]
     check_folders(jobs)
     _remember(context.out, jobs)
     if prepare is None:
@@ -137,6 +138,14 @@ def run_by_seed(
         if one.complete:
             found[one.name][one.config.seed] = History.load(one.folder, model=False)
     return found, failed
+
+
+def _as_it_ran(job: Job) -> Job:
+    """Return a finished job with its own engine: it counts, whatever machine it ran on."""
+    if not job.complete:
+        return job
+    stored = RunConfig.read(job.folder / "config.toml")
+    return replace(job, config=replace(job.config, engine=stored.engine))
 
 
 def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[str]:

@@ -102,6 +102,21 @@ def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
         check_folders(jobs)
 
 
+def test_a_finished_run_counts_whatever_engine_it_had(tmp_path: Path) -> None:
+    def run(engine: str, rounds: int = 3) -> str:
+        table = settings([0.1])
+        table["run"] |= {"engine": {"name": engine}, "rounds": rounds}
+        variants = {"A": {"algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}}}}
+        run_variants(Context(table, tmp_path, Console(quiet=True)), variants, [0])
+        (folder,) = (tmp_path / "runs").glob("*/seed-0")
+        return (folder / "config.toml").read_text() + (folder / "run.json").read_text()
+
+    first = run("loop")
+    assert run("stacked") == first and 'name = "loop"' in first
+    with pytest.raises(RunFolderError, match="another configuration"):
+        run("loop", rounds=4)
+
+
 def test_a_widened_grid_runs_what_is_new_and_every_run_is_counted(tmp_path: Path) -> None:
     def grid(rates: list[float]) -> Context:
         table = settings([]) | {
