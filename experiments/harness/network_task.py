@@ -34,6 +34,12 @@ HELD_OUT = "validation, own bias after training"
 """What a try's file calls own biases' accuracies on validation samples they were not fitted to."""
 MAJORITY = "test, majority class"
 FOLDS = 5
+BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
+MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
+OWN = f"{MEAN}, own bias after training"
+"""All of ours but the fair objective and the correction for drift."""
+AFTER = {MOMENTUM: f"{MOMENTUM}, own bias after training", MEAN: OWN, FAIR_MEAN: OURS}
+"""Rows with own biases, by the method whose runs they were fitted to."""
 
 
 Strength = tuple[float, float]
@@ -92,6 +98,18 @@ class Result:
     seconds: float
     failed: str = ""
     strength: Strength | None = None
+
+
+def add_own_rows(results: Mapping[str, Mapping[int, Result]]) -> dict[str, dict[int, Result]]:
+    """Return the results and, beside them, those with own biases fitted after training."""
+    out = {method: dict(runs) for method, runs in results.items()}
+    for method, row in AFTER.items():
+        runs = {s: r for s, r in results.get(method, {}).items() if PERSONALISED in r.accuracy}
+        if runs:
+            out[row] = {s: replace(r, accuracy={"test": r.accuracy[PERSONALISED]},
+                                   sizes={"test": r.sizes[PERSONALISED]})
+                        for s, r in runs.items()}  # fmt: skip
+    return out
 
 
 def with_samples(one: Result, split: str = "test") -> Result:

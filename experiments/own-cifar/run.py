@@ -17,7 +17,21 @@ from experiments.harness.experiment import Cell, Check, Context, Outcome, Settin
 from experiments.harness.measures import beyond_chance, floor, with_limits
 from experiments.harness.network_parts import image_pool
 from experiments.harness.network_runs import run_all
-from experiments.harness.network_task import ALONE, MAJORITY, PERSONALISED, Result, with_samples
+from experiments.harness.network_task import (
+    AFTER,
+    ALONE,
+    BASE,
+    FAIR,
+    FAIR_MEAN,
+    MAJORITY,
+    MEAN,
+    MOMENTUM,
+    OURS,
+    OWN,
+    Result,
+    add_own_rows,
+    with_samples,
+)
 from experiments.harness.shards_table import clients_table
 from numpy.typing import NDArray
 
@@ -25,12 +39,7 @@ from equifed.metrics import Interval, mean_interval, paired_difference, worst_fr
 
 Array = NDArray[np.float64]
 Found = Mapping[str, Mapping[int, Result]]
-BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
-MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
-OWN, TAIL = f"{MEAN}, own bias", 0.2
-"""The same own part without the fair objective."""
-MOST_FREQUENT = "majority class"
-AFTER = {method: f"{method}, own bias after training" for method in (MOMENTUM, MEAN, FAIR_MEAN)}
+MOST_FREQUENT, TAIL = "majority class", 0.2
 MEASURES: dict[str, Callable[[Array, Array], float]] = {
     "average, %": lambda values, sizes: 100 * float(values.mean()),
     "worst 20 %, %": lambda values, sizes: 100 * float(
@@ -50,13 +59,11 @@ def run(context: Context) -> Outcome:
         store_images(context.settings)
     found = run_all(context)
     results: dict[str, dict[int, Result]] = {}
-    for method, runs in found.results.items():
+    for method, runs in add_own_rows(found.results).items():
         results[method] = {seed: with_samples(one) for seed, one in runs.items()}
-    beside = [(method, row, PERSONALISED) for method, row in AFTER.items()]
-    for method, row, split in [*beside, (MOMENTUM, MOST_FREQUENT, MAJORITY)]:
-        runs = found.results.get(method, {})
-        results[row] = {s: with_samples(r, split) for s, r in runs.items() if split in r.accuracy}
-    results = {method: runs for method, runs in results.items() if runs}
+    runs = found.results.get(MOMENTUM, {})
+    known = {s: with_samples(r, MAJORITY) for s, r in runs.items() if MAJORITY in r.accuracy}
+    results |= {MOST_FREQUENT: known} if known else {}
     if not results:
         raise ValueError("No method has a complete run yet; run it again to go on.")
     tables = {
@@ -128,9 +135,9 @@ def differences_table(found: Found) -> Table:
     """Return what ours has more than every other method, then what explains it."""
     pairs = [(OURS, m) for m in found if m != OURS]
     pairs += [(FAIR, BASE), (FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR)]
-    pairs += [(FAIR_MEAN, MEAN), (OWN, MEAN), (OWN, ALONE)]
-    pairs += [(row, method) for method, row in AFTER.items()]
-    pairs += [(AFTER[FAIR_MEAN], AFTER[MEAN]), (AFTER[MEAN], OWN)]
+    joint = f"{MEAN}, own bias"
+    pairs += [(FAIR_MEAN, MEAN), (OWN, MEAN), (OWN, ALONE), (joint, MEAN), (OWN, joint)]
+    pairs += [(f"{FAIR_MEAN}, own bias", joint), (AFTER[MOMENTUM], MOMENTUM)]
     rows: list[list[Cell]] = []
     for method, base in pairs:
         if {method, base} <= set(found):

@@ -19,7 +19,7 @@ from experiments.harness.network_parts import (
     shards,
 )
 from experiments.harness.network_runs import hasten
-from experiments.harness.network_task import Result
+from experiments.harness.network_task import Result, Task, add_own_rows, carry_out, read_result
 from experiments.harness.running import reproduce
 from experiments.harness.shards_table import floor_of_minimum
 
@@ -75,6 +75,23 @@ def test_the_floor_of_the_minimum_is_that_of_draws() -> None:
     one = Result([], {"test": np.full(100, 0.7)}, {"test": sizes}, 0.0)
     drawn = draw.binomial(100, 0.7, size=(4000, 100)).min(axis=1) / 100
     assert floor_of_minimum(one) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 4000**0.5)
+
+
+def test_clients_that_diverge_alone_are_a_failed_try(tmp_path: Path) -> None:
+    table = definition("fedmdfg-cifar10", quick=True)["run"]
+    work = {"name": "fedavg", "local": {"lr": 1e30, "steps": 2, "batch_size": 5}}
+    task = Task("alone", "", {**table, "algorithm": work}, 0, tmp_path / "alone.json")
+    carry_out(task)
+    assert task.complete and "missing" in read_result(task.path).failed
+
+
+def test_rows_with_own_biases_stand_beside_the_runs_they_were_fitted_to() -> None:
+    after = "test, own bias after training"
+    one = Result(["a"], {"test": np.array([0.5]), after: np.array([0.75])},
+                 {"test": np.array([4.0]), after: np.array([4.0])}, 1.0)  # fmt: skip
+    rows = add_own_rows({"SCAFF-PD, averaged": {3: one}, "AFL": {3: one}})
+    assert list(rows) == ["SCAFF-PD, averaged", "AFL", "ours"]
+    assert rows["ours"][3].accuracy["test"] == 0.75 and rows["AFL"][3].accuracy["test"] == 0.5
 
 
 @pytest.mark.parametrize("name", SHARDS)
@@ -167,9 +184,9 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
         all_of_it = np.concatenate([split[k] for split in seen])
         np.testing.assert_allclose(np.sort(all_of_it), once, rtol=1e-5)
     outcome = reproduce("femnist-cnn", tmp_path, quick=True,
-                        changes={"groups": [["FedAvg", "ours"]], "places": [1]})  # fmt: skip
+                        changes={"groups": [["FedAvg", "SCAFF-PD, averaged"]]})  # fmt: skip
     rows = {row[0]: row for row in outcome.tables["methods"].rows}
-    assert set(rows) == {"FedAvg", "ours", "alone"}
+    assert set(rows) == {"FedAvg", "SCAFF-PD, averaged", "ours", "alone"}
     record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())
     assert record["splits"]["test"]["sizes"] == parts[0].splits()["test"].sizes.tolist()
     module = EXPERIMENTS["femnist-cnn"].module

@@ -97,20 +97,28 @@ def test_the_round_is_chosen_by_validation_images_alone() -> None:
 def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) -> None:
     """Each seed's own bias after training comes from the run that it is compared with."""
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))  # the short form needs no files
+    trained, fair = "FedAvg, server momentum", "SCAFF-PD, averaged"
     changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
-                               "groups": [["FedAvg, server momentum", "ours"], ["alone"]],
-                               "seeds": [0]}  # fmt: skip
+                               "groups": [[trained, fair], ["alone"]], "seeds": [0]}  # fmt: skip
     outcome = reproduce("own-cifar", tmp_path, quick=True, changes=changes)
     assert not outcome.problems
     table = outcome.tables["methods"]
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    trained = "FedAvg, server momentum"
     row = f"{trained}, own bias after training"
-    assert set(rows) == {trained, "ours", "alone", row, "majority class"}
+    assert set(rows) == {trained, fair, "alone", row, "ours", "majority class"}
     assert all((row["runs begun"], row["runs ended"]) == (3, 3) for row in rows.values())
-    fitted = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")
-              if "own bias after training" in path.read_text()]  # fmt: skip
-    assert {one["method"] for one in fitted} == {trained}
+    files = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")]
+    held_out = "validation, own bias after training"
+    tries = [one["splits"] for one in files if held_out in one["splits"]]
+    assert len(tries) == 4  # fitted to other validation images than they are judged by
+    for one in tries:
+        held, plain = one[held_out], one["validation"]
+        assert held["sizes"] == plain["sizes"] and "test" not in str(one.keys())
+        hits = [v * n for v, n in zip(held["accuracy"], held["sizes"], strict=True) if n]
+        np.testing.assert_allclose(hits, np.round(hits), atol=1e-9)
+    fitted = [one for one in files if "test, own bias after training" in one["splits"]]
+    assert sorted(one["method"] for one in fitted) == [trained, fair]
+    fitted = [one for one in fitted if one["method"] == trained]
     shown = [np.mean([v for v in one["splits"]["test, own bias after training"]["accuracy"]
                       if v is not None]) for one in fitted]  # fmt: skip
     after = rows[row]
