@@ -133,8 +133,8 @@ def checks(found: Histories, settings: Settings) -> list[Check]:
     for name in (name for name in at if "decaying" in name):
         out.append(
             Check(
-                f"the same with a decaying gamma, as in the authors' code: {share} before AFL",
-                "MLOPTPSU/FedTorch, centered/drfa.py; not in the paper",
+                f"the same with {name.partition(', ')[2]}: {share} before AFL",
+                "decay as in MLOPTPSU/FedTorch, centered/drfa.py; not in the paper",
                 f"median: {name} {said[name]}, AFL {said['AFL']}",
                 bool(at[name] < at["AFL"]),
             )
