@@ -16,7 +16,6 @@ from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
 from experiments.harness.network_runs import run_all
 from experiments.harness.network_task import (
-    AFTER,
     ALONE,
     BASE,
     FAIR,
@@ -24,10 +23,8 @@ from experiments.harness.network_task import (
     MEAN,
     MOMENTUM,
     OURS,
-    OWN,
     Result,
     Task,
-    add_own_rows,
     read_result,
 )
 from numpy.typing import NDArray
@@ -42,7 +39,7 @@ Counts = tuple[Array, Array]
 Both = Callable[[str, str], tuple[int, Mapping[str, Counts]]]
 """The counts of two methods on the folds that both have, after the number of these."""
 
-TAIL, DRAWS = 0.2, 2000
+OWN, TAIL, DRAWS = f"{MEAN}, own bias", 0.2, 2000
 
 
 def run(context: Context) -> Outcome:
@@ -51,7 +48,7 @@ def run(context: Context) -> Outcome:
     own = [alone(context, fold) for fold in settings["seeds"]]
     found = run_all(context, own)
     results = {
-        **add_own_rows(found.results),
+        **found.results,
         ALONE: {t.seed: read_result(t.path) for t in own if t.complete},
     }
     results = {method: folds for method, folds in results.items() if folds}
@@ -155,12 +152,11 @@ def methods_table(
 ) -> Table:
     """Return every method's measures, and how many runs they took."""
     rows: list[list[Cell]] = []
-    trained = {row: method for method, row in AFTER.items()}
     for method, one in counts.items():
         values = [round(f(one), 2) for f in MEASURES.values()]
         known = one[1] > 0
         unequal = len(compare_to_chance(one[0][known], one[1][known]).underserved)
-        begun, ended = runs.get(trained.get(method, method), (0, 0))
+        begun, ended = runs.get(method, (0, 0))
         images = f"{int(one[1].min())} to {int(one[1].max())}"
         rows.append([method, len(results[method]), int(known.sum()), images, *values, unequal,
                      begun, ended])  # fmt: skip
@@ -173,8 +169,7 @@ def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
     """Return differences to FedAvg, of SCAFF-PD to server momentum, and of ours to all."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
     explained = [(FAIR, MOMENTUM), (f"{MOMENTUM}, own bias", MOMENTUM), (MEAN, MOMENTUM),
-                 (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN), (OWN, MEAN),
-                 (f"{MEAN}, own bias", MEAN)]  # fmt: skip
+                 (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN), (OWN, MEAN)]  # fmt: skip
     pairs += [pair for pair in explained if set(pair) <= set(counts)]
     pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
     rows: list[list[Cell]] = []

@@ -34,7 +34,7 @@ from equifed.report import slug
 from equifed.runs import apply_override, merge_tables
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
-from experiments.harness.network_task import BEGUN, Result, Strength, Task, carry_out, read_result
+from experiments.harness.network_task import BEGUN, Result, Task, carry_out, read_result
 
 
 @dataclass
@@ -195,18 +195,8 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
             fitted = method in settings.get("personalise", ())
-            strength = _strength(context, method, words) if fitted else None
-            task = Task(method, words, table, seed, out / f"{name}.json", fitted, strength)
-            tasks.append(task)
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", fitted))
     return tasks
-
-
-def _strength(context: Context, method: str, words: str) -> Strength | None:
-    """Return how a try held own biases after training; None where every run chooses for itself."""
-    if context.settings.get("chosen_in_tries") is not True:
-        return None
-    (path,) = (task.path for task in _tries(context, [method]) if task.words == words)
-    return read_result(path).strength
 
 
 # -- the choice -----------------------------------------------------------------------------------

@@ -42,17 +42,13 @@ AFTER = {MOMENTUM: f"{MOMENTUM}, own bias after training", MEAN: OWN, FAIR_MEAN:
 """Rows with own biases, by the method whose runs they were fitted to."""
 
 
-Strength = tuple[float, float]
-"""Temperature and penalty of own biases after training; an infinite penalty changes nothing."""
-
-
 @dataclass(frozen=True)
 class Task:
     """One run: its method, settings in words, configuration and file.
 
     With ``personalise`` its file also has the accuracies with an own bias fitted after training,
-    and those of saying what is most frequent among a client's training samples. ``strength`` is the
-    temperature and penalty of that fit where the data have no validation samples to choose them.
+    and those of saying what is most frequent among a client's training samples; a try's file has
+    own biases' accuracies on validation samples that they were not fitted to.
     """
 
     method: str
@@ -61,7 +57,6 @@ class Task:
     seed: int
     path: Path
     personalise: bool = False
-    strength: Strength | None = None
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -97,7 +92,6 @@ class Result:
     sizes: dict[str, Array]
     seconds: float
     failed: str = ""
-    strength: Strength | None = None
 
 
 def add_own_rows(results: Mapping[str, Mapping[int, Result]]) -> dict[str, dict[int, Result]]:
@@ -128,42 +122,26 @@ def carry_out(task: Task) -> None:
     torch.compiler.reset()  # it compiles a function eight times in a process, then no more
     started, failed = time.perf_counter(), ""
     told: dict[str, Any] = {}
-    strength: Strength | None = None
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
     built = build(RunConfig.from_dict(table))
     try:
-        if task.method == ALONE:
-            told = _train_alone(built, task)
-        else:
-            told, strength = _train(built, task)
+        told = _train_alone(built, task) if task.method == ALONE else _train(built, task)
     except (TrainingError, MissingClients) as error:  # the latter of clients that train alone
         failed = str(error)
-    seconds = time.perf_counter() - started
-    write_result(task, list(built.federation.names), told, seconds, failed, strength)
+    write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
 
 
-def _train(built: Any, task: Task) -> tuple[dict[str, Any], Strength | None]:
+def _train(built: Any, task: Task) -> dict[str, Any]:
     history = built.train()
     records = [history.last("accuracy", split) for split in built.config.evaluate.splits]
     told = {r.split: _told(r.values, r.sizes) for r in records if r is not None}
-    if not task.personalise:
-        return told, None
-    data = built.federation
-    if "test" not in told:  # a try
-        found = history.personalise(data)
-        told[HELD_OUT] = _told(*_held_out(history, data))
-        chosen = found.choices.get("train")
-        return told, None if chosen is None else (chosen.temperature, chosen.penalty)
-    if task.strength is not None and math.isinf(task.strength[1]):
-        told[PERSONALISED] = told["test"]
-    else:
-        given = {} if task.strength is None else dict(zip(("temperature", "penalty"), task.strength,
-                                                         strict=True))  # fmt: skip
-        fitted = history.personalise(data, **given)
+    if task.personalise and "test" in told:
+        fitted = history.personalise(built.federation)
         told[PERSONALISED] = _told(fitted.after, fitted.sizes)
-    sizes = data.splits()["test"].sizes
-    told[MAJORITY] = _told(_say_the_most_frequent(data), sizes)
-    return told, None
+        told[MAJORITY] = _told(_say_the_most_frequent(built.federation), fitted.sizes)
+    elif task.personalise:
+        told[HELD_OUT] = _told(*_held_out(history, built.federation))
+    return told
 
 
 def _held_out(history: Any, data: Federation) -> tuple[Array, NDArray[Any]]:
@@ -209,19 +187,12 @@ def _told(values: Array, sizes: NDArray[Any]) -> dict[str, Any]:
 
 
 def write_result(
-    task: Task,
-    names: list[str],
-    told: Mapping[str, Any],
-    seconds: float,
-    failed: str = "",
-    strength: Strength | None = None,
+    task: Task, names: list[str], told: Mapping[str, Any], seconds: float, failed: str = ""
 ) -> None:
     """Write the file of a run, whole or not at all."""
     record = {"method": task.method, "settings": task.words, "seed": task.seed, "id": task.id,
               "rounds": task.table.get("rounds"), "seconds": round(seconds, 2), "failed": failed,
               "names": names, "splits": told}  # fmt: skip
-    if strength is not None:
-        record["strength"] = [one if math.isfinite(one) else None for one in strength]
     draft = task.path.with_suffix(f".{os.getpid()}.part")
     draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
     draft.replace(task.path)
@@ -233,7 +204,4 @@ def read_result(path: Path) -> Result:
     splits = record["splits"]
     accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
     sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
-    strength = record.get("strength")
-    if strength is not None:
-        strength = (strength[0], math.inf if strength[1] is None else strength[1])
-    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"], strength)
+    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"])

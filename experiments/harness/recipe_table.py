@@ -12,8 +12,6 @@ from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
 from experiments.harness.recipe_networks import (
-    OWN_BIAS,
-    WORST,
     Network,
     network_verdicts,
     networks_table,
@@ -231,9 +229,8 @@ def checks(found: Found, settings: Settings, networks: Sequence[Network]) -> lis
     """Hold what was aimed at against what came out: first what the own part alone explains."""
     known = [one for one in networks if one.published]
     told = {n: difference(m, OWN, "worst")[0] for n, m in found.items() if OWN in m}
-    told |= {one.name: one.against[WORST][OWN_BIAS] for one in known
-             if OWN_BIAS in one.against[WORST]}  # fmt: skip
-    out = [_nowhere_worse(f"{OWN} (networks: and server momentum)", told)]
+    told |= {one.name: one.own for one in known if one.own is not None}
+    out = [_nowhere_worse(f"{OWN} (networks: and server momentum and a mean of models)", told)]
     plain = {n: without_fairness(m, _has_own(settings, n)) for n, m in found.items()}
     fair = {n: difference(found[n], m, "worst")[0] for n, m in plain.items() if m is not None}
     out.append(_nowhere_worse("the same solved for the average (what the fair objective makes)",

@@ -158,12 +158,12 @@ METHODS = """method,seeds,"average, %","worst 20 %, %",spread beyond chance
 FedAvg,5,70.0,50.0,5.0
 AFL,{seeds},69.0,56.0,4.0
 ours,5,72.0,60.0,3.0
-"FedAvg, server momentum, own bias",5,72.0,90.0,3.0
+"FedAvg, server momentum, averaged, own bias",5,72.0,90.0,3.0
 """
 AGAINST = """methods,seeds,"average, %","worst 20 %, %"
 ours minus FedAvg,5,'+2.0 (+1.0 to +3.0),'+10.0 (+8.0 to +12.0)
 ours minus AFL,5,'+3.0 (+1.0 to +5.0),'+4.0 ({low} to +8.5)
-"ours minus FedAvg, server momentum, own bias",5,'+0.0 (-1.0 to +1.0),'-30.0 (-31.0 to -29.0)
+"ours minus FedAvg, server momentum, averaged, own bias",5,'+0.0 (-1.0 to +1.0),'-30.0 (-31 to -29)
 AFL minus FedAvg,5,'-1.0 (-2.0 to +0.0),'+6.0 (+4.0 to +8.0)
 """
 
