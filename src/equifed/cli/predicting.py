@@ -92,13 +92,19 @@ def personalise(
     ] = None,
     own: Annotated[
         str | None,
-        typer.Option(help="What becomes each client's own: bias (default) or head."),
+        typer.Option(help="What becomes each client's own: bias (default), head, or all."),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Divide outputs by this in the fit; chosen by default.")
     ] = None,
     penalty: Annotated[
         float | None, typer.Option(help="Strength that holds own parts back; chosen by default.")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="With --own all: step size; chosen by default.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="With --own all: number of steps; chosen by default.")
     ] = None,
     client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
     out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
@@ -119,8 +125,10 @@ def personalise(
         from equifed.runs.personalise import personalise as fit
 
         if rows is not None:
-            if (own, temperature, penalty) != (None, None, None):
-                raise ValueError("--own, --temperature and --penalty are for the run's clients.")
+            if {own, temperature, penalty, lr, steps} != {None}:
+                raise ValueError(
+                    "--own, --temperature, --penalty, --lr and --steps are for the run's clients."
+                )
             _personalise_newcomer(run, rows, client, out, own_l2, personalised, json)
             return
         if (client, out, own_l2) != (None, None, None) or personalised:
@@ -128,7 +136,8 @@ def personalise(
                 "--client, --out, --own-l2 and --personalised are about a new client's rows: "
                 "equifed personalise RUN rows.csv --client NAME --out FOLDER"
             )
-        found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty)
+        found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
+                    steps=steps)  # fmt: skip
         path = found.save(run)
         if json:
             print_json({"run": str(run), **found.to_dict()})

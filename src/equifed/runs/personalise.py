@@ -20,6 +20,7 @@ from equifed.metrics.paired import mean_interval
 from equifed.metrics.paired_samples import count_pairs, newcombe_interval
 from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
+from equifed.runs.fine_tune import Tuned, fine_tune
 from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
@@ -52,6 +53,10 @@ class Choice:
             return "no change: nothing tried was better on held-out samples"
         return f"temperature {self.temperature:g}, penalty {self.penalty:g}"
 
+    def to_dict(self) -> dict[str, float | None]:
+        """Return it as plain values."""
+        return {"temperature": self.temperature, "penalty": _number(self.penalty)}
+
 
 @dataclass(frozen=True, eq=False)
 class Personalised:
@@ -63,7 +68,7 @@ class Personalised:
         Predicts with every client's own part.
     names : tuple of str
         The own parameters.
-    choices : mapping of {"validation", "train"} to Choice
+    choices : mapping of {"validation", "train"} to Choice or Tuned
         What held-out samples chose for own parts fitted to these samples.
     fitted_on : tuple of str
         Of each client: "validation", "train", or "nothing" where it has no samples.
@@ -81,7 +86,7 @@ class Personalised:
 
     predictor: Predictor
     names: tuple[str, ...]
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, Choice | Tuned]
     fitted_on: tuple[str, ...]
     metric: str
     split: str
@@ -104,8 +109,7 @@ class Personalised:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what came of it as plain values."""
-        chosen = {k: {"temperature": c.temperature, "penalty": _number(c.penalty)}
-                  for k, c in self.choices.items()}  # fmt: skip
+        chosen = {k: c.to_dict() for k, c in self.choices.items()}
         limits = self.average
         told = None if limits is None else [limits.estimate, limits.lower, limits.upper]
         return {"own": list(self.names), "chosen": chosen, "metric": self.metric,
@@ -134,6 +138,9 @@ def personalise(
     *,
     temperature: float | None = None,
     penalty: float | None = None,
+    lr: float | None = None,
+    steps: int | None = None,
+    device: str = "cpu",
 ) -> Personalised:
     """Fit an own part to every client at the shared parameters of a finished model.
 
@@ -144,16 +151,25 @@ def personalise(
     averaged over clients (by five folds where the fit uses them, too); to change nothing is among
     the choices. Test samples are used to compare before and after, and for nothing else.
 
+    With ``own="all"`` every client fine-tunes the whole model: local steps from the shared
+    parameters, by minibatches of its training samples. Step size and number of steps are one choice
+    for all clients, by the loss on validation samples, "no change" among them. An own bias repairs
+    other shares of classes; fine-tuning also other looks of them, and needs more samples.
+
     Parameters
     ----------
     run : path or History
         Folder of a complete run, or what training returned.
     data : Federation, optional
         The data of the run; a folder's configuration loads them.
-    own : {"bias", "head"} or sequence of str
+    own : {"bias", "head", "all"} or sequence of str
         What becomes the clients' own.
     temperature, penalty : float, optional
         Use these; both are needed where the data have no validation split.
+    lr, steps : float and int, optional
+        Of fine-tuning: use these; both are needed where the data have no validation split.
+    device : str
+        Where fine-tuning computes.
 
     Examples
     --------
@@ -174,6 +190,14 @@ def personalise(
             f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
             f"{', '.join(data.names[:5])}; give the data that it was trained on."
         )
+    if own == "all":
+        if (temperature, penalty) != (None, None):
+            raise ValueError(
+                "temperature and penalty are of own biases; own='all' has lr and steps."
+            )
+        return _tune(predictor, data, lr, steps, device)
+    if (lr, steps) != (None, None):
+        raise ValueError(f"lr and steps are of fine-tuning, own='all', got own={own!r}.")
     fit = _Fit(predictor, data, choose_own(predictor.module, own))
     choices = _choose(fit, temperature, penalty)
     parts, fitted_on = [], []
@@ -183,6 +207,15 @@ def personalise(
         fitted_on.append(source)
     told = replace(predictor, own=_stack(predictor, fit.names, parts))
     return _compare(predictor, told, data, fit.names, choices, tuple(fitted_on))
+
+
+def _tune(
+    predictor: Predictor, data: Federation, lr: float | None, steps: int | None, device: str
+) -> Personalised:
+    choice, parts = fine_tune(predictor, data, lr, steps, device)
+    fitted_on = tuple("train" if size else "nothing" for size in data.train.sizes)
+    told = replace(predictor, own=parts)
+    return _compare(predictor, told, data, tuple(parts), {"train": choice}, fitted_on)
 
 
 def _open(run: str | Path | History) -> tuple[History, Predictor]:
@@ -328,7 +361,7 @@ def _stack(
 
 def _compare(
     before: Predictor, after: Predictor, data: Federation, names: tuple[str, ...],
-    choices: Mapping[str, Choice], fitted_on: tuple[str, ...],
+    choices: Mapping[str, Choice | Tuned], fitted_on: tuple[str, ...],
 ) -> Personalised:  # fmt: skip
     """Measure both on the same test samples."""
     n, classes = len(data.names), data.classes is not None
@@ -386,9 +419,10 @@ def _score_samples(
 
 def describe(found: Personalised) -> str:
     """Return in words what was fitted and how it was chosen."""
-    parts = ", ".join(found.names)
     chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    return f"own part {parts} fitted after training ({chosen})"
+    if any(isinstance(one, Tuned) for one in found.choices.values()):
+        return f"all parameters fine-tuned after training ({chosen})"
+    return f"own part {', '.join(found.names)} fitted after training ({chosen})"
 
 
 __all__ = ["Choice", "Personalised", "describe", "personalise"]

@@ -1,0 +1,165 @@
+"""Fine-tuning: after training every client takes local steps of its own from the shared model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.contract.clients import MissingClients
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from equifed.models.predictor import Predictor
+
+RATES = (0.01, 0.03, 0.1)
+STEPS = (10, 30, 100)
+"""Step sizes and numbers of steps that are tried."""
+BATCH = 20
+"""Samples of a step."""
+MOST_BYTES = 2**32
+"""Of all clients' own models together."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a shared model becomes each client's own: ``steps`` local steps of length ``lr``."""
+
+    lr: float
+    steps: int
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "no change: nothing tried was better on held-out samples"
+        return f"{self.steps} local steps of {BATCH} samples, lr {self.lr:g}"
+
+    def to_dict(self) -> dict[str, float]:
+        """Return it as plain values."""
+        return {"lr": self.lr, "steps": self.steps}
+
+
+def fine_tune(
+    predictor: Predictor,
+    data: Federation,
+    lr: float | None = None,
+    steps: int | None = None,
+    device: str = "cpu",
+) -> tuple[Tuned, dict[str, Tensor]]:
+    """Return how the clients' own models were made, and their parameters, clients first.
+
+    Every client goes from the shared parameters, by minibatches of its training samples. Step size
+    and number of steps are one choice for all clients, by the loss on validation samples, averaged
+    over clients; to change nothing is among the choices.
+    """
+    clients = _simulate(predictor, data, device)
+    tried = _tried(data, lr, steps)
+    start = clients.flatten(predictor.module)
+    held = clients.model.unflatten(start)
+    shared = {name: part.to("cpu", copy=True) for name, part in held.items()}
+    best: tuple[float, Tuned, dict[str, Tensor]] | None = None
+    for choice in tried:
+        try:
+            own = _stack(shared, clients, start, choice)
+        except MissingClients as lost:
+            if len(tried) == 1:
+                raise ValueError(f"{choice}: {lost}; give a smaller lr.") from lost
+            continue  # it diverges for somebody
+        score = 0.0 if len(tried) == 1 else _score(predictor, data, own)
+        if best is None or score < best[0]:
+            best = score, choice, own
+    assert best is not None
+    return best[1], best[2]
+
+
+def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
+    from equifed.engines.simulate import simulate
+    from equifed.models import losses
+
+    if predictor.own:
+        raise ValueError(
+            "The model has own parts already; fine-tuning is for one that all clients share."
+        )
+    if predictor.loss is None:
+        raise ValueError(
+            "Fine-tuning goes on with the loss of training, which is known for cross_entropy, "
+            "logistic and squared losses without class weights; the model was trained with another."
+        )
+    clients = simulate(data, predictor.module, getattr(losses, predictor.loss), device=device,
+                       init="own")  # fmt: skip
+    wanted = len(data.names) * clients.model.size * 4
+    if wanted > MOST_BYTES:
+        raise ValueError(
+            f"Own models of {len(data.names)} clients with {clients.model.size:,} parameters take "
+            f"{wanted / 2**30:.1f} GiB, the limit is {MOST_BYTES / 2**30:.0f}; use own='bias' or "
+            "own='head', which are small."
+        )
+    return clients
+
+
+def _tried(data: Federation, lr: float | None, steps: int | None) -> list[Tuned]:
+    """Return what is tried, or the one thing that is given."""
+    if lr is not None and not (lr > 0 and math.isfinite(lr)):
+        raise ValueError(f"lr must be a number above 0, got {lr}.")
+    if steps is not None and (steps != int(steps) or steps < 0):
+        raise ValueError(f"steps must be a whole number, at least 0, got {steps}.")
+    if steps == 0 or (lr is not None and steps is not None):
+        return [Tuned(lr or 0.0, steps)]
+    if data.validation is None or not len(data.validation.targets):
+        raise ValueError(
+            "Step size and number of steps are chosen on validation samples, and these data have "
+            "none: hold some out ([data.holdout] validation = 0.2), or give lr= and steps=."
+        )
+    rates: Sequence[float] = RATES if lr is None else (lr,)
+    counts: Sequence[int] = STEPS if steps is None else (steps,)
+    return [Tuned(0.0, 0), *(Tuned(r, s) for r in rates for s in counts)]
+
+
+def _stack(
+    shared: Mapping[str, Tensor], clients: Any, start: Tensor, choice: Tuned
+) -> dict[str, Tensor]:
+    """Return every client's parameters; those without training samples keep the shared ones."""
+    n = len(clients.names)
+    own = {name: part.expand(n, *part.shape).clone() for name, part in shared.items()}
+    if choice.steps:
+        for i, moved in _walk(clients, start, choice):
+            for name, part in clients.model.unflatten(start - moved).items():
+                own[name][i] = part.to("cpu")
+    return own
+
+
+def _walk(clients: Any, start: Tensor, choice: Tuned) -> Iterator[tuple[int, Tensor]]:
+    """Yield clients with training samples, and how far each went."""
+    work = LocalSGD(lr=choice.lr, steps=choice.steps, batch_size=BATCH)
+    moved = clients.local_steps(start, work, Stream(0).at("fine-tune")).displacement
+    for i in np.flatnonzero(clients.sizes):
+        only = np.zeros(len(clients.names))
+        only[i] = 1.0
+        yield int(i), moved.weighted_sum(only)
+
+
+def _score(predictor: Predictor, data: Federation, own: Mapping[str, Tensor]) -> float:
+    """Return the loss on validation samples, averaged over the clients that have some."""
+    import torch
+
+    from equifed.models.fit_own import check_fit, sample_losses
+    from equifed.models.own_prediction import module_of
+
+    held, loss = data.splits()["validation"], check_fit(predictor.loss, 1.0)
+    found = []
+    for i in np.flatnonzero(held.sizes):
+        inputs, targets = held.client(int(i))
+        module = module_of(predictor.module, own, data.names, data.names[i])
+        outputs = torch.as_tensor(predictor.run_module(module, inputs)).double()
+        found.append(float(sample_losses(outputs, torch.as_tensor(targets), loss).mean()))
+    score = float(np.mean(found))
+    return score if math.isfinite(score) else math.inf
+
+
+__all__ = ["Tuned", "fine_tune"]
