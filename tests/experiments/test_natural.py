@@ -108,6 +108,9 @@ def test_rounds_to_the_level_that_the_other_method_ends_with() -> None:
     theirs = told({0: [0.1, 0.9], 5: [0.3, 0.9], 10: [0.5, 0.9]})
     assert drfa_natural.rounds_to_level(ours, theirs) == (5, 10)
     assert drfa_natural.rounds_to_level(told({10: [0.2, 0.9]}), theirs) == (np.inf, 10)
+    for k in range(1, 181):  # rounding: a share times 100 over 100 may be more than the share
+        own = told({10: [k / 181, 1.0]})
+        assert drfa_natural.rounds_to_level(own, own) == (10, 10)
 
 
 def _drfa(worst: float) -> dict[str, dict[int, History]]:
