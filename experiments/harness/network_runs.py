@@ -10,7 +10,7 @@ are carried out, the tries of the next one wait behind them. Methods of a group 
 With ``order = "seeds"`` all groups have the first seed before any has the second, with ``"first
 group"`` the first group has all seeds before the next one begins.
 ``finish = false`` runs nothing and makes the tables from what is there. The chosen runs of methods
-named in ``personalise`` also fit an own bias after training.
+named in ``personalise`` also fit own parts after training, of the kinds named there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ from equifed.report import slug
 from equifed.runs import apply_override, merge_tables
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
-from experiments.harness.network_task import BEGUN, Result, Task, carry_out, read_result
+from experiments.harness.network_task import (
+    BEGUN,
+    OWN_KINDS,
+    Result,
+    Task,
+    carry_out,
+    read_result,
+)
 
 
 @dataclass
@@ -44,6 +51,8 @@ class Found:
     results: dict[str, dict[int, Result]]
     choice: Table
     runs: dict[str, tuple[int, int]]
+    preferred: dict[str, str] = field(default_factory=dict)
+    """The kind of own part that validation samples prefer, by method."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -68,7 +77,9 @@ def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
         problems += [f"{method}, seed {s}: {r.failed}" for s, r in known.items() if r.failed]
         results[method] = {s: r for s, r in known.items() if not r.failed}
     found = {m: r for m, r in results.items() if r}
-    return Found(found, _choice_table(context, methods), count_runs(context.out), problems)
+    preferred = {m: kind for m in found if (kind := _preferred(context, m))}
+    table = _choice_table(context, methods)
+    return Found(found, table, count_runs(context.out), preferred, problems)
 
 
 def _carry_out(context: Context, more: Sequence[Task]) -> list[str]:
@@ -181,8 +192,8 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
             seed = settings["tuning_seed"]
             table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
-            fitted = method in settings.get("personalise", ())
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json", fitted))
+            kinds = tuple(settings.get("personalise", {}).get(method, ()))
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds))
     return tasks
 
 
@@ -194,19 +205,25 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
         for method, (words, variant) in chosen.items():
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
-            fitted = method in settings.get("personalise", ())
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json", fitted))
+            kinds = tuple(settings.get("personalise", {}).get(method, ()))
+            tuned = _of_the_try(context, method, words).tuned if "all" in kinds else None
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds, tuned))
     return tasks
+
+
+def _of_the_try(context: Context, method: str, words: str) -> Result:
+    (path,) = (task.path for task in _tries(context, [method]) if task.words == words)
+    return read_result(path)
 
 
 # -- the choice -----------------------------------------------------------------------------------
 
 
-def score(result: Result) -> float:
+def score(result: Result, split: str = "validation") -> float:
     """Return the mean of average and worst-20 % accuracy on validation samples."""
-    if result.failed:
+    if result.failed or split not in result.accuracy:
         return -math.inf
-    values = result.accuracy["validation"]
+    values = result.accuracy[split]
     known = values[~np.isnan(values)]
     return float(known.mean() + worst_fraction(known, 0.2, higher_is_better=True)) / 2
 
@@ -226,6 +243,15 @@ def _best(context: Context, method: str) -> tuple[str, Settings] | None:
         return None
     words = max(scores, key=lambda one: scores[one])
     return words, tried[words]
+
+
+def _preferred(context: Context, method: str) -> str | None:
+    """Return the kind of own part that scores best in the chosen try; of equals the first."""
+    kinds, best = context.settings.get("personalise", {}).get(method, ()), _best(context, method)
+    if not kinds or best is None:
+        return None
+    result = _of_the_try(context, method, best[0])
+    return max(kinds, key=lambda kind: score(result, f"validation, {OWN_KINDS[kind]}"))
 
 
 def _choice_table(context: Context, methods: list[str]) -> Table:

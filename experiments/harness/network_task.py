@@ -28,27 +28,29 @@ Array = NDArray[np.float64]
 BEGUN = "begun.csv"
 ALONE = "alone"
 """The method that trains every client by itself."""
-PERSONALISED = "test, own bias after training"
-"""What a file calls the test accuracies with an own bias that was fitted after training."""
-HELD_OUT = "validation, own bias after training"
-"""What a try's file calls own biases' accuracies on validation samples they were not fitted to."""
+OWN_KINDS = {"bias": "own bias after training", "all": "fine-tuned"}
+"""What becomes each client's own after training, in words."""
 MAJORITY = "test, majority class"
 FOLDS = 5
 BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
 MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
-OWN = f"{MEAN}, own bias after training"
+PLAIN_OURS = f"{OURS} with FedAvg"
 """All of ours but the fair objective and the correction for drift."""
-AFTER = {MOMENTUM: f"{MOMENTUM}, own bias after training", MEAN: OWN, FAIR_MEAN: OURS}
-"""Rows with own biases, by the method whose runs they were fitted to."""
+ROLES = {MEAN: PLAIN_OURS, FAIR_MEAN: OURS}
+"""What methods are called with the kind of own part that validation samples prefer."""
+Tuned = tuple[float, int]
+"""Step size and number of steps of fine-tuning."""
 
 
 @dataclass(frozen=True)
 class Task:
     """One run: its method, settings in words, configuration and file.
 
-    With ``personalise`` its file also has the accuracies with an own bias fitted after training,
-    and those of saying what is most frequent among a client's training samples; a try's file has
-    own biases' accuracies on validation samples that they were not fitted to.
+    With ``personalise`` its file also has the accuracies with these kinds of own parts, fitted
+    after training, and those of saying what is most frequent among a client's training samples. A
+    try's file has them on validation samples: those of own biases on samples that they were not
+    fitted to, those of fine-tuning with the steps that these samples chose; the chosen runs take
+    these steps.
     """
 
     method: str
@@ -56,7 +58,8 @@ class Task:
     table: Settings
     seed: int
     path: Path
-    personalise: bool = False
+    personalise: tuple[str, ...] = ()
+    tuned: Tuned | None = None
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -92,17 +95,32 @@ class Result:
     sizes: dict[str, Array]
     seconds: float
     failed: str = ""
+    tuned: Tuned | None = None
 
 
-def add_own_rows(results: Mapping[str, Mapping[int, Result]]) -> dict[str, dict[int, Result]]:
-    """Return the results and, beside them, those with own biases fitted after training."""
+def own_row(method: str, kind: str, preferred: Mapping[str, str]) -> str:
+    """Return what a method is called with an own part of some kind."""
+    if preferred.get(method) == kind and method in ROLES:
+        return ROLES[method]
+    return f"{method}, {OWN_KINDS[kind]}"
+
+
+def add_own_rows(
+    results: Mapping[str, Mapping[int, Result]], preferred: Mapping[str, str]
+) -> dict[str, dict[int, Result]]:
+    """Return the results and, beside them, those with own parts fitted after training.
+
+    ``preferred`` is the kind that validation samples prefer, by method.
+    """
     out = {method: dict(runs) for method, runs in results.items()}
-    for method, row in AFTER.items():
-        runs = {s: r for s, r in results.get(method, {}).items() if PERSONALISED in r.accuracy}
-        if runs:
-            out[row] = {s: replace(r, accuracy={"test": r.accuracy[PERSONALISED]},
-                                   sizes={"test": r.sizes[PERSONALISED]})
-                        for s, r in runs.items()}  # fmt: skip
+    for method, runs in results.items():
+        for kind, words in OWN_KINDS.items():
+            split = f"test, {words}"
+            fitted = {s: replace(r, accuracy={"test": r.accuracy[split]},
+                                 sizes={"test": r.sizes[split]})
+                      for s, r in runs.items() if split in r.accuracy}  # fmt: skip
+            if fitted:
+                out[own_row(method, kind, preferred)] = fitted
     return out
 
 
@@ -122,26 +140,44 @@ def carry_out(task: Task) -> None:
     torch.compiler.reset()  # it compiles a function eight times in a process, then no more
     started, failed = time.perf_counter(), ""
     told: dict[str, Any] = {}
+    tuned: Tuned | None = None
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
     built = build(RunConfig.from_dict(table))
     try:
-        told = _train_alone(built, task) if task.method == ALONE else _train(built, task)
+        if task.method == ALONE:
+            told = _train_alone(built, task)
+        else:
+            told, tuned = _train(built, task)
     except (TrainingError, MissingClients) as error:  # the latter of clients that train alone
         failed = str(error)
-    write_result(task, list(built.federation.names), told, time.perf_counter() - started, failed)
+    seconds = time.perf_counter() - started
+    write_result(task, list(built.federation.names), told, seconds, failed, tuned)
 
 
-def _train(built: Any, task: Task) -> dict[str, Any]:
-    history = built.train()
+def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
+    history, data = built.train(), built.federation
     records = [history.last("accuracy", split) for split in built.config.evaluate.splits]
     told = {r.split: _told(r.values, r.sizes) for r in records if r is not None}
-    if task.personalise and "test" in told:
-        fitted = history.personalise(built.federation)
-        told[PERSONALISED] = _told(fitted.after, fitted.sizes)
-        told[MAJORITY] = _told(_say_the_most_frequent(built.federation), fitted.sizes)
-    elif task.personalise:
-        told[HELD_OUT] = _told(*_held_out(history, built.federation))
-    return told
+    tuned, where = task.tuned, task.table.get("engine", {}).get("device", "cpu")
+    chosen = "test" in told
+    if "bias" in task.personalise:
+        fitted = history.personalise(data) if chosen else None
+        found = (fitted.after, fitted.sizes) if fitted else _held_out(history, data)
+        told[f"{'test' if chosen else 'validation'}, {OWN_KINDS['bias']}"] = _told(*found)
+    if "all" in task.personalise:
+        trained = copy.copy(history)
+        trained.provenance = {}  # a try's validation samples stand in the place of test samples
+        given = {} if tuned is None else dict(zip(("lr", "steps"), tuned, strict=True))
+        shown = data if chosen else replace(data, test=data.validation)
+        fitted = trained.personalise(shown, own="all", device=where, **given)
+        split = f"{'test' if chosen else 'validation'}, {OWN_KINDS['all']}"
+        told[split] = _told(fitted.after, fitted.sizes)
+        how = fitted.choices["train"].to_dict()
+        tuned = (how["lr"], int(how["steps"]))
+    if task.personalise and chosen:
+        sizes = data.splits()["test"].sizes
+        told[MAJORITY] = _told(_say_the_most_frequent(data), sizes)
+    return told, tuned
 
 
 def _held_out(history: Any, data: Federation) -> tuple[Array, NDArray[Any]]:
@@ -187,12 +223,19 @@ def _told(values: Array, sizes: NDArray[Any]) -> dict[str, Any]:
 
 
 def write_result(
-    task: Task, names: list[str], told: Mapping[str, Any], seconds: float, failed: str = ""
+    task: Task,
+    names: list[str],
+    told: Mapping[str, Any],
+    seconds: float,
+    failed: str = "",
+    tuned: Tuned | None = None,
 ) -> None:
     """Write the file of a run, whole or not at all."""
     record = {"method": task.method, "settings": task.words, "seed": task.seed, "id": task.id,
               "rounds": task.table.get("rounds"), "seconds": round(seconds, 2), "failed": failed,
               "names": names, "splits": told}  # fmt: skip
+    if tuned is not None:
+        record["tuned"] = tuned
     draft = task.path.with_suffix(f".{os.getpid()}.part")
     draft.write_text(json.dumps(record) + "\n", encoding="utf-8")
     draft.replace(task.path)
@@ -204,4 +247,5 @@ def read_result(path: Path) -> Result:
     splits = record["splits"]
     accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
     sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
-    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"])
+    tuned = tuple(record["tuned"]) if "tuned" in record else None
+    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"], tuned)

@@ -22,9 +22,8 @@ from experiments.harness.measures import with_limits
 from experiments.harness.recipe_trials import ALONE, BASE, OURS, Array
 
 WORST, AVERAGE = "worst 20 %", "average"
-OWN_BIASES = ("FedAvg, server momentum, averaged, own bias after training",
-              "FedAvg, server momentum, averaged, own bias")  # fmt: skip
-"""Ours without the fair objective, own biases learned as ours are: the first that is stored."""
+WITHOUT_FAIRNESS = ("ours with FedAvg", "FedAvg, server momentum, averaged, own bias")
+"""Ours without the fair objective: the first that is stored."""
 DRAWS = 2000
 Rows = list[dict[str, str]]
 
@@ -62,7 +61,9 @@ class Network:
     @property
     def own(self) -> Interval | None:
         """Ours minus FedAvg with the same own part, for the worst; None if it is not stored."""
-        return next((self.against[WORST][m] for m in OWN_BIASES if m in self.against[WORST]), None)
+        return next(
+            (self.against[WORST][m] for m in WITHOUT_FAIRNESS if m in self.against[WORST]), None
+        )
 
     @property
     def is_ahead(self) -> bool:

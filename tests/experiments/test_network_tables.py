@@ -89,9 +89,12 @@ def test_rows_with_own_biases_stand_beside_the_runs_they_were_fitted_to() -> Non
     after = "test, own bias after training"
     one = Result(["a"], {"test": np.array([0.5]), after: np.array([0.75])},
                  {"test": np.array([4.0]), after: np.array([4.0])}, 1.0)  # fmt: skip
-    rows = add_own_rows({"SCAFF-PD, averaged": {3: one}, "AFL": {3: one}})
-    assert list(rows) == ["SCAFF-PD, averaged", "AFL", "ours"]
+    runs = {"SCAFF-PD, averaged": {3: one}, "AFL": {3: one}}
+    rows = add_own_rows(runs, {"SCAFF-PD, averaged": "bias"})
+    assert list(rows) == ["SCAFF-PD, averaged", "AFL", "ours", "AFL, own bias after training"]
     assert rows["ours"][3].accuracy["test"] == 0.75 and rows["AFL"][3].accuracy["test"] == 0.5
+    others = add_own_rows(runs, {"SCAFF-PD, averaged": "all"})
+    assert "SCAFF-PD, averaged, own bias after training" in others and "ours" not in others
 
 
 @pytest.mark.parametrize("name", SHARDS)

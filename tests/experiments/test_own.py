@@ -133,6 +133,30 @@ def test_label_skew_with_networks_counts_every_run(tmp_path: Path, monkeypatch) 
     assert sum(map(int, tested)) == 200  # type: ignore[arg-type]
 
 
+def test_validation_samples_choose_between_own_biases_and_fine_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))
+    fair = "SCAFF-PD, averaged"
+    changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
+                               "groups": [[fair]], "seeds": [0],
+                               "personalise": {fair: ["bias", "all"]}}  # fmt: skip
+    outcome = reproduce("own-cifar", tmp_path, quick=True, changes=changes)
+    files = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")]
+    words = next(row[1] for row in outcome.tables["choice"].rows if row[3] == "chosen")
+    (chosen,) = [one for one in files if one["settings"] == words and "validation" in one["splits"]]
+    (final,) = [one for one in files if "test" in one["splits"]]
+    assert final["tuned"] == chosen["tuned"]
+    kinds = {"own bias after training", "fine-tuned"}
+    values = {k: np.array(chosen["splits"][f"validation, {k}"]["accuracy"], float) for k in kinds}
+    scores = {k: np.nanmean(v) + np.nanmin(v) for k, v in values.items()}  # four clients
+    rows = {row[0]: row for row in outcome.tables["methods"].rows}
+    left = min(scores, key=lambda k: scores[k])
+    if scores[left] < max(scores.values()):
+        assert {"ours", f"{fair}, {left}"} < set(rows)
+    assert len(rows) == 3  # with the shared network
+
+
 def test_every_network_method_has_as_many_tries_and_one_penalty() -> None:
     settings = definition("own-cifar")
     named = [m for group in settings["groups"] for m in group]
