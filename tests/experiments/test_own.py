@@ -11,6 +11,8 @@ import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
 from experiments.harness.running import reproduce
 
+from equifed.runs import fine_tune
+
 pytestmark = pytest.mark.long
 
 
@@ -137,6 +139,8 @@ def test_validation_samples_choose_between_own_biases_and_fine_tuning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(fine_tune, "RATES", (0.03,))
+    monkeypatch.setattr(fine_tune, "STEPS", (5,))
     fair = "SCAFF-PD, averaged"
     changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
                                "groups": [[fair]], "seeds": [0],
