@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from equifed import Federation, LocalSGD
-from equifed.contract import Stream
-from equifed.contract.clients import MissingClients
+from equifed.contract import MissingClients, Stream
 from equifed.runs import RunConfig, build, merge_tables
 from equifed.training import TrainingError
 from experiments.harness.experiment import Settings

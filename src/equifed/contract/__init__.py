@@ -2,7 +2,7 @@
 
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients
+from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.evaluation import Evaluation
 from equifed.contract.streams import Stream
 
@@ -13,6 +13,7 @@ __all__ = [
     "Index",
     "Info",
     "Losses",
+    "MissingClients",
     "Stream",
     "Vector",
     "Weights",
