@@ -60,6 +60,17 @@ def test_it_is_gradient_descent_where_a_batch_is_all_samples() -> None:
         )
 
 
+def test_to_change_nothing_is_exact_in_the_precision_of_the_model() -> None:
+    data = turned()
+    clients = ef.simulate(data, "mlp", dtype=torch.float64)
+    history = ef.train(FedAvg(LocalSGD(lr=0.1, steps=5)), clients, rounds=2)
+    found = history.personalise(data, own="all", steps=0)
+    assert found.choices["train"].to_dict()["steps"] == 0 and "no change" in describe(found)
+    for name, weight in found.predictor.module.named_parameters():
+        for own in found.predictor.own[name]:
+            assert torch.equal(own, weight.detach())
+
+
 def test_it_helps_where_an_own_bias_cannot() -> None:
     data = turned()
     history = trained(data)
@@ -94,6 +105,7 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     cases = [
         ({"lr": -1.0}, "lr must be a number above 0, got -1"),
         ({"steps": 1.5}, "steps must be a whole number, at least 0, got 1.5"),
+        ({"steps": float("nan")}, "at least 0, got nan"),
         ({"penalty": 1.0}, "own='all' has lr and steps"),
         ({"lr": 1e30, "steps": 5}, "lr 1e.30: 4 client.*client 0.*give a smaller lr"),
     ]

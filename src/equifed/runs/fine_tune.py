@@ -37,7 +37,7 @@ class Tuned:
 
     def __str__(self) -> str:
         if not self.steps:
-            return "no change: nothing tried was better on held-out samples"
+            return "no change"
         return f"{self.steps} local steps of {BATCH} samples, lr {self.lr:g}"
 
     def to_dict(self) -> dict[str, float]:
@@ -91,9 +91,10 @@ def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
             "Fine-tuning goes on with the loss of training, which is known for cross_entropy, "
             "logistic and squared losses without class weights; the model was trained with another."
         )
+    dtype = next(p.dtype for p in predictor.module.parameters() if p.requires_grad)
     clients = simulate(data, predictor.module, getattr(losses, predictor.loss), device=device,
-                       init="own")  # fmt: skip
-    wanted = len(data.names) * clients.model.size * 4
+                       dtype=dtype, init="own")  # fmt: skip
+    wanted = len(data.names) * clients.model.size * dtype.itemsize
     if wanted > MOST_BYTES:
         raise ValueError(
             f"Own models of {len(data.names)} clients with {clients.model.size:,} parameters take "
@@ -107,10 +108,10 @@ def _tried(data: Federation, lr: float | None, steps: int | None) -> list[Tuned]
     """Return what is tried, or the one thing that is given."""
     if lr is not None and not (lr > 0 and math.isfinite(lr)):
         raise ValueError(f"lr must be a number above 0, got {lr}.")
-    if steps is not None and (steps != int(steps) or steps < 0):
+    if steps is not None and not (steps >= 0 and float(steps).is_integer()):
         raise ValueError(f"steps must be a whole number, at least 0, got {steps}.")
     if steps == 0 or (lr is not None and steps is not None):
-        return [Tuned(lr or 0.0, steps)]
+        return [Tuned(lr or 0.0, int(steps))]
     if data.validation is None or not len(data.validation.targets):
         raise ValueError(
             "Step size and number of steps are chosen on validation samples, and these data have "
