@@ -141,6 +141,8 @@ def test_validation_samples_choose_between_own_biases_and_fine_tuning(
     monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setattr(fine_tune, "RATES", (0.03,))
     monkeypatch.setattr(fine_tune, "STEPS", (5,))
+    judged, score = [], fine_tune._score
+    monkeypatch.setattr(fine_tune, "_score", lambda *given: judged.append(0) or score(*given))
     fair = "SCAFF-PD, averaged"
     changes: dict[str, Any] = {"run": {"data": {"path": str(tmp_path / "images.npz")}},
                                "groups": [[fair]], "seeds": [0],
@@ -151,6 +153,7 @@ def test_validation_samples_choose_between_own_biases_and_fine_tuning(
     (chosen,) = [one for one in files if one["settings"] == words and "validation" in one["splits"]]
     (final,) = [one for one in files if "test" in one["splits"]]
     assert final["tuned"] == chosen["tuned"]
+    assert len(judged) == 4  # no change and five steps, in two tries; the final run takes theirs
     kinds = {"own bias after training", "fine-tuned"}
     values = {k: np.array(chosen["splits"][f"validation, {k}"]["accuracy"], float) for k in kinds}
     scores = {k: np.nanmean(v) + np.nanmin(v) for k, v in values.items()}  # four clients
