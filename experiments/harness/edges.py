@@ -100,9 +100,9 @@ def _edge(
 ) -> list[Edge]:
     picked: list[float] = []
     try:
-        tried = sorted({float(given[name]) for _, given, _ in tries if name in given})
+        tried = sorted({_number(given[name]) for _, given, _ in tries if name in given})
         for _, given, times in tries:
-            picked += [float(given[name])] * times if name in given else []
+            picked += [_number(given[name])] * times if name in given else []
     except ValueError:  # words and lists
         return []
     if len(tried) < 2 or not picked:
@@ -111,6 +111,15 @@ def _edge(
     low, high = limits.get(name, (None, None))
     beyond = (value == tried[0] and value != low) or (value == tried[-1] and value != high)
     return [Edge(experiment, method, name, value, tuple(tried))] if beyond else []
+
+
+def _number(text: str) -> float:
+    """Return a value as a number; "3/n" is 3 for each sample of a client's.
+
+    >>> _number("3/n")
+    3.0
+    """
+    return float(text.removesuffix("/n"))
 
 
 def stored_edges(names: Iterable[str] = (), root: Path = ROOT) -> list[Edge]:

@@ -1,9 +1,10 @@
 """Runs of a network table: small result files, the most important methods first, cut off any time.
 
 Each run leaves one file with its accuracies and nothing else (a table has hundreds of them, on
-machines that are lent for minutes). A run that was cut off is begun again; ``begun.csv`` counts
-them all. Tries are short runs with validation samples, in which step sizes that decay do so in
-fewer rounds, so that they tell of the end of training, too; the chosen settings run in full.
+machines that are lent for minutes), and all are kept with the tables. A run that was cut off is
+begun again; ``begun.csv`` counts them all. Tries are short runs with validation samples, in which
+step sizes that decay do so in fewer rounds, so that they tell of the end of training, too; the
+chosen settings run in full.
 
 The definition has ``groups`` of methods, most important first: while the chosen runs of one group
 are carried out, the tries of the next one wait behind them. Methods of a group run seed by seed.
@@ -16,7 +17,6 @@ named in ``personalise`` also fit own parts after training, of the kinds named t
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,8 @@ from equifed.report import slug
 from equifed.runs import apply_override, merge_tables
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
+from experiments.harness.kept_runs import count_runs, keep, restore
 from experiments.harness.network_task import (
-    BEGUN,
     OWN_KINDS,
     Result,
     Task,
@@ -69,7 +68,9 @@ def run_all(context: Context, more: Sequence[Task] = ()) -> Found:
     strange = [m for m in methods if m not in settings["methods"]]
     if strange:
         raise ValueError(f"groups name no method: {', '.join(strange)}.")
+    restore(context.out)
     problems = _carry_out(context, more) if settings["finish"] else []
+    keep(context.out)
     results: dict[str, dict[int, Result]] = {}
     for method in methods:
         tasks = _chosen_runs(context, [method], settings["seeds"])
@@ -99,20 +100,6 @@ def _carry_out(context: Context, more: Sequence[Task]) -> list[str]:
                 if seed not in done:
                     chosen += _submit(submit, _chosen_runs(context, group, [seed]), context)
         return problems + _wait(chosen)
-
-
-def count_runs(out: Path) -> dict[str, tuple[int, int]]:
-    """Return for each method how many runs were begun, and how many of them ended."""
-    begun: dict[str, int] = {}
-    ended: dict[str, int] = {}
-    path = out / "runs" / BEGUN
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        method = line.partition("\t")[0]
-        begun[method] = begun.get(method, 0) + 1
-    for file in (out / "runs").glob("*.json"):
-        method = json.loads(file.read_text(encoding="utf-8"))["method"]
-        ended[method] = ended.get(method, 0) + 1
-    return {m: (begun.get(m, 0), ended.get(m, 0)) for m in {**begun, **ended}}
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.harness.experiment import EXPERIMENTS, definition
+from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
+from experiments.harness.kept_runs import KEPT
 from experiments.harness.network_parts import (
     DecayingSteps,
     PatchConv2d,
@@ -28,6 +29,7 @@ from equifed.contract import Stream
 from equifed.runs import RunConfig, build, merge_tables
 
 SHARDS = ["fedmdfg-fashion", "fedmdfg-cifar10"]
+STORED = sorted(ROOT.glob(f"*/{KEPT}"))
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
@@ -155,6 +157,7 @@ def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in stored}
     lost = next(path for path in stored if "seed-0" in path.name and "fedavg" in path.name)
     lost.unlink()
+    (tmp_path / KEPT).unlink()
     partial = reproduce(name, tmp_path, quick=True, changes={**some, "finish": False})
     assert next(row[0] for row in partial.tables["methods"].rows) == "SCAFF-PD"
     assert not lost.exists()  # a table of what is there runs nothing
@@ -163,8 +166,28 @@ def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     assert rows["FedAvg"][-2:] == [4, 3] and rows["SCAFF-PD"][-2:] == [3, 3]  # begun, ended
     same = {path: path.stat().st_mtime_ns for path in stored}
     assert {path for path in stored if same[path] != before[path]} == {lost}
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / KEPT).parent.mkdir(parents=True)
+    (elsewhere / KEPT).write_bytes((tmp_path / KEPT).read_bytes())
+    again = reproduce(name, elsewhere, quick=True, changes={**some, "finish": False})
+    assert {key: table.csv() for key, table in again.tables.items()} == {
+        key: table.csv() for key, table in whole.tables.items()
+    }
+    assert (elsewhere / KEPT).read_bytes() == (tmp_path / KEPT).read_bytes()
     with pytest.raises(ValueError, match="other settings"):
         reproduce(name, tmp_path, quick=True, changes={**some, "run": {"rounds": 4}})
+
+
+@pytest.mark.parametrize("name", [path.parts[-3] for path in STORED])
+def test_stored_network_tables_are_made_of_the_runs_that_are_kept(
+    name: str, tmp_path: Path
+) -> None:
+    stored = ROOT / name
+    (tmp_path / KEPT).parent.mkdir()
+    (tmp_path / KEPT).write_bytes((stored / KEPT).read_bytes())
+    outcome = reproduce(name, tmp_path, changes={"finish": False})
+    for key, table in outcome.tables.items():
+        assert table.csv() == (stored / "results" / f"{key}.csv").read_text(encoding="utf-8"), key
 
 
 @pytest.mark.long
