@@ -13,7 +13,7 @@ from experiments.harness.experiment import ROOT
 pytestmark = pytest.mark.long
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-SELF_CONTAINED = ["flamby-heart", "rc-fashion", "ia-points"]
+SELF_CONTAINED = ["flamby-heart", "rc-fashion", "ia-points", "noisy-clients"]
 LONGER = ["scaff-pd-synthetic", "scaff-pd-cifar10", "ia-penguins"]
 """Those whose experiments have tests with smaller forms."""
 
