@@ -73,9 +73,26 @@ class Broken(nn.Module):
         return x * float("nan")
 
 
+class Centred(nn.Module):
+    """Mixes the samples of a batch."""
+
+    def forward(self, x: Any) -> Any:
+        return x - x.mean(0)
+
+
+class Drawn(nn.Module):
+    """Draws at random in evaluation, too."""
+
+    def forward(self, x: Any) -> Any:
+        return x + torch.randn_like(x)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda d: features(Centred(), d), "when other samples are beside it"),
+        (lambda d: features(Drawn(), d), "or at a second time"),
+        (lambda d: features(nn.Linear(7, 2), d), r"cannot take samples of shape \(3,\)"),
         (lambda d: features(network(), d, layer="9"), "no layer '9'; it has 0, 1, 2, 3"),
         (lambda d: features(network(), d, chunk=0), "at least 1 sample, got 0"),
         (lambda d: features(Twice(), d, layer="inner"), "'inner' ran 2 times"),

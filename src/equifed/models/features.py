@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equifed.data.federation import Federation
+from equifed.models.checks import explain_inputs
 from equifed.models.flat import as_data
+
+FEW = 2
+"""Samples of which features are made twice: with those beside them, and without."""
+ROUNDING = 1e-2
+"""What products in other shapes may differ by, also in bf16."""
 
 
 def features(
@@ -92,10 +98,31 @@ def _compute(
     with torch.no_grad():
         for first in range(0, max(len(inputs), 1), chunk):
             samples = as_data(inputs[first : first + chunk], dtype, device)
-            caught.clear()
-            module(samples)
-            out.append(_rows(caught, len(samples), layer))
+            out.append(_of_chunk(module, samples, caught, layer))
+            if first == 0:
+                again = _of_chunk(module, samples[:FEW], caught, layer)
+                _check_rows(out[0][:FEW], again, layer)
     return np.concatenate(out)
+
+
+def _of_chunk(
+    module: nn.Module, samples: Tensor, caught: list[Any], layer: str | None
+) -> NDArray[Any]:
+    caught.clear()
+    with explain_inputs(module, samples):
+        module(samples)
+    return _rows(caught, len(samples), layer)
+
+
+def _check_rows(found: NDArray[Any], again: NDArray[Any], layer: str | None) -> None:
+    """Refuse features of a sample that depend on chance, or on who is beside it in a chunk."""
+    size = float(np.abs(found).max(initial=0.0))
+    if not np.allclose(found, again, rtol=ROUNDING, atol=ROUNDING * size):
+        which = "The module" if layer is None else f"Layer {layer!r}"
+        raise ValueError(
+            f"{which} gives a sample other features when other samples are beside it, or at a "
+            "second time: take out what draws at random or mixes the samples of a batch."
+        )
 
 
 def _rows(caught: list[Any], samples: int, layer: str | None) -> NDArray[Any]:
