@@ -141,7 +141,8 @@ def test_other_means_of_models(kind: str) -> None:
         (lambda: Paced(FedAvg(WORK), warmup=-1), "at least 0 rounds"),
         (lambda: Paced(FedAvg(WORK), floor=2.0), r"floor must lie in \[0, 1\]"),
         (lambda: Averaged(FedAvg(WORK), exponential=1.0), r"in \(0, 1\), got 1"),
-        (lambda: Averaged(FedAvg(WORK), last=0), "at least 1 model"),
+        (lambda: Averaged(FedAvg(WORK), last=0), "whole number of models, at least 1, got 0"),
+        (lambda: Averaged(FedAvg(WORK), last=2.5), "whole number of models, at least 1, got 2.5"),  # type: ignore[arg-type]
         (lambda: Averaged(FedAvg(WORK), exponential=0.5, last=2), "not both"),
     ],
 )

@@ -65,8 +65,8 @@ class Averaged:
             raise ValueError(f"decay must be at least 0, got {self.decay}; 0 is the plain mean.")
         if self.exponential is not None and not 0 < self.exponential < 1:
             raise ValueError(f"exponential must lie in (0, 1), got {self.exponential}.")
-        if self.last is not None and self.last < 1:
-            raise ValueError(f"last must be at least 1 model, got {self.last}.")
+        if self.last is not None and not (isinstance(self.last, int) and self.last >= 1):
+            raise ValueError(f"last must be a whole number of models, at least 1, got {self.last}.")
         if self.exponential is not None and self.last is not None:
             raise ValueError("Averaged takes exponential or last, not both.")
 
