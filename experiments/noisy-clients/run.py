@@ -8,7 +8,8 @@ gap, so that the objective alone makes the difference; test labels are right for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,17 +46,18 @@ Found = dict[str, dict[str, list[dict[str, Any]]]]
 def run(context: Context) -> Outcome:
     """Measure what is not there yet, with labels flipped and as published, and compare."""
     settings, parts = context.settings, {}
-    given = {key: settings[key] for key in ("l2", "rounds", "gap", "objectives", "noisy")}
+    given = {key: settings[key] for key in ("rounds", "gap", "objectives", "noisy")}
     given["data"] = settings["sets"][settings["data"]]
-    for seed in range(settings["seeds"]):
-        for labels, share in (("wrong", settings["flipped"]), ("right", 0.0)):
-            told = {"settings": given, "flipped": share, "seed": seed}
-            parts[f"{labels}-{seed:02d}"] = Part(measure_split, told)
+    shares, seeds = {"wrong": settings["flipped"], "right": 0.0}, range(settings["seeds"])
+    for seed, (labels, share) in itertools.product(seeds, shares.items()):
+        for l2 in settings["l2"]:
+            told = {"settings": given, "flipped": share, "seed": seed, "l2": l2}
+            parts[_name(labels, seed, l2)] = Part(measure_split, told)
     answers = compute_parts(context, parts)
     found: Found = {}
-    for labels in ("wrong", "right"):
-        splits = [one for name, one in answers.items() if name.startswith(labels)]
-        found[labels] = {m: [chosen(one, m) for one in splits] for m in splits[0]["tries"]}
+    for labels in shares:
+        splits = [[answers[_name(labels, seed, l2)] for l2 in settings["l2"]] for seed in seeds]
+        found[labels] = {m: [chosen(one, m) for one in splits] for m in splits[0][0]["models"]}
     tables = {
         "methods": methods_table(found),
         "against-average": differences_table(found),
@@ -63,6 +65,10 @@ def run(context: Context) -> Outcome:
     }
     drawn = {"average-and-worst": draw(found["wrong"])}
     return Outcome(checks(found["wrong"]), tables, drawn)
+
+
+def _name(labels: str, seed: int, l2: float) -> str:
+    return f"{labels}-{seed:02d}-{l2:g}"
 
 
 # -- one split ------------------------------------------------------------------------------------
@@ -82,23 +88,20 @@ def flip_labels(data: ef.Federation, clients: list[int], share: float, seed: int
     return replace(data, **out)
 
 
-def measure_split(settings: Settings, flipped: float, seed: int) -> dict[str, Any]:
-    """Return the accuracies under every objective and penalty, and who has wrong labels."""
+def measure_split(settings: Settings, flipped: float, seed: int, l2: float) -> dict[str, Any]:
+    """Return the accuracies under every objective with one penalty, and who has wrong labels."""
     data = load_table({**settings["data"], "seed": seed})
     noisy = np.random.default_rng([seed, 0]).choice(len(data), settings["noisy"], replace=False)
     data = flip_labels(data, sorted(noisy.tolist()), flipped, seed)
-    baselines = [ef.alone(data, "logistic", "logistic", l2=l2, tune=False).losses
-                 for l2 in settings["l2"]]  # fmt: skip
-    tries: dict[str, list[dict[str, Any]]] = {}
+    alone = ef.alone(data, "logistic", "logistic", l2=l2, tune=False).losses
+    models: dict[str, dict[str, Any]] = {}
     for name, given in settings["objectives"].items():
         objective = KINDS[given["name"]](**{k: v for k, v in given.items() if k != "name"})
-        tries[name] = [train(settings, data, l2, objective) for l2 in settings["l2"]]
+        models[name] = train(settings, data, l2, objective)
         if name != PLAIN:
-            tries[EXCESS + name] = [
-                train(settings, data, l2, ExcessRisk(tuple(b.tolist()), objective))
-                for l2, b in zip(settings["l2"], baselines, strict=True)
-            ]
-    return {"noisy": sorted(noisy.tolist()), "tries": tries}
+            excess = ExcessRisk(tuple(alone.tolist()), objective)
+            models[EXCESS + name] = train(settings, data, l2, excess)
+    return {"noisy": sorted(noisy.tolist()), "models": models}
 
 
 def train(
@@ -120,16 +123,16 @@ def train(
     return {**out, "gap": proof["gap"] if isinstance(proof, dict) else None}
 
 
-def chosen(split: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return the try that validation samples choose, whose labels may be wrong, too."""
+def chosen(tries: Sequence[Mapping[str, Any]], method: str) -> dict[str, Any]:
+    """Return the model that validation samples choose, whose labels may be wrong, too."""
     scores = []
-    for one in split["tries"][method]:
-        values = np.array(one["validation"], dtype=np.float64)
+    for one in tries:
+        values = np.array(one["models"][method]["validation"], dtype=np.float64)
         known = values[~np.isnan(values)]
         scores.append((float(known.mean()) + worst(known)) / 2)
     place = int(np.argmax(scores))
-    told = {"noisy": split["noisy"], "place": place, "scores": scores}
-    return {**split["tries"][method][place], **told}
+    told = {"noisy": tries[place]["noisy"], "place": place, "scores": scores}
+    return {**tries[place]["models"][method], **told}
 
 
 def _of(one: Mapping[str, Any], noisy: bool) -> Array:

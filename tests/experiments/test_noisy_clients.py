@@ -58,6 +58,8 @@ def test_measures_are_of_the_clients_with_right_and_with_wrong_labels() -> None:
 
 
 def test_validation_samples_choose_the_penalty() -> None:
-    tries = [{"validation": [0.5, 0.9], "test": [1.0, 1.0]},
-             {"validation": [0.8, 0.8], "test": [0.0, 0.0]}]  # fmt: skip
-    assert MODULE.chosen({"tries": {"A": tries}, "noisy": [0]}, "A")["place"] == 1
+    told = [([0.5, 0.9], 1.0), ([0.8, 0.8], 0.0)]
+    tries = [{"noisy": [0], "models": {"A": {"validation": held, "test": [test]}}}
+             for held, test in told]  # fmt: skip
+    one = MODULE.chosen(tries, "A")
+    assert (one["place"], one["test"], one["scores"]) == (1, [0.0], pytest.approx([0.6, 0.8]))
