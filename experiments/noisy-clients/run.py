@@ -48,7 +48,7 @@ def run(context: Context) -> Outcome:
     settings, parts = context.settings, {}
     given = {key: settings[key] for key in ("rounds", "gap", "objectives", "noisy")}
     given["data"] = settings["sets"][settings["data"]]
-    shares, seeds = {"wrong": settings["flipped"], "right": 0.0}, range(settings["seeds"])
+    shares, seeds = {"wrong": settings["flipped"], "right": 0.0}, range(settings["splits"])
     for seed, (labels, share) in itertools.product(seeds, shares.items()):
         for l2 in settings["l2"]:
             told = {"settings": given, "flipped": share, "seed": seed, "l2": l2}
