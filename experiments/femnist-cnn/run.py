@@ -23,8 +23,11 @@ from experiments.harness.network_task import (
     MEAN,
     MOMENTUM,
     OURS,
+    OWN_KINDS,
+    PLAIN_OURS,
     Result,
     Task,
+    add_own_rows,
     read_result,
 )
 from numpy.typing import NDArray
@@ -39,7 +42,9 @@ Counts = tuple[Array, Array]
 Both = Callable[[str, str], tuple[int, Mapping[str, Counts]]]
 """The counts of two methods on the folds that both have, after the number of these."""
 
-OWN, TAIL, DRAWS = f"{MEAN}, own bias", 0.2, 2000
+JOINT, FAIR_JOINT = f"{MEAN}, own bias", f"{FAIR_MEAN}, own bias"
+TUNED = f"{BASE}, {OWN_KINDS['all']}"
+TAIL, DRAWS = 0.2, 2000
 
 
 def run(context: Context) -> Outcome:
@@ -48,7 +53,7 @@ def run(context: Context) -> Outcome:
     own = [alone(context, fold) for fold in settings["seeds"]]
     found = run_all(context, own)
     results = {
-        **found.results,
+        **add_own_rows(found.results, found.preferred),
         ALONE: {t.seed: read_result(t.path) for t in own if t.complete},
     }
     results = {method: folds for method, folds in results.items() if folds}
@@ -68,7 +73,7 @@ def run(context: Context) -> Outcome:
         return len(shared), {m: (c[kept], s[kept]) for m, (c, s) in pairs.items()}
 
     tables = {
-        "methods": methods_table(counts, results, found.runs),
+        "methods": methods_table(counts, results, found.runs_of_rows()),
         "against": differences_table(counts, both),
         "left": left_table(counts, named),
         "choice": found.choice,
@@ -168,8 +173,8 @@ def methods_table(
 def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
     """Return differences to FedAvg, of SCAFF-PD to server momentum, and of ours to all."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
-    explained = [(FAIR, MOMENTUM), (f"{MOMENTUM}, own bias", MOMENTUM), (MEAN, MOMENTUM),
-                 (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN), (OWN, MEAN)]  # fmt: skip
+    explained = [(FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN),
+                 (JOINT, MEAN), (FAIR_JOINT, FAIR_MEAN), (PLAIN_OURS, MEAN)]  # fmt: skip
     pairs += [pair for pair in explained if set(pair) <= set(counts)]
     pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
     rows: list[list[Cell]] = []
@@ -189,7 +194,7 @@ def _told(limits: Array) -> str:
 def left_table(counts: Mapping[str, Counts], names: list[str]) -> Table:
     """Name the writers that a method serves worse than chance explains."""
     rows: list[list[Cell]] = []
-    for method in (m for m in (BASE, MOMENTUM, OWN, FAIR, OURS) if m in counts):
+    for method in (m for m in (BASE, TUNED, MOMENTUM, PLAIN_OURS, FAIR, OURS) if m in counts):
         correct, sizes = counts[method]
         known = np.flatnonzero(sizes > 0)
         low = compare_to_chance(correct[known], sizes[known]).underserved
@@ -243,7 +248,7 @@ def checks(counts: Mapping[str, Counts], both: Both, settings: Mapping[str, Any]
             f"{_told(difference(shared, OURS, BASE, 'spread beyond chance'))}",
             before > 0 and after <= (1 - wanted["smaller"]) * before,
         ))  # fmt: skip
-    for method, base in ((FAIR, BASE), (FAIR, MOMENTUM), (OURS, OWN)):
+    for method, base in ((FAIR, BASE), (FAIR, MOMENTUM), (OURS, PLAIN_OURS), (OURS, TUNED)):
         folds, shared = both(method, base) if {method, base} <= set(counts) else (0, {})
         if folds:
             limits = difference(shared, method, base, "worst 20 %, %")

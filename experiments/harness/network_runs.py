@@ -39,6 +39,7 @@ from experiments.harness.network_task import (
     Result,
     Task,
     carry_out,
+    own_row,
     read_result,
 )
 
@@ -53,6 +54,12 @@ class Found:
     preferred: dict[str, str] = field(default_factory=dict)
     """The kind of own part that validation samples prefer, by method."""
     problems: list[str] = field(default_factory=list)
+
+    def runs_of_rows(self) -> dict[str, tuple[int, int]]:
+        """Return the runs begun and ended of every row; own parts after training train nothing."""
+        fitted = {own_row(method, kind, self.preferred): counts
+                  for method, counts in self.runs.items() for kind in OWN_KINDS}  # fmt: skip
+        return {**fitted, **self.runs}
 
 
 # -- all runs -------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments.harness import network_runs
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import beyond_chance, floor, with_limits
@@ -31,7 +30,6 @@ from experiments.harness.network_task import (
     PLAIN_OURS,
     Result,
     add_own_rows,
-    own_row,
     with_samples,
 )
 from experiments.harness.shards_table import clients_table
@@ -68,8 +66,9 @@ def run(context: Context) -> Outcome:
     results |= {MOST_FREQUENT: known} if known else {}
     if not results:
         raise ValueError("No method has a complete run yet; run it again to go on.")
+    counted = {**found.runs_of_rows(), MOST_FREQUENT: found.runs.get(MOMENTUM, (0, 0))}
     tables = {
-        "methods": methods_table(results, _trained(found)),
+        "methods": methods_table(results, counted),
         "against": differences_table(results),
         "choice": found.choice,
         "clients": clients_table(results),
@@ -110,14 +109,6 @@ def difference(found: Found, method: str, base: str, measure: str) -> tuple[int,
 
 
 # -- tables ---------------------------------------------------------------------------------------
-
-
-def _trained(found: network_runs.Found) -> dict[str, tuple[int, int]]:
-    """Return how many runs every row took; rows with own parts after training are of others'."""
-    out = {MOST_FREQUENT: found.runs.get(MOMENTUM, (0, 0))}
-    for method, counts in found.runs.items():
-        out |= {own_row(method, kind, found.preferred): counts for kind in OWN_KINDS}
-    return out | found.runs
 
 
 def methods_table(found: Found, runs: Mapping[str, tuple[int, int]]) -> Table:
