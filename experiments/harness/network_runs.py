@@ -177,18 +177,22 @@ def hasten(table: Settings, factor: float) -> Settings:
 
 
 def _tries(context: Context, methods: list[str]) -> list[Task]:
-    """Return the short runs on validation samples; none for a method with one try."""
+    """Return the short runs on validation samples; none where there is nothing to choose."""
     settings, out = context.settings, context.out / "runs"
     factor, tasks = settings["run"]["rounds"] / settings["tries"]["rounds"], []
     for method in methods:
-        tried = alternatives(settings, method)
-        for words, variant in tried.values() if len(tried) > 1 else ():
+        tried, kinds = alternatives(settings, method), _kinds(context, method)
+        for words, variant in tried.values() if len(tried) > 1 or kinds else ():
             seed = settings["tuning_seed"]
             table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
-            kinds = tuple(settings.get("personalise", {}).get(method, ()))
             tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds))
     return tasks
+
+
+def _kinds(context: Context, method: str) -> tuple[str, ...]:
+    """Return the kinds of own parts that are fitted after training; tries choose what they need."""
+    return tuple(context.settings.get("personalise", {}).get(method, ()))
 
 
 def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int]) -> list[Task]:
@@ -199,7 +203,7 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
         for method, (words, variant) in chosen.items():
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
-            kinds = tuple(settings.get("personalise", {}).get(method, ()))
+            kinds = _kinds(context, method)
             tuned = _of_the_try(context, method, words).tuned if "all" in kinds else None
             tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds, tuned))
     return tasks
@@ -230,7 +234,7 @@ def _scores(context: Context, method: str) -> dict[str, float]:
 def _best(context: Context, method: str) -> tuple[str, Settings] | None:
     """Return the best try in words and as a variant; None while tries are missing or all failed."""
     tried = dict(alternatives(context.settings, method).values())
-    if len(tried) == 1:
+    if len(tried) == 1 and not _kinds(context, method):
         return next(iter(tried.items()))
     scores = _scores(context, method)
     if len(scores) < len(tried) or max(scores.values()) == -math.inf:
@@ -241,7 +245,7 @@ def _best(context: Context, method: str) -> tuple[str, Settings] | None:
 
 def _preferred(context: Context, method: str) -> str | None:
     """Return the kind of own part that scores best in the chosen try; of equals the first."""
-    kinds, best = context.settings.get("personalise", {}).get(method, ()), _best(context, method)
+    kinds, best = _kinds(context, method), _best(context, method)
     if not kinds or best is None:
         return None
     result = _of_the_try(context, method, best[0])

@@ -209,10 +209,14 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     for k in (0, 1):
         all_of_it = np.concatenate([split[k] for split in seen])
         np.testing.assert_allclose(np.sort(all_of_it), once, rtol=1e-5)
-    outcome = reproduce("femnist-cnn", tmp_path, quick=True,
-                        changes={"groups": [["FedAvg", "ours"]], "places": [1]})  # fmt: skip
+    changes = {"groups": [["FedAvg", "SCAFF-PD, averaged"]], "places": [1]}
+    outcome = reproduce("femnist-cnn", tmp_path, quick=True, changes=changes)
     rows = {row[0]: row for row in outcome.tables["methods"].rows}
-    assert set(rows) == {"FedAvg", "ours", "alone"}
+    assert set(rows) == {"FedAvg", "FedAvg, fine-tuned", "SCAFF-PD, averaged", "ours", "alone"}
+    tuned = [json.loads(path.read_text())["tuned"] for path in (tmp_path / "runs").glob("fedavg-*")]
+    assert (
+        len(tuned) == 3 and len({tuple(one) for one in tuned}) == 1
+    )  # chosen once, for both folds
     record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())
     assert record["splits"]["test"]["sizes"] == parts[0].splits()["test"].sizes.tolist()
     module = EXPERIMENTS["femnist-cnn"].module
