@@ -172,7 +172,7 @@ def test_every_network_method_has_as_many_tries_and_one_penalty() -> None:
     for tried in settings["tried"].values():
         ((path, values),) = tried.items()
         if path == "model.own_l2":  # ten times the one before
-            assert values == ["0.03/n", "0.3/n", "3/n", "30/n"]
+            assert values == ["0.0003/n", "0.003/n", "0.03/n", "0.3/n"]
         else:
             assert len(values) == 4
             assert values == sorted({2 * v for v in values[:-1]} | {values[0]})
