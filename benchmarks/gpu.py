@@ -1,9 +1,11 @@
 """A FedAvg round on a GPU: agreement with the CPU, and times against the sequential loop and JAX.
 
-    python -m benchmarks.gpu [clients ...] [--beside-jax] [--store]
+    python -m benchmarks.gpu [clients ...] [--beside-jax | --unequal] [--store]
 
 600 samples x 784 features per client, batch 50, 12 local steps, an MLP 784-50-10 in float32,
-shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same loss.
+shuffled minibatches; a CNN at 1,000 clients. Every variant must end at the same loss. With
+``--unequal`` 100 clients of 20 to 1,200 samples, one pass with smaller and smaller minibatches,
+dropout, step by step and as graphs.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ def problem(
     return Federation("random", names, split, classes=10)
 
 
-def one_round(engine: InProcessClients, x: torch.Tensor, r: int) -> torch.Tensor:
+def one_round(
+    engine: InProcessClients, x: torch.Tensor, r: int, work: LocalSGD = WORK
+) -> torch.Tensor:
     weights = np.full(len(engine.names), 1 / len(engine.names))
-    moved = engine.local_steps(x, WORK, Stream(0).at("round", r))  # type: ignore[attr-defined]
+    moved = engine.local_steps(x, work, Stream(0).at("round", r))  # type: ignore[attr-defined]
     return x - moved.displacement.weighted_sum(weights)
 
 
@@ -176,7 +180,7 @@ JAX = {"written out, graph": "highest", "written out, graph, tf32": "default"}
 
 
 def engine_for(
-    data: Federation, model: str, graph: bool = True, **options: object
+    data: Federation, model: str | torch.nn.Module, graph: bool = True, **options: object
 ) -> StackedClients:
     engine = simulate(data, model, device="cuda", **options)
     if not graph:
@@ -202,6 +206,22 @@ def compare_with_jax(sizes: list[int]) -> dict[str, dict[str, float]]:
     return rows
 
 
+def compare_unequal() -> None:
+    """Print the seconds of one pass of clients of unequal sizes, step by step and as graphs."""
+    sizes = np.linspace(20, 1200, 100).astype(int).tolist()
+    data = classification(sizes, (FEATURES,), 10, dtype=np.float32)
+    module = build("mlp", (FEATURES,), 10, hidden=[50], dropout=0.5)
+    for batch in (50, 5, 1):
+        work, took = LocalSGD(lr=LR, epochs=1, batch_size=batch), []
+        for graph in (False, True):
+            engine = engine_for(data, module, graph)
+            x = engine.initial(Stream(0))
+            rounds = 5 if graph or batch > 1 else 1
+            took.append(seconds(partial(one_round, engine, x, work=work), rounds))
+        print(f"batch {batch}: step by step {1e3 * took[0]:.1f} ms, graphs {1e3 * took[1]:.1f} ms, "
+              f"{took[0] / took[1]:.1f} times as fast", flush=True)  # fmt: skip
+
+
 def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     print(f"CUDA against the loop on the CPU, float64: {agreement():.1e}", flush=True)
@@ -209,7 +229,11 @@ def main() -> None:
     parser.add_argument("sizes", nargs="*", type=int, default=[100, 1000, 10000])
     parser.add_argument("--beside-jax", action="store_true", help="only what JAX does, too")
     parser.add_argument("--store", type=Path, nargs="?", const=FOLDER, help="keep the times")
+    parser.add_argument("--unequal", action="store_true", help="only clients of unequal sizes")
     given = parser.parse_args()
+    if given.unequal:
+        compare_unequal()
+        return
     if given.beside_jax:
         rows = compare_with_jax(given.sizes)
         if given.store is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed.contract.arrays import Index
-from equifed.engines.minibatches import Batch, Minibatches
+from equifed.engines.minibatches import Batch
 from equifed.engines.resources import ALIGNED
 from equifed.engines.stacked.gradient_rules import Samples
 from equifed.engines.sums import has_one_order
@@ -213,6 +213,16 @@ class SampleStore:
         return samples.changed(partial(Tensor.to, device=self._device, non_blocking=True))
 
 
+class Batches(Protocol):
+    """What says which samples a step uses."""
+
+    shuffled: bool
+
+    def at(self, step: int) -> Batch:
+        """Return the samples of one step (counted from zero)."""
+        ...
+
+
 class Supply:
     """The samples of a chunk's clients, step by step; full batches are fetched once.
 
@@ -224,7 +234,7 @@ class Supply:
         self,
         store: SampleStore,
         chunk: Chunk,
-        batches: Minibatches,
+        batches: Batches,
         own_l2: Tensor | None = None,
     ) -> None:
         self._store, self._chunk, self._batches, self._own_l2 = store, chunk, batches, own_l2
@@ -237,6 +247,10 @@ class Supply:
     def whole(self) -> Samples:
         """All samples of the chunk's clients."""
         return self._store.fetch_all(self._chunk, self._batches.at(0))
+
+    def prepare(self) -> None:
+        """Fetch full batches now, or make room for minibatches."""
+        _ = self._room if self._batches.shuffled else self.whole
 
     def at(self, step: int, live: int | None = None) -> list[Samples]:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""

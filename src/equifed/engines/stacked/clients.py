@@ -49,6 +49,7 @@ from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, choose_rule
 from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
 from equifed.engines.stacked.least_squares import LeastSquares
+from equifed.engines.stacked.planned import PlannedBatches
 from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
@@ -308,6 +309,9 @@ class StackedClients(InProcessClients):
         )
         return Supply(self._store, chunk, batches, self._own_penalties(chunk))
 
+    def _planned_supply(self, chunk: Chunk, batches: PlannedBatches) -> Supply:
+        return Supply(self._store, chunk, batches, self._own_penalties(chunk))
+
     def _own_penalties(self, chunk: Chunk) -> Tensor | None:
         """Return the penalties of own parameters (c, 1) where they depend on samples."""
         if self.own is None or not self.own.varies:
@@ -323,7 +327,7 @@ class StackedClients(InProcessClients):
         alternates = given.own is not None and given.own.alternating
         graphs = None if alternates else self.graphs
         here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
-        replayed = None if graphs is None else graphs.walk(given, self.supply, here)
+        replayed = None if graphs is None else graphs.walk(given, self._planned_supply, here)
         if replayed is not None:
             return replayed
         alone = self.supply(chunk, given.stream.at("own"), work.batch_size) if alternates else None

@@ -1,31 +1,43 @@
 """Local steps on a GPU as CUDA graphs: recorded once, replayed without Python in between.
 
-A round of local steps is some hundred small kernels; starting them one by one takes longer than
+A round of local steps is thousands of small kernels; starting them one by one takes longer than
 running them. A graph starts all of them at once. What changes from round to round (the model, the
-clients, the seed of the shuffles, the corrections) is copied into the places that the graph reads.
+clients, their minibatches, the corrections) is copied into the places that the graphs read.
+
+A walk is recorded in pieces of a few steps. The one in which DRFA's snapshot falls, another one in
+every round, is carried out step by step.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.contract.local import LocalSGD, batches_per_pass
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import mix
-from equifed.engines.minibatches import Keys
 from equifed.engines.stacked.chunks import Chunk, Supply
 from equifed.engines.stacked.gradient_rules import PenalisedRule
+from equifed.engines.stacked.planned import PlannedBatches
 from equifed.engines.stacked.walk import ChunkWork, Walk
 
-Supplier = Callable[[Chunk, Keys, int | None], Supply]
+Supplier = Callable[[Chunk, PlannedBatches], Supply]
 
 KEPT = 4
-"""Graphs kept; each holds the memory of its chunk's models and samples."""
+"""Walks kept; each holds the memory of its chunk's models and samples."""
+
+PIECE = 32
+"""Steps of a graph."""
+
+LONGEST = 1 << 15
+"""Steps of a walk that is recorded at most: their graphs take memory, too."""
+
+MASKS = 1 << 25
+"""Bytes of dropout masks that are drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class SaltedKeys:
 
 
 class CapturedWalk:
-    """The local steps of one chunk's shape, as a graph."""
+    """The local steps of one chunk's shape, as graphs."""
 
     def __init__(
         self, given: ChunkWork, rule: PenalisedRule, supply: Supplier, drops: bool
@@ -63,19 +75,23 @@ class CapturedWalk:
             correction=_clone(given.correction),
             slope=_clone(given.slope),
         )
-        # Displacements are made after a replay, right where they are to be; multipliers need them.
-        self._inside = given.work.multiplier
-        purposes = ["shuffle"] * (given.work.batch_size is not None) + ["dropout"] * drops
+        work = given.work
+        purposes = ["shuffle"] * (work.batch_size is not None) + ["dropout"] * drops
         self._salts = {purpose: given.x.new_zeros((), dtype=torch.int64) for purpose in purposes}
-        # The graph reads what the supply holds, so it must live as long.
-        self._supply = supply(chunk, SaltedKeys(self._salts), given.work.batch_size)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._walk = self._own.walk(rule, self._supply)
-            later = () if self._inside else ("lengths", "displacement")
-            for kind in ("lengths", *given.work.results):
-                if kind not in later:
-                    self._walk.result(kind)
+        self._plan = PlannedBatches(chunk, given.steps, work.batch_size, given.x.dtype, drops)
+        # The graphs read what the supply holds, so it must live as long.
+        self._supply, self._rule = supply(chunk, self._plan), rule.begin()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        with self._recorded():
+            self._walk = self._own.start()
+            self._plan.draw(SaltedKeys(self._salts))
+            self._supply.prepare()
+        steps = range(self._walk.longest)
+        self._pieces = [steps[a : a + PIECE] for a in range(0, len(steps), PIECE)]
+        for piece in self._pieces:
+            with self._recorded():
+                self._record(piece)
         self._chunk: Chunk | None = None
 
     def __call__(self, given: ChunkWork, room: Tensor | None) -> Walk:
@@ -91,10 +107,40 @@ class CapturedWalk:
         for place, value in ((own.correction, given.correction), (own.slope, given.slope)):
             if place is not None and value is not None:
                 place.copy_(value)
-        self._graph.replay()
-        if not self._inside:
-            self._walk.displace_again(room)
+        begin, *pieces = self._graphs
+        begin.replay()
+        for piece, graph in zip(self._pieces, pieces, strict=True):
+            if given.work.snapshot is not None and given.work.snapshot - 1 in piece:
+                self._walk.take(piece, self._rule, self._supply, given.work.snapshot)
+            else:
+                graph.replay()
+        self._walk.displace_again(room)
         return self._walk
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record what is done as one more graph; all share their memory, in this order."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            yield
+        self._graphs.append(graph)
+
+    def _record(self, piece: range) -> None:
+        """Take the steps of a piece, without a snapshot; dropout masks are drawn for several."""
+        walk, ahead, drawn = self._walk, 0, range(0)
+        masks: tuple[Tensor, ...] = ()
+        for step in piece:
+            blocks = self._supply.at(step, walk.live(step))
+            keys = blocks[0].keys
+            if step == piece.start and keys is not None and len(blocks) == 1:
+                ahead = MASKS // (8 * max(1, self._rule.data.units) * keys.numel())
+            if ahead > 1 and step not in drawn:
+                drawn = range(step, min(step + ahead, piece.stop))
+                masks = self._rule.data.masks(self._plan.keys(drawn, walk.live(step)))
+            if masks:
+                of_step = tuple(mask[step - drawn.start, : walk.live(step)] for mask in masks)
+                blocks = [replace(blocks[0], masks=of_step)]
+            walk.advance(step, self._rule, blocks, None)
 
 
 class Graphs:
@@ -118,10 +164,11 @@ class Graphs:
         Displacements may be made in the ``room``.
         """
         work, chunk = given.work, given.chunk
-        if not _uniform(work, chunk):
+        if not can_be_recorded(work, chunk):
             return None
         run = None if work.batch_size is not None or chunk.run is None else chunk.run.start
-        key = (work, chunk.sizes.tobytes(), given.correction is None, run)
+        shape = work if work.snapshot is None else replace(work, snapshot=1)
+        key = (shape, chunk.sizes.tobytes(), given.correction is None, run)
         if key not in self._known:
             self._known[key] = None  # the first call, step by step, also warms the libraries up
             while len(self._known) > KEPT:
@@ -134,10 +181,11 @@ class Graphs:
         return captured(given, room)
 
 
-def _uniform(work: LocalSGD, chunk: Chunk) -> bool:
-    """Tell whether all clients take the same number of steps and begin passes together."""
-    turns = batches_per_pass(chunk.sizes, work.batch_size)
-    return bool((turns == turns[0]).all()) and len(np.unique(work.steps_for(chunk.sizes))) == 1
+def can_be_recorded(work: LocalSGD, chunk: Chunk) -> bool:
+    """Tell whether a walk is short enough, and its snapshot at one step for all clients."""
+    steps = work.steps_for(chunk.sizes)
+    short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps)
+    return bool(short) and (work.snapshot is None or bool(steps.min() == steps.max()))
 
 
 def _clone(value: Tensor | None) -> Tensor | None:

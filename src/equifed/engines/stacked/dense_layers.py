@@ -152,9 +152,13 @@ class Dropout(Layer):
     @override
     def forward(self, u: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
         assert keys is not None
-        factors = self.module.factors(keys.reshape(-1), inputs.shape[1:2], inputs.dtype)
-        factors = factors.view(*keys.shape, -1).transpose(1, 2).contiguous()
+        factors = self.mask(keys, inputs.shape[1], inputs.dtype)
         return inputs * factors, factors
+
+    def mask(self, keys: Tensor, units: int, dtype: torch.dtype) -> Tensor:
+        """Return the factors (..., units, b) of samples with these keys (..., b)."""
+        factors = self.module.factors(keys.reshape(-1), (units,), dtype)
+        return factors.view(*keys.shape, -1).transpose(-1, -2).contiguous()
 
     @override
     def backward(self, u: Tensor, delta: Tensor, saved: Tensor) -> Tensor:
@@ -167,7 +171,20 @@ class DenseLayersRule(GradientRule):
     def __init__(self, model: FlatModel, layers: list[Layer]) -> None:
         self.layers, self._loss = layers, model.loss
         self._first = next(k for k, layer in enumerate(layers) if isinstance(layer, Linear))
-        self._slope = slope_of(model.loss)
+        self._slope, self._dtype = slope_of(model.loss), model.dtype
+        # What a dropout layer drops are the outputs of the linear map before it.
+        self._dropped: list[tuple[Dropout, int]] = []
+        fan_out = 0
+        for layer in layers:
+            fan_out = layer.fan_out if isinstance(layer, Linear) else fan_out
+            self._dropped += [(layer, fan_out)] if isinstance(layer, Dropout) else []
+        if any(units == 0 for _, units in self._dropped):
+            self._dropped = []  # inputs are dropped, whose number is not known here
+        self.units = sum(units for _, units in self._dropped)
+
+    @override
+    def masks(self, keys: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer.mask(keys, units, self._dtype) for layer, units in self._dropped)
 
     @staticmethod
     def layers_of(model: FlatModel, input_dimensions: int) -> list[Layer] | None:
@@ -215,8 +232,13 @@ class DenseLayersRule(GradientRule):
     def _forward(self, u: Tensor, samples: Samples) -> tuple[Tensor, list[Tensor]]:
         """Return the outputs (c, out, b) and what each layer saved for the way back."""
         h, saved = samples.inputs.flatten(2).transpose(1, 2), []
+        masks = iter(samples.masks)
         for layer in self.layers:
-            h, kept = layer.forward(u, h, samples.keys)
+            if isinstance(layer, Dropout) and samples.masks:
+                kept = next(masks).to(h.dtype)
+                h = h * kept
+            else:
+                h, kept = layer.forward(u, h, samples.keys)
             saved.append(kept)
         return h.to(u.dtype), saved
 

@@ -29,7 +29,8 @@ class Samples:
 
     ``inputs`` (c, b, ...), ``targets`` (c, b, ...), ``weights`` (c, b) with which each sample's
     loss counts, ``keys`` (c, b) for dropout where the model drops anything, and ``own_l2`` (c, 1),
-    the penalties of own parameters where they are not the same for all clients.
+    the penalties of own parameters where they are not the same for all clients. ``masks`` are what
+    :meth:`GradientRule.masks` makes of the keys, where that was done ahead.
     """
 
     inputs: Tensor
@@ -37,6 +38,7 @@ class Samples:
     weights: Tensor
     keys: Tensor | None = None
     own_l2: Tensor | None = None
+    masks: tuple[Tensor, ...] = ()
 
     def first(self, clients: int) -> Samples:
         """Return the part of the first few clients."""
@@ -65,6 +67,13 @@ def _columns(piece: slice, values: Tensor) -> Tensor:
 
 class GradientRule(Protocol):
     r"""Gradients of the weighted losses :math:`f_i(u_i) = \sum_k w_{ik}\, \ell(u_i; z_{ik})`."""
+
+    units: int = 0
+    """Units of the layers whose dropout masks can be drawn ahead."""
+
+    def masks(self, keys: Tensor) -> tuple[Tensor, ...]:
+        """Return each of these layers' masks (s, c, units, b) of several steps' keys (s, c, b)."""
+        return ()
 
     def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         """Return the gradients (c, d) at the rows of u, and the losses (c,)."""

@@ -164,7 +164,7 @@ class LeastSquares:
         walk = Walk(start, given.work, steps, pull, None, torch.empty_like(start))
         rule = PenalisedRule(QuadraticRule(coordinates), self._l2)
         for step in range(int(steps[0])):
-            walk.advance(step, rule, [samples])
+            walk.advance(step, rule, [samples], given.work.snapshot)
         shape = coordinates.start.shape
         walk.decode = lambda rows: self._as_rows(coordinates.decode(rows.view(shape)))
         return walk

@@ -59,8 +59,16 @@ class ChunkWork:
         if own_supply is not None and size is not None:
             first = Walk(x, plain_work(self.work), self.steps, None, None, None, size, slice(size))
             x, held = first.carry_out(rule, own_supply)._u, slice(size, None)
+        return self._begun(x, room, held).carry_out(rule, supply)
+
+    def start(self) -> Walk:
+        """Return the walk before its first step."""
+        return self._begun(self.x)
+
+    def _begun(self, x: Tensor, room: Tensor | None = None, held: slice | None = None) -> Walk:
+        size = None if self.own is None else self.own.size
         given = (self.work, self.steps, self.correction, self.slope, room, size, held)
-        return Walk(x, *given).carry_out(rule, supply)
+        return Walk(x, *given)
 
 
 class Walk:
@@ -133,12 +141,17 @@ class Walk:
 
     def carry_out(self, rule: PenalisedRule, supply: Supply) -> Walk:
         """Take all steps, and return the walk."""
-        rule = rule.begin()
-        for step in range(self.longest):
-            self.advance(step, rule, supply.at(step, self.live(step)))
+        self.take(range(self.longest), rule.begin(), supply, self._work.snapshot)
         return self
 
-    def advance(self, step: int, rule: PenalisedRule, samples: list[Samples]) -> None:
+    def take(self, steps: range, rule: PenalisedRule, supply: Supply, snapshot: int | None) -> None:
+        """Take some steps; the iterates after ``snapshot`` of them are kept."""
+        for step in steps:
+            self.advance(step, rule, supply.at(step, self.live(step)), snapshot)
+
+    def advance(
+        self, step: int, rule: PenalisedRule, samples: list[Samples], snapshot: int | None
+    ) -> None:
         """Take one step with the clients that still walk."""
         work, live = self._work, self.live(step)
         u = self._u if live == len(self._u) else self._u[:live]
@@ -159,8 +172,8 @@ class Walk:
             u[:, self._held] = self._x[:live, self._held]
         if self._iterates is not None:
             self._iterates[:live] += u
-        if self._snapshot is not None:
-            self._take_snapshot(step, u)
+        if self._snapshot is not None and snapshot is not None:
+            self._take_snapshot(step, u, snapshot)
 
     def _transform(self, gradient: Tensor, value: Tensor) -> None:
         """Apply the hinge to the gradients, move the thresholds, and keep the gradients' sum."""
@@ -173,11 +186,11 @@ class Walk:
         if self._gradients is not None:
             self._gradients[:live] += gradient
 
-    def _take_snapshot(self, step: int, u: Tensor) -> None:
+    def _take_snapshot(self, step: int, u: Tensor, snapshot: int) -> None:
         """Copy the iterates of those who are at the snapshot, or stop before it."""
-        assert self._snapshot is not None and self._work.snapshot is not None
-        if step < self._work.snapshot:
-            first = 0 if step + 1 == self._work.snapshot else self.live(step + 1)
+        assert self._snapshot is not None
+        if step < snapshot:
+            first = 0 if step + 1 == snapshot else self.live(step + 1)
             self._snapshot[first : len(u)] = u[first:]
 
     @property
@@ -206,7 +219,7 @@ class Walk:
 
     def displace_again(self, room: Tensor | None) -> None:
         """Make the displacements of a walk that was repeated, in the room if there is one."""
-        self._results.pop("lengths", None)
+        self._results.clear()
         out = self._u if room is None else room
         self._results["displacement"] = torch.sub(self._x, self._u, out=out)
 
