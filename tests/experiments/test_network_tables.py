@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments.harness import network_task
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
 from experiments.harness.kept_runs import KEPT
 from experiments.harness.network_parts import (
@@ -85,6 +86,22 @@ def test_clients_that_diverge_alone_are_a_failed_try(tmp_path: Path) -> None:
     task = Task("alone", "", {**table, "algorithm": work}, 0, tmp_path / "alone.json")
     carry_out(task)
     assert task.complete and "missing" in read_result(task.path).failed
+
+
+def test_a_client_that_diverges_alone_takes_a_smaller_step_but_not_in_a_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_task, "HALVINGS", 120)
+    table = definition("fedmdfg-cifar10", quick=True)["run"]
+    table["algorithm"] = {"name": "fedavg", "local": {"lr": 1e30, "steps": 2, "batch_size": 5}}
+    test = Task("alone", "", table, 0, tmp_path / "test.json")
+    tried = {**table, "data": {**table["data"], "holdout": {"validation": 0.2}}}
+    tried["evaluate"] = {"splits": ["validation"]}
+    for task in (test, Task("alone", "", tried, 0, tmp_path / "tried.json")):
+        carry_out(task)
+    assert not read_result(test.path).failed
+    assert np.isfinite(read_result(test.path).accuracy["test"]).all()
+    assert "missing" in read_result(tmp_path / "tried.json").failed
 
 
 def test_rows_with_own_biases_stand_beside_the_runs_they_were_fitted_to() -> None:
