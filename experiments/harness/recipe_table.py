@@ -54,10 +54,10 @@ def compare(
         "verdicts": verdicts_table(found, settings),
         "verdicts-networks": network_verdicts(networks),
         "pieces": pieces_table(found, settings),
-        "methods": methods_table(found),
+        "methods": methods_table(found, len(settings["places"])),
         "against": against_table(found),
         "sets": sets_table(found),
-        "choice": choice_table(found, settings),
+        "choice": choice_table(found),
         "scale": scale_table(tuned),
         "networks": networks_table(settings["networks"]["experiments"]),
     }
@@ -124,21 +124,22 @@ def pieces_table(found: Found, settings: Settings) -> Table:
     return Table("What the pieces of ours make within seeds, points (95 %)", titles, rows)
 
 
-def methods_table(found: Found) -> Table:
+def methods_table(found: Found, tries: int) -> Table:
     """Return every method's measures on every set."""
     rows: list[list[Cell]] = []
     for name, methods in found.items():
         for method, runs in methods.items():
             known = [one for one in runs.values() if one is not None]
             if not known:
-                rows.append([name, method, 0, None, None, None, None, None, len(runs) * 3])
+                rows.append([name, method, 0, None, None, None, None, None, len(runs) * tries])
                 continue
             gaps = [one.gap for one in known if one.gap is not None]
             rows.append([
                 name, method, len(known), with_interval(column(runs, "average")),
                 with_interval(column(runs, "worst")), round(float(column(runs, "floor").mean()), 1),
                 round(math.sqrt(max(0.0, spread(runs).estimate)), 1),
-                max(gaps) if gaps else None, sum(one.failed for one in known),
+                max(gaps) if gaps else None,
+                sum(one.failed for one in known) + tries * (len(runs) - len(known)),
             ])  # fmt: skip
     titles = ("data set", "method", "seeds", "average, %", "worst, %", "its chance floor, %",
               "spread beyond chance", "largest certified gap", "tries that failed")  # fmt: skip
@@ -171,18 +172,17 @@ def sets_table(found: Found) -> Table:
     return Table("Data sets; the variance in squared points, mean over seeds ± 95 %", titles, rows)
 
 
-def choice_table(found: Found, settings: Settings) -> Table:
-    """Return how often each try was chosen, and whether that is mostly an end of what was tried."""
-    last, rows = len(settings["places"]) - 1, []
+def choice_table(found: Found) -> Table:
+    """Return how often validation samples chose each try."""
+    rows: list[list[Cell]] = []
     for name, methods in found.items():
         for method, runs in methods.items():
             known = [one for one in runs.values() if one is not None]
-            counts = Counter((one.place, one.settings) for one in known)
-            told = "; ".join(f"{words}: {n}" for (_, words), n in sorted(counts.items()))
-            ends = sum(n for (place, _), n in counts.items() if place in (0, last))
-            rows.append([name, method, told, ends, len(known)])
-    return Table("What validation samples chose (times)",
-                 ("data set", "method", "settings", "at an end", "seeds"), rows)  # fmt: skip
+            counts = Counter(one.settings for one in known)
+            tried = known[0].tried if known else ()  # all of them failed
+            rows += [[f"{name}: {method}", words, counts[words]] for words in tried]
+    return Table("What validation samples chose", ("method", "settings", "trials that chose it"),
+                 rows)  # fmt: skip
 
 
 def scale_table(tuned: Mapping[str, Any]) -> Table:
@@ -190,7 +190,7 @@ def scale_table(tuned: Mapping[str, Any]) -> Table:
     rows: list[list[Cell]] = []
     for name, (scores, best) in tuned.items():
         for (lr, l2), value in scores.items():
-            taken = "taken" if lr in best["lr"] and l2 == best["l2"] else ""
+            taken = "taken" if (lr, l2) == (best["lr"], best["l2"]) else ""
             known = round(value, 4) if math.isfinite(value) else None
             rows.append([name, lr, l2, known, taken])
     titles = ("data set", "lr", "l2", "validation score", "")

@@ -54,6 +54,7 @@ class Trial:
     sizes: Array
     ratio: float
     gap: float | None = None
+    tried: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Trial | None:
@@ -70,7 +71,7 @@ class Trial:
         return cls(
             place, best["settings"], failed, np.array([best["test"][k] for k in known]),
             np.array([best["test samples"][k] for k in known], dtype=np.float64), ratio,
-            best.get("gap"),
+            best.get("gap"), tuple(one.get("settings", "") for one in tries),
         )  # fmt: skip
 
     @property

@@ -4,7 +4,7 @@ Ours is SCAFF-PD with a chi-square objective and an own output bias for every cl
 one, solved until the gap is proved; how strongly own biases are held to the shared one is chosen on
 validation samples. Step sizes and penalty of the methods with local steps are, for each data set,
 those that suit FedAvg best on validation samples of splits that are not reported. Every method
-tries three settings in every split and keeps what that split's validation samples choose.
+tries five settings in every split and keeps what that split's validation samples choose.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ def find_scales(
     settings, scale = context.settings, context.settings["scale"]
     run, seeds = merge_tables(settings["run"], scale["run"]), settings["tuning_seeds"]
     parts = {}
+    searched = scale["lr"][1:-2]
     for name, data in tables.items():
-        for lr in scale["lr"]:
+        for lr in searched:
             variants = [_scaled(settings, settings["methods"][BASE], lr, l2) for l2 in scale["l2"]]
             given = {"run": run, "splits": [seeded(data, seed) for seed in seeds]}
             parts[f"scale-{name}-{lr:g}"] = Part(score_all, given | {"variants": variants})
@@ -113,7 +114,7 @@ def find_scales(
     for name in tables:
         scores[name] = {
             (lr, l2): float(np.mean(of_l2))
-            for lr in scale["lr"]
+            for lr in searched
             for l2, of_l2 in zip(scale["l2"], answers[f"scale-{name}-{lr:g}"], strict=True)
         }
         best[name] = choose_scale(scores[name], scale)
@@ -121,20 +122,22 @@ def find_scales(
 
 
 def choose_scale(scores: Mapping[tuple[float, float], float], scale: Settings) -> Settings:
-    """Return three neighbouring step sizes, and a penalty, with the best mean score.
+    """Return a step size, five around it to try, and a penalty.
 
-    Scores of few splits are noisy: of all triples that are nearly as good the one with the smallest
-    step sizes is taken, and of those with the same step sizes the best.
+    Scores of few splits are noisy: of all triples of step sizes that are nearly as good the one
+    with the smallest is taken, and of those with the same step sizes the best. What suits others
+    better lies above more often than below, and so do the tries. The first step size and the last
+    two are neighbours only, and have no scores.
     """
     rates = scale["lr"]
     means = {
-        (k, l2): float(np.mean([scores[lr, l2] for lr in rates[k : k + 3]]))
-        for k in range(len(rates) - 2)
+        (k, l2): float(np.mean([scores[lr, l2] for lr in rates[k - 1 : k + 2]]))
+        for k in range(2, len(rates) - 3)
         for l2 in scale["l2"]
     }
     near = [one for one in means if means[one] >= max(means.values()) - scale["points"]]
     k, l2 = min(near, key=lambda one: (one[0], -means[one]))
-    return {"lr": rates[k : k + 3], "l2": l2}
+    return {"lr": rates[k], "tried": [rates[k + by] for by in (-2, 0, 1, 2, 3)], "l2": l2}
 
 
 def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
@@ -147,9 +150,9 @@ def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Setti
 
 def set_methods(settings: Settings, name: str, scale: Settings) -> dict[str, list[Any]]:
     """Return what every method tries on a set: words and variants."""
-    given, steps = settings["data"][name], {"algorithm.local.lr": scale["lr"]}
+    given, steps = settings["data"][name], {"algorithm.local.lr": scale["tried"]}
     methods = {
-        method: _scaled(settings, one, scale["lr"][1], scale["l2"])
+        method: _scaled(settings, one, scale["lr"], scale["l2"])
         for method, one in settings["methods"].items()
         if method not in given.get("left_out", ())
     }

@@ -16,7 +16,7 @@ from experiments.harness.recipe_networks import (
     read_network,
     read_spread,
 )
-from experiments.harness.recipe_table import checks, pieces_table
+from experiments.harness.recipe_table import checks, choice_table, pieces_table
 from experiments.harness.recipe_trials import (
     OWN_SOLVED,
     SOLVED,
@@ -33,7 +33,7 @@ from equifed.runs import RunConfig, merge_tables
 
 pytestmark = pytest.mark.long
 SETTINGS = {"wanted": 1, "data": {"set": {}}}
-SCALE = {"lr": [0.03, 0.1, 0.3], "l2": 0.02}
+SCALE = {"lr": 0.03, "tried": [0.01, 0.03, 0.1, 0.3, 1.0], "l2": 0.02}
 
 
 def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkeypatch) -> None:
@@ -79,13 +79,14 @@ def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
 
 def test_the_step_sizes_are_neighbours_and_the_smallest_of_equally_good_ones() -> None:
     choose = EXPERIMENTS["one-recipe"].module.choose_scale
-    scale = {"lr": [0.1, 0.2, 0.4, 0.8], "l2": [0.0, 1.0], "points": 0.01}
-    scores = dict.fromkeys(((lr, l2) for lr in scale["lr"] for l2 in scale["l2"]), 0.7)
-    assert choose(scores, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 0.0}
-    assert choose(scores | {(0.8, 1.0): 0.71}, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 0.0}
-    assert choose(scores | {(0.8, 1.0): 0.76}, scale) == {"lr": [0.2, 0.4, 0.8], "l2": 1.0}
-    failed = scores | {(0.1, 0.0): -math.inf}
-    assert choose(failed, scale) == {"lr": [0.1, 0.2, 0.4], "l2": 1.0}
+    scale = {"lr": [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4], "l2": [0.0, 1.0], "points": 0.01}
+    small = {"lr": 0.4, "tried": [0.1, 0.4, 0.8, 1.6, 3.2]}
+    large = {"lr": 0.8, "tried": [0.2, 0.8, 1.6, 3.2, 6.4]}
+    scores = {(lr, l2): 0.7 for lr in scale["lr"][1:-2] for l2 in scale["l2"]}
+    assert choose(scores, scale) == small | {"l2": 0.0}
+    assert choose(scores | {(1.6, 1.0): 0.71}, scale) == small | {"l2": 0.0}
+    assert choose(scores | {(1.6, 1.0): 0.76}, scale) == large | {"l2": 1.0}
+    assert choose(scores | {(0.2, 0.0): -math.inf}, scale) == small | {"l2": 1.0}
 
 
 def told(validation: list[Any], test: list[Any]) -> dict[str, Any]:
@@ -103,6 +104,16 @@ def test_validation_samples_choose_whatever_test_samples_say() -> None:
     tied = Trial.of({"tries": [told([0.7], [test]) for test in (0.1, 0.2, 0.9)]})
     assert tied is not None and tied.place == 1  # no end where nothing speaks for it
     assert Trial.of({"tries": [{"failed": "diverged"}]}) is None
+
+
+def test_every_try_is_told_with_how_often_it_was_chosen() -> None:
+    """In the form that `python -m experiments edges` judges."""
+    splits = ([0.6, 0.7, 0.5], [0.9, 0.8, 0.7], [0.3, 0.5, 0.4])
+    tries = [[told([v], [v]) | {"settings": f"q = {k}"} for k, v in enumerate(s)] for s in splits]
+    found: Found = {"set": {"A": {s: Trial.of({"tries": one}) for s, one in enumerate(tries)}}}
+    table = choice_table(found)
+    assert table.columns == ("method", "settings", "trials that chose it")
+    assert table.rows == [["set: A", "q = 0", 1], ["set: A", "q = 1", 2], ["set: A", "q = 2", 0]]
 
 
 def trials(worst: list[float]) -> dict[int, Trial | None]:
