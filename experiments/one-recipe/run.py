@@ -103,7 +103,7 @@ def find_scales(
     settings, scale = context.settings, context.settings["scale"]
     run, seeds = merge_tables(settings["run"], scale["run"]), settings["tuning_seeds"]
     parts = {}
-    searched = scale["lr"][1:-2]
+    searched = scale["lr"][1:-1]
     for name, data in tables.items():
         for lr in searched:
             variants = [_scaled(settings, settings["methods"][BASE], lr, l2) for l2 in scale["l2"]]
@@ -122,22 +122,21 @@ def find_scales(
 
 
 def choose_scale(scores: Mapping[tuple[float, float], float], scale: Settings) -> Settings:
-    """Return a step size, five around it to try, and a penalty.
+    """Return a step size, five neighbours to try, and a penalty.
 
     Scores of few splits are noisy: of all triples of step sizes that are nearly as good the one
-    with the smallest is taken, and of those with the same step sizes the best. What suits others
-    better lies above more often than below, and so do the tries. The first step size and the last
-    two are neighbours only, and have no scores.
+    with the smallest is taken, and of those with the same step sizes the best. The first and the
+    last step size are neighbours only, and have no scores.
     """
     rates = scale["lr"]
     means = {
         (k, l2): float(np.mean([scores[lr, l2] for lr in rates[k - 1 : k + 2]]))
-        for k in range(2, len(rates) - 3)
+        for k in range(2, len(rates) - 2)
         for l2 in scale["l2"]
     }
     near = [one for one in means if means[one] >= max(means.values()) - scale["points"]]
     k, l2 = min(near, key=lambda one: (one[0], -means[one]))
-    return {"lr": rates[k], "tried": [rates[k + by] for by in (-2, 0, 1, 2, 3)], "l2": l2}
+    return {"lr": rates[k], "tried": rates[k - 2 : k + 3], "l2": l2}
 
 
 def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
