@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from equifed.metrics import Interval
 from equifed.report import colour, frame, limits, standalone
 from experiments.harness.measures import series
 from experiments.harness.running import Histories
@@ -66,6 +67,34 @@ def figure(
                 kind = "big hollow" if i >= COLOURS else ""
                 plot.dot(float(a), float(b), class_=f"dot {kind} {colour(i)}")
     plot.legend(legend)
+    return standalone(plot.svg(title))
+
+
+def intervals(told: Mapping[str, Mapping[str, Interval]], *, title: str, x_label: str) -> str:
+    """Return a figure of intervals in rows, with a colour for each of the things compared.
+
+    ``told`` maps what is compared to the intervals of some rows.
+    """
+    rows = list(dict.fromkeys(row for one in told.values() for row in one))
+    found = [one for by_row in told.values() for one in by_row.values()]
+    ends = limits([0.0, *(one.lower for one in found), *(one.upper for one in found)])
+    plot = frame(
+        ends, (-0.5, len(rows) - 0.5), x_label=x_label, y_label=title, left=125.0, right=150.0,
+        write_y=lambda value: "", height=60.0 + 34.0 * len(rows),
+    )  # fmt: skip
+    for i, row in enumerate(reversed(rows)):
+        plot.text(plot.x.start - 6, plot.y.at(i) + 4, row, text_anchor="end", class_="tick")
+    plot.line([0.0, 0.0], [-0.5, len(rows) - 0.5], class_="axis")
+    styles: dict[str, dict[str, object]] = {
+        name: {"class_": f"line {colour(k)}", "style": "stroke-dasharray:none"}  # some are short
+        for k, name in enumerate(told)
+    }
+    for k, (name, by_row) in enumerate(told.items()):
+        for row, one in by_row.items():
+            place = len(rows) - 1 - rows.index(row) + 0.3 - 0.6 * k / max(1, len(told) - 1)
+            plot.line([one.lower, one.upper], [place, place], **styles[name])
+            plot.dot(one.estimate, place, class_=f"dot {colour(k)}")
+    plot.legend(styles)
     return standalone(plot.svg(title))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from equifed.metrics import Interval
-from experiments.harness.drawing import Line, figure
+from experiments.harness.drawing import intervals
 from experiments.harness.experiment import Cell, Check, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
 from experiments.harness.recipe_networks import (
@@ -202,24 +202,21 @@ def draw(found: Found, settings: Settings) -> str:
     others: dict[str, list[str | None]] = {
         "best published": [best_published(methods) for methods in found.values()],
         OWN: [OWN] * len(found),
-        "ours without a fair objective": [
+        "solved, not fair": [
             without_fairness(methods, _has_own(settings, name)) for name, methods in found.items()
         ],
         ALONE: [ALONE] * len(found),
     }
-    lines = {}
-    for title, names in others.items():
-        told = {
-            k: difference(methods, other, "worst")[0]
-            for k, (methods, other) in enumerate(zip(found.values(), names, strict=True))
+    told = {
+        title: {
+            name: difference(methods, other, "worst")[0]
+            for (name, methods), other in zip(found.items(), names, strict=True)
             if other in methods and other is not None
         }
-        if told:
-            ends = [t.lower for t in told.values()], [t.upper for t in told.values()]
-            lines[title] = Line(list(told), [t.estimate for t in told.values()], *ends, dots=True)
-    shown = ", ".join(f"{k} {name}" for k, name in enumerate(found))
-    return figure(lines, title="Ours minus another method, worst-served", x_label=shown,
-                  y_label="points")  # fmt: skip
+        for title, names in others.items()
+    }
+    return intervals({title: one for title, one in told.items() if one},
+                     title="Ours minus another method, worst-served", x_label="points")  # fmt: skip
 
 
 # -- checks -----------------------------------------------------------------------------------
