@@ -4,7 +4,7 @@ Ours is SCAFF-PD with a chi-square objective and an own output bias for every cl
 one, solved until the gap is proved; how strongly own biases are held to the shared one is chosen on
 validation samples. Step sizes and penalty of the methods with local steps are, for each data set,
 those that suit FedAvg best on validation samples of splits that are not reported. Every method
-tries five settings in every split and keeps what that split's validation samples choose.
+tries nine settings in every split and keeps what that split's validation samples choose.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def find_scales(
     settings, scale = context.settings, context.settings["scale"]
     run, seeds = merge_tables(settings["run"], scale["run"]), settings["tuning_seeds"]
     parts = {}
-    searched = scale["lr"][1:-1]
+    searched = scale["lr"][3:-3]
     for name, data in tables.items():
         for lr in searched:
             variants = [_scaled(settings, settings["methods"][BASE], lr, l2) for l2 in scale["l2"]]
@@ -122,21 +122,21 @@ def find_scales(
 
 
 def choose_scale(scores: Mapping[tuple[float, float], float], scale: Settings) -> Settings:
-    """Return a step size, five neighbours to try, and a penalty.
+    """Return a step size, nine to try around it, and a penalty.
 
     Scores of few splits are noisy: of all triples of step sizes that are nearly as good the one
     with the smallest is taken, and of those with the same step sizes the best. The first and the
-    last step size are neighbours only, and have no scores.
+    last three step sizes are neighbours only, and have no scores.
     """
     rates = scale["lr"]
     means = {
         (k, l2): float(np.mean([scores[lr, l2] for lr in rates[k - 1 : k + 2]]))
-        for k in range(2, len(rates) - 2)
+        for k in range(4, len(rates) - 4)
         for l2 in scale["l2"]
     }
     near = [one for one in means if means[one] >= max(means.values()) - scale["points"]]
     k, l2 = min(near, key=lambda one: (one[0], -means[one]))
-    return {"lr": rates[k], "tried": rates[k - 2 : k + 3], "l2": l2}
+    return {"lr": rates[k], "tried": rates[k - 4 : k + 5], "l2": l2}
 
 
 def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
