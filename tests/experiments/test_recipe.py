@@ -33,7 +33,7 @@ from equifed.runs import RunConfig, merge_tables
 
 pytestmark = pytest.mark.long
 SETTINGS = {"wanted": 1, "data": {"set": {}}}
-SCALE = {"lr": 0.03, "tried": [0.01, 0.03, 0.1, 0.3, 1.0], "l2": 0.02}
+SCALE = {"lr": 0.03, "tried": [0.001 * 2**k for k in range(9)], "l2": 0.02}
 
 
 def test_the_short_form_compares_and_goes_on_where_it_was(tmp_path: Path, monkeypatch) -> None:
@@ -79,14 +79,15 @@ def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
 
 def test_the_step_sizes_are_neighbours_and_the_smallest_of_equally_good_ones() -> None:
     choose = EXPERIMENTS["one-recipe"].module.choose_scale
-    scale = {"lr": [0.1, 0.2, 0.4, 0.8, 1.6, 3.2], "l2": [0.0, 1.0], "points": 0.01}
-    small = {"lr": 0.4, "tried": [0.1, 0.2, 0.4, 0.8, 1.6]}
-    large = {"lr": 0.8, "tried": [0.2, 0.4, 0.8, 1.6, 3.2]}
-    scores = {(lr, l2): 0.7 for lr in scale["lr"][1:-1] for l2 in scale["l2"]}
+    rates = [0.1 * 2**k for k in range(10)]  # scores are known of the four in the middle
+    scale = {"lr": rates, "l2": [0.0, 1.0], "points": 0.01}
+    small = {"lr": rates[4], "tried": rates[:9]}
+    large = {"lr": rates[5], "tried": rates[1:]}
+    scores = {(lr, l2): 0.7 for lr in rates[3:-3] for l2 in scale["l2"]}
     assert choose(scores, scale) == small | {"l2": 0.0}
-    assert choose(scores | {(1.6, 1.0): 0.71}, scale) == small | {"l2": 0.0}
-    assert choose(scores | {(1.6, 1.0): 0.76}, scale) == large | {"l2": 1.0}
-    assert choose(scores | {(0.2, 0.0): -math.inf}, scale) == small | {"l2": 1.0}
+    assert choose(scores | {(rates[6], 1.0): 0.71}, scale) == small | {"l2": 0.0}
+    assert choose(scores | {(rates[6], 1.0): 0.76}, scale) == large | {"l2": 1.0}
+    assert choose(scores | {(rates[3], 0.0): -math.inf}, scale) == small | {"l2": 1.0}
 
 
 def told(validation: list[Any], test: list[Any]) -> dict[str, Any]:
