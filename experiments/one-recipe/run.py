@@ -28,6 +28,8 @@ from equifed.report import slug
 from equifed.runs import RunConfig, build, merge_tables
 
 CONSTANT = "experiments.harness.split_again:with_constant"
+REACH = 4
+"""How many step sizes are tried below the one that suits a set, and as many above it."""
 
 
 def run(context: Context) -> Outcome:
@@ -103,7 +105,7 @@ def find_scales(
     settings, scale = context.settings, context.settings["scale"]
     run, seeds = merge_tables(settings["run"], scale["run"]), settings["tuning_seeds"]
     parts = {}
-    searched = scale["lr"][3:-3]
+    searched = scale["lr"][REACH - 1 : 1 - REACH]
     for name, data in tables.items():
         for lr in searched:
             variants = [_scaled(settings, settings["methods"][BASE], lr, l2) for l2 in scale["l2"]]
@@ -122,21 +124,21 @@ def find_scales(
 
 
 def choose_scale(scores: Mapping[tuple[float, float], float], scale: Settings) -> Settings:
-    """Return a step size, nine to try around it, and a penalty.
+    """Return a step size, all that are tried around it, and a penalty.
 
     Scores of few splits are noisy: of all triples of step sizes that are nearly as good the one
-    with the smallest is taken, and of those with the same step sizes the best. The first and the
-    last three step sizes are neighbours only, and have no scores.
+    with the smallest is taken, and of those with the same step sizes the best. Those at
+    both ends, one fewer than the reach, are neighbours only and have no scores.
     """
     rates = scale["lr"]
     means = {
         (k, l2): float(np.mean([scores[lr, l2] for lr in rates[k - 1 : k + 2]]))
-        for k in range(4, len(rates) - 4)
+        for k in range(REACH, len(rates) - REACH)
         for l2 in scale["l2"]
     }
     near = [one for one in means if means[one] >= max(means.values()) - scale["points"]]
     k, l2 = min(near, key=lambda one: (one[0], -means[one]))
-    return {"lr": rates[k], "tried": rates[k - 4 : k + 5], "l2": l2}
+    return {"lr": rates[k], "tried": rates[k - REACH : k + REACH + 1], "l2": l2}
 
 
 def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
