@@ -34,13 +34,16 @@ def folded_femnist(
     kept: float = 0.1,
     validation: bool = False,
     writers: int | None = None,
+    copies: int = 0,
+    strength: float = 1.0,
     seed: int = 0,
 ) -> Federation:
     """Return FEMNIST's writers with all their images pooled; one fold of each is for testing.
 
     A share ``kept`` of every writer's images is never tested: it is for validation if that is
     wanted, else for training. The others are tested once over all folds, which differ in size by
-    at most one image. Ink is 1 and paper 0, so that the padding of a convolution is paper.
+    at most one image. Ink is 1 and paper 0, so that the padding of a convolution is paper. Every
+    training image is also there in so many distorted ``copies``.
     """
     if not 0 <= fold < folds:
         raise DataError(f"fold is one of 0..{folds - 1}, got {fold}.")
@@ -59,10 +62,34 @@ def folded_femnist(
         part[order[:first]] = "validation" if validation else "train"
         for split, held in parts.items():
             held[name] = (1 - x[part == split], y[part == split])
+        if copies:
+            held, stream = parts["train"], Stream(seed).at("copies", name)
+            held[name] = with_copies(*held[name], copies, strength, stream)
     given = {"test": parts["test"], "classes": 62, "name": f"femnist, fold {fold} of {folds}"}
     if validation:
         given["validation"] = parts["validation"]
     return Federation.from_clients(parts["train"], **given)  # type: ignore[arg-type]
+
+
+def with_copies(
+    images: NDArray[Any], labels: Rows, copies: int, strength: float, stream: Stream
+) -> tuple[NDArray[Any], Rows]:
+    """Return images followed by distorted copies of all of them, with their labels.
+
+    A copy is turned by up to 12 degrees, slanted and stretched (both ways by itself) by up to a
+    seventh and shifted by up to 2 of 28 pixels, times ``strength``, drawn uniformly. What comes in
+    from outside is 0, paper.
+    """
+    draw, n = stream.generator(), copies * len(labels)
+    turn, slant, wide, high, right, down = strength * (2 * draw.random((6, n)) - 1)
+    angle, slant, wide, high = 0.21 * turn, slant / 7, 1 + wide / 7, 1 + high / 7
+    maps = np.empty((n, 2, 3), dtype=np.float32)
+    maps[:, 0] = np.stack([wide * np.cos(angle), slant - np.sin(angle), right / 7], axis=1)
+    maps[:, 1] = np.stack([np.sin(angle), high * np.cos(angle), down / 7], axis=1)
+    plain = torch.as_tensor(images).repeat(copies, 1, 1, 1)
+    grid = F.affine_grid(torch.as_tensor(maps), list(plain.shape), align_corners=False)
+    moved = F.grid_sample(plain, grid, align_corners=False).numpy()
+    return np.concatenate([images, moved]), np.tile(labels, copies + 1)
 
 
 def shards(

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -186,7 +186,8 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
             seed = settings["tuning_seed"]
             table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds))
+            task = Task(method, words, table, seed, out / f"{name}.json", kinds)
+            tasks.append(replace(task, class_kinds=_class_kinds(context)))
     return tasks
 
 
@@ -205,8 +206,15 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
             name = slug(f"{method} {words} seed {seed}")
             kinds = _kinds(context, method)
             tuned = _of_the_try(context, method, words).tuned if "all" in kinds else None
-            tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds, tuned))
+            task = Task(method, words, table, seed, out / f"{name}.json", kinds, tuned)
+            tasks.append(replace(task, class_kinds=_class_kinds(context)))
     return tasks
+
+
+def _class_kinds(context: Context) -> tuple[int, ...] | None:
+    """Return for every class the number of its kind; a definition says how many each kind has."""
+    sizes = context.settings.get("class_kinds")
+    return None if sizes is None else tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
 
 
 def _of_the_try(context: Context, method: str, words: str) -> Result:
@@ -227,8 +235,14 @@ def score(result: Result, split: str = "validation") -> float:
 
 
 def _scores(context: Context, method: str) -> dict[str, float]:
-    tasks = [task for task in _tries(context, [method]) if task.complete]
-    return {task.words: score(read_result(task.path)) for task in tasks}
+    """Return the score of each try; of one that was run again (``NAME-again``) the mean of both."""
+    found = {}
+    for task in _tries(context, [method]):
+        again = task.path.with_stem(f"{task.path.stem}-again")
+        paths = [path for path in (task.path, again) if path.exists()]
+        if task.complete:
+            found[task.words] = float(np.mean([score(read_result(path)) for path in paths]))
+    return found
 
 
 def _best(context: Context, method: str) -> tuple[str, Settings] | None:

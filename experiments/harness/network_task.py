@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from equifed import Federation, LocalSGD
 from equifed.contract import MissingClients, Stream
 from equifed.runs import RunConfig, build, merge_tables
+from equifed.runs.built import load_data
 from equifed.training import TrainingError
 from experiments.harness.experiment import Settings
 
@@ -29,7 +30,7 @@ ALONE = "alone"
 """The method that trains every client by itself."""
 HALVINGS = 3
 """How often a client that trains alone and diverges takes half its step size."""
-OWN_KINDS = {"bias": "own bias after training", "all": "fine-tuned"}
+OWN_KINDS = {"bias": "own bias after training", "shares": "own shares", "all": "fine-tuned"}
 """What becomes each client's own after training, in words."""
 MAJORITY = "test, majority class"
 FOLDS = 5
@@ -37,10 +38,13 @@ BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "o
 MEAN, FAIR_MEAN = f"{MOMENTUM}, averaged", f"{FAIR}, averaged"
 PLAIN_OURS = f"{OURS} with FedAvg"
 """All of ours but the fair objective and the correction for drift."""
+COPIES = "copies"
+"""What follows the name of a method that also sees distorted copies of training images."""
 ROLES = {MEAN: PLAIN_OURS, FAIR_MEAN: OURS}
+ROLES |= {f"{method}, {COPIES}": f"{role}, {COPIES}" for method, role in ROLES.items()}
 """What methods are called with the kind of own part that validation samples prefer."""
-Tuned = tuple[float, int]
-"""Step size and number of steps of fine-tuning."""
+Tuned = tuple[float, int, bool]
+"""Step size and number of steps of fine-tuning, and whether own shares of classes are used."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Task:
     path: Path
     personalise: tuple[str, ...] = ()
     tuned: Tuned | None = None
+    class_kinds: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -165,16 +170,26 @@ def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
         fitted = history.personalise(data) if chosen else None
         found = (fitted.after, fitted.sizes) if fitted else _held_out(history, data)
         told[f"{'test' if chosen else 'validation'}, {OWN_KINDS['bias']}"] = _told(*found)
-    if "all" in task.personalise:
-        trained = copy.copy(history)
-        trained.provenance = {}  # a try's validation samples stand in the place of test samples
-        given = {} if tuned is None else dict(zip(("lr", "steps"), tuned, strict=True))
-        shown = data if chosen else replace(data, test=data.validation)
+    trained = copy.copy(history)
+    trained.provenance = {}  # a try's validation samples stand in the place of test samples
+    if built.config.data.get("copies"):  # own parts are fitted to images, and count them once
+        data = load_data({**built.config.data, "copies": 0})
+    shown = data if chosen else replace(data, test=data.validation)
+    for kind in ("shares", "all"):
+        if kind not in task.personalise:
+            continue
+        given: dict[str, Any] = {"class_kinds": task.class_kinds}
+        if kind == "shares":
+            given["steps"] = 0
+        elif tuned is not None:
+            lr, steps, shares = tuned
+            given = {"lr": lr, "steps": steps, "class_kinds": task.class_kinds if shares else None}
         fitted = trained.personalise(shown, own="all", device=where, **given)
-        split = f"{'test' if chosen else 'validation'}, {OWN_KINDS['all']}"
+        split = f"{'test' if chosen else 'validation'}, {OWN_KINDS[kind]}"
         told[split] = _told(fitted.after, fitted.sizes)
-        how = fitted.choices["train"].to_dict()
-        tuned = (how["lr"], int(how["steps"]))
+        if kind == "all":
+            how = fitted.choices["train"].to_dict()
+            tuned = (how["lr"], int(how["steps"]), "shares" in how)
     if task.personalise and chosen:
         sizes = data.splits()["test"].sizes
         told[MAJORITY] = _told(_say_the_most_frequent(data), sizes)
@@ -259,5 +274,5 @@ def read_result(path: Path) -> Result:
     splits = record["splits"]
     accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
     sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
-    tuned = tuple(record["tuned"]) if "tuned" in record else None
+    tuned = (*record["tuned"], False)[:3] if "tuned" in record else None  # shares came later
     return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"], tuned)

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 import equifed as ef
 from equifed.algorithms import FedAvg
 from equifed.cli.main import app
+from equifed.cli.predicting import _read_kinds
 from equifed.contract.local import LocalSGD
+from equifed.models.class_shares import share_shifts
 from equifed.runs import fine_tune as module
 from equifed.runs.personalise import describe, personalise
 
@@ -30,7 +32,9 @@ def turned(m: int = 120, seed: int = 0) -> ef.Federation:
     return ef.Federation.from_clients(data, classes=2).split(validation=0.25, test=0.5)
 
 
-def trained(data: ef.Federation, model: str = "mlp", **options: str) -> ef.History:
+def trained(
+    data: ef.Federation, model: str | torch.nn.Module = "mlp", **options: str
+) -> ef.History:
     clients = ef.simulate(data, model, **options)  # type: ignore[arg-type]
     return ef.train(FedAvg(LocalSGD(lr=0.1, steps=5)), clients, rounds=5)
 
@@ -127,6 +131,75 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
         history.personalise(data, own="all")
 
 
+def skewed(model: str, **options: str) -> tuple[ef.Federation, ef.History]:
+    """Classes that overlap, of which clients have other shares."""
+    draw, data = np.random.default_rng(0), {}
+    for i, share in enumerate((0.05, 0.5, 0.5, 0.5, 0.95)):
+        labels = (draw.random(400) < share).astype(np.int64)
+        data[f"client {i}"] = (draw.normal(size=(400, 3)) + labels[:, None] - 0.5, labels)
+    federation = ef.Federation.from_clients(data, classes=2).split(validation=0.25, test=0.5)
+    return federation, trained(federation, model, **options)
+
+
+@pytest.mark.parametrize("options", [{"model": "mlp"}, {"model": "mlp", "loss": "logistic"}])
+def test_own_shares_move_the_last_bias_and_nothing_else(options: dict[str, str]) -> None:
+    data, history = skewed(**options)
+    found = history.personalise(data, own="all", steps=0, class_kinds="classes")
+    assert str(found.choices["train"]) == "own shares of classes"
+    counts = [np.bincount(data.train.client(i)[1], minlength=2) for i in range(5)]
+    shifts = share_shifts(np.stack(counts))
+    if "loss" in options:  # one logit
+        shifts = shifts[:, 1:] - shifts[:, :1]
+    *others, last = found.predictor.own
+    shared = dict(found.predictor.module.named_parameters())
+    for name in others:
+        assert all(torch.equal(own, shared[name].detach()) for own in found.predictor.own[name])
+    moved = found.predictor.own[last] - shared[last].detach()
+    np.testing.assert_allclose(moved, shifts, atol=1e-6)
+    assert found.average is not None and found.average.lower > 0.02
+
+
+def test_validation_samples_choose_own_shares_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, history = skewed("mlp")
+    monkeypatch.setattr(module, "RATES", (1e-3,))  # steps alone do not come far
+    shown = history.personalise(data, own="all", class_kinds=[0, 1])
+    assert shown.choices["train"].to_dict()["shares"] is True
+    useless = history.personalise(data, own="all", class_kinds=[0, 0])  # one kind moves nothing
+    plain = history.personalise(data, own="all")
+    assert useless.choices == plain.choices and "shares" not in plain.choices["train"].to_dict()
+    chosen = {k: v for k, v in shown.choices["train"].to_dict().items() if k != "shares"}
+    given = history.personalise(data, own="all", class_kinds=[0, 1], **chosen)
+    assert given.choices == shown.choices and given.after == pytest.approx(shown.after)
+
+
+def test_own_shares_of_no_classes_are_refused() -> None:
+    data, history = skewed("mlp")
+    with pytest.raises(ValueError, match=r"class_kinds is .*2 numbers, got \[0, 1, 2\]"):
+        history.personalise(data, own="all", class_kinds=[0, 1, 2])
+    with pytest.raises(ValueError, match="class_kinds are of fine-tuning"):
+        history.personalise(data, class_kinds="classes")
+    outside = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+    with pytest.raises(ValueError, match="outputs are not those of its last linear layer '0'"):
+        trained(data, outside).personalise(data, own="all", steps=0, class_kinds="classes")
+    values = ef.Federation.from_clients(
+        {name: (data.train.client(i)[0], data.train.client(i)[0][:, 0])
+         for i, name in enumerate(data.names)}
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"class_kinds is for models of classes.*squared"):
+        trained(values, "linear").personalise(values, own="all", steps=0, class_kinds="classes")
+
+
+@pytest.mark.parametrize(("text", "kinds"), [("classes", "classes"), ("0-2,3", [0, 0, 0, 1])])
+def test_kinds_of_classes_are_ranges_on_the_command_line(text: str, kinds: object) -> None:
+    assert _read_kinds(text) == kinds
+
+
+@pytest.mark.parametrize("text", ["1-3", "0-2,4", "0-2,2-5", "3-1", "a", "", "0-2;3"])
+def test_ranges_that_leave_classes_out_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"follow each other from 0 on, as 0-9,10-61; got"):
+        _read_kinds(text)
+
+
 def test_a_run_folder_keeps_it_and_predict_uses_it(tmp_path: Path) -> None:
     config = {
         "rounds": 3,
@@ -142,3 +215,8 @@ def test_a_run_folder_keeps_it_and_predict_uses_it(tmp_path: Path) -> None:
     predictor = ef.load_predictor(folder, personalised=True)
     first, second = (predictor.for_client(name).module for name in predictor.clients[:2])
     assert not torch.equal(next(first.parameters()), next(second.parameters()))
+    more = [*given[:4], "--steps", "0", "--class-kinds", "0,1"]
+    told = CliRunner().invoke(app, more)
+    assert told.exit_code == 0 and "own shares of classes" in told.output
+    told = CliRunner().invoke(app, [*more[:-1], "0-1,1"])
+    assert told.exit_code != 0 and "follow each other" in told.output

@@ -1,10 +1,13 @@
-"""Fine-tuning: after training every client takes local steps of its own from the shared model."""
+"""Fine-tuning: after training every client takes local steps of its own from the shared model.
+
+Where kinds of classes are given, its own shares of them move the bias of the last layer, too.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from equifed.data.federation import Federation
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from equifed.models.class_shares import ClassKinds
     from equifed.models.predictor import Predictor
 
 RATES = (0.01, 0.03, 0.1)
@@ -30,19 +34,23 @@ MOST_BYTES = 2**32
 
 @dataclass(frozen=True)
 class Tuned:
-    """How a shared model becomes each client's own: ``steps`` local steps of length ``lr``."""
+    """How a shared model becomes each client's own: ``steps`` local steps of length ``lr``.
+
+    With ``shares`` the bias of the last layer is then moved by the client's shares of classes.
+    """
 
     lr: float
     steps: int
+    shares: bool = False
 
     def __str__(self) -> str:
-        if not self.steps:
-            return "no change"
-        return f"{self.steps} local steps of {BATCH} samples, lr {self.lr:g}"
+        told = [f"{self.steps} local steps of {BATCH} samples, lr {self.lr:g}"] * (self.steps > 0)
+        return " and ".join(told + ["own shares of classes"] * self.shares) or "no change"
 
     def to_dict(self) -> dict[str, float]:
         """Return it as plain values."""
-        return {"lr": self.lr, "steps": self.steps}
+        told = {"lr": self.lr, "steps": self.steps}
+        return {**told, "shares": True} if self.shares else told
 
 
 def fine_tune(
@@ -51,13 +59,16 @@ def fine_tune(
     lr: float | None = None,
     steps: int | None = None,
     device: str = "cpu",
+    class_kinds: ClassKinds | None = None,
 ) -> tuple[Tuned, dict[str, Tensor]]:
     """Return how the clients' own models were made, and their parameters, clients first.
 
     Every client goes from the shared parameters, by minibatches of its training samples. Step size
     and number of steps are one choice for all clients, by the loss on validation samples, averaged
-    over clients; to change nothing is among the choices.
+    over clients; to change nothing is among the choices. With ``class_kinds`` each of them is tried
+    with and without own shares of classes; where nothing is chosen, they are used.
     """
+    shifts = None if class_kinds is None else _shifts(predictor, data, class_kinds)
     clients = _simulate(predictor, data, device)
     tried = _tried(data, lr, steps)
     start = clients.flatten(predictor.module)
@@ -71,11 +82,52 @@ def fine_tune(
             if len(tried) == 1:
                 raise ValueError(f"{choice}: {lost}; give a smaller lr.") from lost
             continue  # it diverges for somebody
-        score = 0.0 if len(tried) == 1 else _score(predictor, data, own)
-        if best is None or score < best[0]:
-            best = score, choice, own
+        for one, parts in _with_shares(choice, own, shifts, also_without=len(tried) > 1):
+            score = 0.0 if len(tried) == 1 else _score(predictor, data, parts)
+            if best is None or score < best[0]:
+                best = score, one, parts
     assert best is not None
     return best[1], best[2]
+
+
+def _shifts(predictor: Predictor, data: Federation, class_kinds: ClassKinds) -> tuple[str, Tensor]:
+    """Return the last bias's name, and by how much every client's moves, for its counts of labels.
+
+    One logit is that of the second class against the first.
+    """
+    import torch
+
+    from equifed.models.class_shares import share_shifts
+    from equifed.models.fit_own import find_last_layer, read_last_layer
+    from equifed.models.own_part import choose_own
+
+    if data.classes is None or predictor.loss not in ("cross_entropy", "binary_logistic"):
+        raise ValueError(
+            "class_kinds is for models of classes with the loss cross_entropy or binary_logistic, "
+            f"and this one has {predictor.loss or 'another'}; leave it out."
+        )
+    names, few = choose_own(predictor.module, "bias"), data.train.inputs[:8]
+    place = find_last_layer(predictor.module, names)  # both refuse what moves no logits
+    read_last_layer(
+        predictor.module, place, lambda m: torch.as_tensor(predictor.run_module(m, few))
+    )
+    counts = [np.bincount(data.train.client(i)[1], minlength=data.classes)
+              for i in range(len(data.names))]  # fmt: skip
+    shifts = share_shifts(np.stack(counts), class_kinds)
+    if predictor.loss == "binary_logistic":
+        shifts = shifts[:, 1:] - shifts[:, :1]
+    return names[0], torch.as_tensor(shifts)
+
+
+def _with_shares(
+    choice: Tuned, own: dict[str, Tensor], shifts: tuple[str, Tensor] | None, also_without: bool
+) -> Iterator[tuple[Tuned, dict[str, Tensor]]]:
+    """Yield own models as they are, unless own shares are given and not to be chosen, and moved."""
+    if shifts is None or also_without:
+        yield choice, own
+    if shifts is not None:
+        name, moved = shifts
+        yield replace(choice, shares=True), {**own, name: own[name] + moved.to(own[name])}
 
 
 def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
@@ -106,7 +158,8 @@ def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
 
 def _tried(data: Federation, lr: float | None, steps: int | None) -> list[Tuned]:
     """Return what is tried, or the one thing that is given."""
-    if lr is not None and not (lr > 0 and math.isfinite(lr)):
+    unmoved = lr == 0 and steps == 0  # as a choice of no steps is written
+    if lr is not None and not unmoved and not (lr > 0 and math.isfinite(lr)):
         raise ValueError(f"lr must be a number above 0, got {lr}.")
     if steps is not None and not (steps >= 0 and float(steps).is_integer()):
         raise ValueError(f"steps must be a whole number, at least 0, got {steps}.")

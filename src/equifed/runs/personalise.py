@@ -30,6 +30,7 @@ from equifed.training.tables import MODEL
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from equifed.models.class_shares import ClassKinds
     from equifed.models.predictor import Predictor
 
 TEMPERATURES = (1.0, 2.0, 4.0)
@@ -141,6 +142,7 @@ def personalise(
     lr: float | None = None,
     steps: int | None = None,
     device: str = "cpu",
+    class_kinds: ClassKinds | None = None,
 ) -> Personalised:
     """Fit an own part to every client at the shared parameters of a finished model.
 
@@ -170,6 +172,11 @@ def personalise(
         Of fine-tuning: use these; both are needed where the data have no validation split.
     device : str
         Where fine-tuning computes.
+    class_kinds : "classes" or sequence of int, optional
+        Of fine-tuning: also try own shares of classes (:func:`~equifed.models.class_shares.
+        share_shifts`), counted by class or by kinds of classes: for every class the number of its
+        kind, as 0 for digits and 1 for letters. Where ``lr`` and ``steps`` are given (0 steps is
+        enough) they are used and not chosen, and need no validation samples.
 
     Examples
     --------
@@ -195,9 +202,11 @@ def personalise(
             raise ValueError(
                 "temperature and penalty are of own biases; own='all' has lr and steps."
             )
-        return _tune(predictor, data, lr, steps, device)
-    if (lr, steps) != (None, None):
-        raise ValueError(f"lr and steps are of fine-tuning, own='all', got own={own!r}.")
+        return _tune(predictor, data, lr, steps, device, class_kinds)
+    if (lr, steps) != (None, None) or class_kinds is not None:
+        raise ValueError(
+            f"lr, steps and class_kinds are of fine-tuning, own='all', got own={own!r}."
+        )
     fit = _Fit(predictor, data, choose_own(predictor.module, own))
     choices = _choose(fit, temperature, penalty)
     parts, fitted_on = [], []
@@ -210,9 +219,10 @@ def personalise(
 
 
 def _tune(
-    predictor: Predictor, data: Federation, lr: float | None, steps: int | None, device: str
-) -> Personalised:
-    choice, parts = fine_tune(predictor, data, lr, steps, device)
+    predictor: Predictor, data: Federation, lr: float | None, steps: int | None, device: str,
+    class_kinds: ClassKinds | None,
+) -> Personalised:  # fmt: skip
+    choice, parts = fine_tune(predictor, data, lr, steps, device, class_kinds)
     fitted_on = tuple("train" if size else "nothing" for size in data.train.sizes)
     told = replace(predictor, own=parts)
     return _compare(predictor, told, data, tuple(parts), {"train": choice}, fitted_on)
