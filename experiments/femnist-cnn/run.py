@@ -7,8 +7,10 @@ is the standard deviation of the true accuracies. Intervals are over writers.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,7 @@ def run(context: Context) -> Outcome:
         "left": left_table(counts, named),
         "choice": found.choice,
         "writers": writers_table(counts, named),
+        "unchosen": unchosen_table(context.out / "runs", found.choice, kept),
     }
     return Outcome(checks(counts, both, settings), tables, {"average-and-worst": drawn(counts)},
                    found.problems)  # fmt: skip
@@ -229,6 +232,25 @@ def writers_table(counts: Mapping[str, Counts], names: list[str]) -> Table:
         ]
         rows.append([name, int(max(s[i] for _, s in counts.values())), *values])
     return Table("Every writer, accuracy in %", ("writer", "test images", *counts), rows)
+
+
+def unchosen_table(folder: Path, choice: Table, kept: NDArray[np.bool_]) -> Table:
+    """Return the measures of kept full runs with settings that are not chosen (any more)."""
+    chosen = {(row[0], row[1]) for row in choice.rows if row[3] == "chosen"}
+    found: dict[tuple[str, str], dict[int, Result]] = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        key = (record["method"], record["settings"])
+        if "test" in record["splits"] and record["method"] != ALONE and key not in chosen:
+            found.setdefault(key, {})[record["seed"]] = read_result(path)
+    rows: list[list[Cell]] = []
+    for (method, words), runs in found.items():
+        for row, folds in add_own_rows({method: runs}, {}).items():
+            correct, sizes = pool(folds)
+            values = [round(f((correct[kept], sizes[kept])), 2) for f in MEASURES.values()]
+            rows.append([row, words, len(folds), *values])
+    title = "Runs in full with settings that the tries do not choose (any more)"
+    return Table(title, ("method", "settings", "folds", *MEASURES), rows)
 
 
 def drawn(counts: Mapping[str, Counts]) -> str:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from equifed import Federation, LocalSGD
 from equifed.contract import MissingClients, Stream
 from equifed.runs import RunConfig, build, merge_tables
-from equifed.runs.built import load_data
 from equifed.training import TrainingError
 from experiments.harness.experiment import Settings
 
@@ -173,7 +172,8 @@ def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
     trained = copy.copy(history)
     trained.provenance = {}  # a try's validation samples stand in the place of test samples
     if built.config.data.get("copies"):  # own parts are fitted to images, and count them once
-        data = load_data({**built.config.data, "copies": 0})
+        plain = merge_tables(built.config.to_dict(), {"data": {"copies": 0}})
+        data = build(RunConfig.from_dict(plain)).federation
     shown = data if chosen else replace(data, test=data.validation)
     for kind in ("shares", "all"):
         if kind not in task.personalise:

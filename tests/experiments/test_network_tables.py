@@ -20,7 +20,7 @@ from experiments.harness.network_parts import (
     image_cnn,
     shards,
 )
-from experiments.harness.network_runs import hasten
+from experiments.harness.network_runs import hasten, score
 from experiments.harness.network_task import Result, Task, add_own_rows, carry_out, read_result
 from experiments.harness.running import reproduce
 from experiments.harness.shards_table import floor_of_minimum
@@ -114,6 +114,23 @@ def test_rows_with_own_biases_stand_beside_the_runs_they_were_fitted_to() -> Non
     assert rows["ours"][3].accuracy["test"] == 0.75 and rows["AFL"][3].accuracy["test"] == 0.5
     others = add_own_rows(runs, {"SCAFF-PD, averaged": "all"})
     assert "SCAFF-PD, averaged, own bias after training" in others and "ours" not in others
+
+
+def test_a_try_that_was_run_again_counts_with_the_mean_of_both(tmp_path: Path) -> None:
+    stored = ROOT / "femnist-cnn" / KEPT
+    (tmp_path / KEPT).parent.mkdir()
+    (tmp_path / KEPT).write_bytes(stored.read_bytes())
+    outcome = reproduce("femnist-cnn", tmp_path, changes={"finish": False})
+    method = "SCAFF-PD, averaged"
+    rows = {row[1]: row[2:] for row in outcome.tables["choice"].rows if row[0] == method}
+    once, both = {}, {}
+    for words, place in (("rho = 0.3", "0-3"), ("rho = 1", "1")):
+        found = [score(read_result(tmp_path / f"runs/scaff-pd-averaged-try-rho-{place}{end}.json"))
+                 for end in ("", "-again")]  # fmt: skip
+        once[words], both[words] = found[0], np.mean(found)
+    assert once["rho = 1"] > once["rho = 0.3"]  # one run alone would choose otherwise
+    for words, chosen in (("rho = 0.3", "chosen"), ("rho = 1", "")):
+        assert rows[words] == [pytest.approx(both[words], abs=5e-5), chosen]
 
 
 @pytest.mark.parametrize("name", SHARDS)
@@ -226,10 +243,14 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     for k in (0, 1):
         all_of_it = np.concatenate([split[k] for split in seen])
         np.testing.assert_allclose(np.sort(all_of_it), once, rtol=1e-5)
-    changes = {"groups": [["FedAvg", "SCAFF-PD, averaged"]], "places": [1]}
+    copied = "SCAFF-PD, averaged, copies"
+    changes = {"groups": [["FedAvg", copied]], "places": [1]}
     outcome = reproduce("femnist-cnn", tmp_path, quick=True, changes=changes)
     rows = {row[0]: row for row in outcome.tables["methods"].rows}
-    assert set(rows) == {"FedAvg", "FedAvg, fine-tuned", "SCAFF-PD, averaged", "ours", "alone"}
+    own = {"FedAvg, own shares", "FedAvg, fine-tuned"}
+    kinds = {f"{copied}, own shares", f"{copied}, fine-tuned"}
+    assert set(rows) - kinds == {"FedAvg", *own, copied, "ours, copies", "alone"}
+    assert len(kinds & set(rows)) == 1  # the other one is called ours
     tuned = [json.loads(path.read_text())["tuned"] for path in (tmp_path / "runs").glob("fedavg-*")]
     assert len(tuned) == 3 and tuned.count(tuned[0]) == 3  # a try chose for both folds
     record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())
