@@ -63,9 +63,10 @@ def figure(
             plot.band(line.x, line.low, line.high, class_=f"band {colour(i)}")
         plot.line(line.x, line.y, **style)
         if line.dots:
+            dot = f"dot {'big hollow' if i >= COLOURS else ''} {colour(i)}"
             for a, b in zip(np.ravel(line.x), np.ravel(line.y), strict=True):
-                kind = "big hollow" if i >= COLOURS else ""
-                plot.dot(float(a), float(b), class_=f"dot {kind} {colour(i)}")
+                plot.dot(float(a), float(b), class_=dot)
+            legend[name] = {"class_": dot} if single else style
     plot.legend(legend)
     return standalone(plot.svg(title))
 

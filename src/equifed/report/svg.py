@@ -186,14 +186,17 @@ class Plot:
                 self.outside.append(tag("text", short, **where))
 
     def legend(self, lines: Mapping[str, Mapping[str, object]]) -> None:
-        """Write names in the right margin, each beside a piece of its line."""
+        """Write names in the right margin, each beside a piece of its line, or its dot."""
         left = self.x.end + 8
         for i, (name, attributes) in enumerate(lines.items()):
             y = self.y.end + 10.0 + 18 * i
             piece = {"x1": left, "x2": left + 14, "y1": y - 4, "y2": y - 4, "class_": "line"}
             small = {"style": "font-size:10px"} if len(name) > 18 else {}  # the margin is narrow
-            self.outside.append(tag("line", **{**piece, **attributes}))
-            self.outside.append(tag("text", name, x=left + 19, y=y, **small))
+            if str(attributes.get("class_")).startswith("dot"):
+                mark = tag("circle", cx=left + 7, cy=y - 4, r=3.0, **attributes)
+            else:
+                mark = tag("line", **{**piece, **attributes})
+            self.outside += [mark, tag("text", name, x=left + 19, y=y, **small)]
 
     def text(self, x: float, y: float, words: str, **attributes: object) -> None:
         """Write at a place in pixels."""
