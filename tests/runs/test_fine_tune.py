@@ -150,11 +150,9 @@ def test_own_shares_move_the_last_bias_and_nothing_else(options: dict[str, str])
     shifts = share_shifts(np.stack(counts))
     if "loss" in options:  # one logit
         shifts = shifts[:, 1:] - shifts[:, :1]
-    *others, last = found.predictor.own
-    shared = dict(found.predictor.module.named_parameters())
-    for name in others:
-        assert all(torch.equal(own, shared[name].detach()) for own in found.predictor.own[name])
-    moved = found.predictor.own[last] - shared[last].detach()
+    (last,) = found.predictor.own
+    assert describe(found).startswith(f"own part {last} fitted after training")
+    moved = found.predictor.own[last] - found.predictor.module.get_parameter(last).detach()
     np.testing.assert_allclose(moved, shifts, atol=1e-6)
     assert found.average is not None and found.average.lower > 0.02
 
@@ -164,6 +162,10 @@ def test_validation_samples_choose_own_shares_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "RATES", (1e-3,))  # steps alone do not come far
     shown = history.personalise(data, own="all", class_kinds=[0, 1])
     assert shown.choices["train"].to_dict()["shares"] is True
+    monkeypatch.setattr(module, "STEPS", (0,))  # no steps are tried: the bias alone is own
+    assert history.personalise(data, own="all", class_kinds=[0, 1]).names == ("3.bias",)
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "RATES", (1e-3,))
     useless = history.personalise(data, own="all", class_kinds=[0, 0])  # one kind moves nothing
     plain = history.personalise(data, own="all")
     assert useless.choices == plain.choices and "shares" not in plain.choices["train"].to_dict()

@@ -53,6 +53,10 @@ class Tuned:
         return {**told, "shares": True} if self.shares else told
 
 
+SHARES = Tuned(0.0, 0, shares=True)
+"""No steps: own shares of classes alone."""
+
+
 def fine_tune(
     predictor: Predictor,
     data: Federation,
@@ -66,11 +70,17 @@ def fine_tune(
     Every client goes from the shared parameters, by minibatches of its training samples. Step size
     and number of steps are one choice for all clients, by the loss on validation samples, averaged
     over clients; to change nothing is among the choices. With ``class_kinds`` each of them is tried
-    with and without own shares of classes; where nothing is chosen, they are used.
+    with and without own shares of classes; where nothing is chosen, they are used, and without
+    steps they are all that is own.
     """
-    shifts = None if class_kinds is None else _shifts(predictor, data, class_kinds)
-    clients = _simulate(predictor, data, device)
+    _check(predictor)
     tried = _tried(data, lr, steps)
+    shifts = None if class_kinds is None else _shifts(predictor, data, class_kinds)
+    if shifts is not None and steps == 0:
+        name, moved = shifts
+        bias = predictor.module.get_parameter(name).detach().cpu()
+        return SHARES, {name: bias + moved.to(bias)}
+    clients = _simulate(predictor, data, device)
     start = clients.flatten(predictor.module)
     held = clients.model.unflatten(start)
     shared = {name: part.to("cpu", copy=True) for name, part in held.items()}
@@ -87,7 +97,10 @@ def fine_tune(
             if best is None or score < best[0]:
                 best = score, one, parts
     assert best is not None
-    return best[1], best[2]
+    _, choice, own = best
+    if shifts is not None and choice == SHARES:
+        own = {shifts[0]: own[shifts[0]]}
+    return choice, own
 
 
 def _shifts(predictor: Predictor, data: Federation, class_kinds: ClassKinds) -> tuple[str, Tensor]:
@@ -130,10 +143,7 @@ def _with_shares(
         yield replace(choice, shares=True), {**own, name: own[name] + moved.to(own[name])}
 
 
-def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
-    from equifed.engines.simulate import simulate
-    from equifed.models import losses
-
+def _check(predictor: Predictor) -> None:
     if predictor.own:
         raise ValueError(
             "The model has own parts already; fine-tuning is for one that all clients share."
@@ -143,6 +153,13 @@ def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
             "Fine-tuning goes on with the loss of training, which is known for cross_entropy, "
             "logistic and squared losses without class weights; the model was trained with another."
         )
+
+
+def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
+    from equifed.engines.simulate import simulate
+    from equifed.models import losses
+
+    assert predictor.loss is not None
     dtype = next(p.dtype for p in predictor.module.parameters() if p.requires_grad)
     clients = simulate(data, predictor.module, getattr(losses, predictor.loss), device=device,
                        dtype=dtype, init="own")  # fmt: skip
@@ -216,4 +233,4 @@ def _score(predictor: Predictor, data: Federation, own: Mapping[str, Tensor]) ->
     return score if math.isfinite(score) else math.inf
 
 
-__all__ = ["Tuned", "fine_tune"]
+__all__ = ["SHARES", "Tuned", "fine_tune"]

@@ -20,7 +20,7 @@ from equifed.metrics.paired import mean_interval
 from equifed.metrics.paired_samples import count_pairs, newcombe_interval
 from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
-from equifed.runs.fine_tune import Tuned, fine_tune
+from equifed.runs.fine_tune import SHARES, Tuned, fine_tune
 from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
@@ -430,7 +430,7 @@ def _score_samples(
 def describe(found: Personalised) -> str:
     """Return in words what was fitted and how it was chosen."""
     chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    if any(isinstance(one, Tuned) for one in found.choices.values()):
+    if any(isinstance(one, Tuned) and one != SHARES for one in found.choices.values()):
         return f"all parameters fine-tuned after training ({chosen})"
     return f"own part {', '.join(found.names)} fitted after training ({chosen})"
 
