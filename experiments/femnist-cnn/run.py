@@ -50,12 +50,12 @@ TUNED = f"{BASE}, {OWN_KINDS['all']}"
 TAIL, DRAWS = 0.2, 2000
 
 
-def with_copies(method: str) -> str:
+def copied(method: str) -> str:
     """Return what a method is called that sees distorted copies of the training images."""
     return f"{method}, {COPIES}"
 
 
-COPIED_OURS, COPIED_BASE = with_copies(OURS), with_copies(BASE)
+COPIED_OURS, COPIED_BASE = copied(OURS), copied(BASE)
 COPIED_TUNED = f"{COPIED_BASE}, {OWN_KINDS['all']}"
 
 
@@ -188,8 +188,8 @@ def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
     explained = [(FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN),
                  (JOINT, MEAN), (FAIR_JOINT, FAIR_MEAN), (PLAIN_OURS, MEAN),
-                 (with_copies(FAIR_MEAN), with_copies(MEAN)), (COPIED_OURS, COPIED_BASE),
-                 (COPIED_OURS, with_copies(PLAIN_OURS)), (COPIED_OURS, COPIED_TUNED)]  # fmt: skip
+                 (copied(FAIR_MEAN), copied(MEAN)), (COPIED_OURS, COPIED_BASE),
+                 (COPIED_OURS, copied(PLAIN_OURS)), (COPIED_OURS, COPIED_TUNED)]  # fmt: skip
     pairs += [pair for pair in explained if set(pair) <= set(counts)]
     pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
     rows: list[list[Cell]] = []

@@ -19,6 +19,7 @@ from experiments.harness.network_parts import (
     folded_femnist,
     image_cnn,
     shards,
+    with_copies,
 )
 from experiments.harness.network_runs import hasten, score
 from experiments.harness.network_task import Result, Task, add_own_rows, carry_out, read_result
@@ -43,6 +44,24 @@ def test_decaying_steps_are_those_of_paced(every: int) -> None:
         assert sizes.primal == pytest.approx(4 * sizes.local)
         assert sizes.dual == 0.1
         sizes = steps.next(sizes)
+
+
+def test_copies_follow_the_images_and_keep_their_labels() -> None:
+    draw = np.random.default_rng(0)
+    images, labels = draw.random((3, 1, 28, 28)).astype(np.float32), np.array([4, 5, 6])
+    images[:, :, :6] = images[:, :, -6:] = images[..., :6] = images[..., -6:] = 0
+    still, names = with_copies(images, labels, 2, 0.0, Stream(0))
+    assert names.tolist() == [4, 5, 6] * 3
+    np.testing.assert_allclose(still, np.concatenate([images] * 3), atol=1e-5)
+    moved, _ = with_copies(images, labels, 200, 1.0, Stream(0))
+    np.testing.assert_array_equal(moved[:3], images)
+    ink = moved.sum((1, 2, 3))
+    assert (
+        0.7 * ink[:3].min() < ink.min() and ink.max() < 1.4 * ink[:3].max()
+    )  # stretched both ways
+    across = np.arange(28) @ moved.sum((1, 2)).T / ink
+    assert 1.5 < np.abs(across[3:].reshape(200, 3) - across[:3]).max() < 3  # about two pixels
+    assert np.ptp(moved[3:].reshape(200, 3, -1), axis=0).max() > 0.1  # no two are alike
 
 
 def test_patches_times_a_matrix_are_a_convolution() -> None:
