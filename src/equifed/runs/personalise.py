@@ -173,10 +173,10 @@ def personalise(
     device : str
         Where fine-tuning computes.
     class_kinds : "classes" or sequence of int, optional
-        Of fine-tuning: also try own shares of classes (:func:`~equifed.models.class_shares.
-        share_shifts`), counted by class or by kinds of classes: for every class the number of its
-        kind, as 0 for digits and 1 for letters. Where ``lr`` and ``steps`` are given (0 steps is
-        enough) they are used and not chosen, and need no validation samples.
+        Of fine-tuning: also try own shares of classes (``equifed.models.class_shares``), counted by
+        class or by kinds of classes: for every class the number of its kind, as 0 for digits and 1
+        for letters. Where ``lr`` and ``steps`` are given (0 steps is enough) they are used and not
+        chosen, and need no validation samples.
 
     Examples
     --------
