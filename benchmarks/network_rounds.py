@@ -23,7 +23,8 @@ from equifed.runs import RunConfig, build, merge_tables
 NAMES = ("femnist-cnn", "fedmdfg-cifar10")
 NOISE = {"images": "synthetic", "samples": 10_000}
 WARM = 3
-"""Rounds that are not counted: libraries load, memory is taken."""
+"""Rounds that are not counted; before them as many of a first run: libraries load, memory is taken,
+programs are compiled."""
 
 
 def configured(name: str, engine: dict[str, Any], kind: str, quick: bool) -> RunConfig:
@@ -41,7 +42,7 @@ def configured(name: str, engine: dict[str, Any], kind: str, quick: bool) -> Run
 def seconds_per_round(config: RunConfig, rounds: int) -> tuple[float, float]:
     """Return the time of a round on the clock, from a long run less a short one, and on the GPU."""
     built, taken, busy = build(config), [], 0.0
-    for last in (WARM, WARM + rounds):
+    for last in (WARM, WARM, WARM + rounds):
         one = RunConfig.from_dict(merge_tables(config.to_dict(), {"rounds": last}))
         started = time.perf_counter()
         replace(built, config=one).train()
@@ -50,7 +51,7 @@ def seconds_per_round(config: RunConfig, rounds: int) -> tuple[float, float]:
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             replace(built, config=one).train()
         busy = sum(row.self_device_time_total for row in seen.key_averages()) / 1e6
-    return (taken[1] - taken[0]) / rounds, busy / (WARM + rounds)
+    return (taken[2] - taken[1]) / rounds, busy / (WARM + rounds)
 
 
 def main() -> None:
