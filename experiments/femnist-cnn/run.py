@@ -7,10 +7,8 @@ is the standard deviation of the true accuracies. Intervals are over writers.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +43,6 @@ Counts = tuple[Array, Array]
 Both = Callable[[str, str], tuple[int, Mapping[str, Counts]]]
 """The counts of two methods on the folds that both have, after the number of these."""
 
-JOINT, FAIR_JOINT = f"{MEAN}, own bias", f"{FAIR_MEAN}, own bias"
 TUNED = f"{BASE}, {OWN_KINDS['all']}"
 TAIL, DRAWS = 0.2, 2000
 
@@ -90,7 +87,6 @@ def run(context: Context) -> Outcome:
         "left": left_table(counts, named),
         "choice": found.choice,
         "writers": writers_table(counts, named),
-        "unchosen": unchosen_table(context.out / "runs", found.choice, kept),
     }
     return Outcome(checks(counts, both, settings), tables, {"average-and-worst": drawn(counts)},
                    found.problems)  # fmt: skip
@@ -187,7 +183,7 @@ def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
     """Return differences to FedAvg, of SCAFF-PD to server momentum, and of ours to all."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
     explained = [(FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN),
-                 (JOINT, MEAN), (FAIR_JOINT, FAIR_MEAN), (PLAIN_OURS, MEAN),
+                 (PLAIN_OURS, MEAN), (OURS, FAIR_MEAN),
                  (copied(FAIR_MEAN), copied(MEAN)), (COPIED_OURS, COPIED_BASE),
                  (COPIED_OURS, copied(PLAIN_OURS)), (COPIED_OURS, COPIED_TUNED)]  # fmt: skip
     pairs += [pair for pair in explained if set(pair) <= set(counts)]
@@ -232,25 +228,6 @@ def writers_table(counts: Mapping[str, Counts], names: list[str]) -> Table:
         ]
         rows.append([name, int(max(s[i] for _, s in counts.values())), *values])
     return Table("Every writer, accuracy in %", ("writer", "test images", *counts), rows)
-
-
-def unchosen_table(folder: Path, choice: Table, kept: NDArray[np.bool_]) -> Table:
-    """Return the measures of kept full runs with settings that are not chosen (any more)."""
-    chosen = {(row[0], row[1]) for row in choice.rows if row[3] == "chosen"}
-    found: dict[tuple[str, str], dict[int, Result]] = {}
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        key = (record["method"], record["settings"])
-        if "test" in record["splits"] and record["method"] != ALONE and key not in chosen:
-            found.setdefault(key, {})[record["seed"]] = read_result(path)
-    rows: list[list[Cell]] = []
-    for (method, words), runs in found.items():
-        for row, folds in add_own_rows({method: runs}, {}).items():
-            correct, sizes = pool(folds)
-            values = [round(f((correct[kept], sizes[kept])), 2) for f in MEASURES.values()]
-            rows.append([row, words, len(folds), *values])
-    title = "Runs in full with settings that the tries do not choose (any more)"
-    return Table(title, ("method", "settings", "folds", *MEASURES), rows)
 
 
 def drawn(counts: Mapping[str, Counts]) -> str:

@@ -35,6 +35,7 @@ from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
 from experiments.harness.kept_runs import count_runs, keep, restore
 from experiments.harness.network_task import (
+    MEASURED,
     OWN_KINDS,
     Result,
     Task,
@@ -187,8 +188,13 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
             table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
             task = Task(method, words, table, seed, out / f"{name}.json", kinds)
-            tasks.append(replace(task, class_kinds=_class_kinds(context)))
+            tasks.append(_with_own(context, task))
     return tasks
+
+
+def _with_own(context: Context, task: Task) -> Task:
+    offsets = context.settings.get("offsets")
+    return replace(task, class_kinds=_class_kinds(context), offsets=offsets)
 
 
 def _kinds(context: Context, method: str) -> tuple[str, ...]:
@@ -205,9 +211,11 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
             table = _table(settings, variant, seed, {"evaluate": {"splits": ["test"]}})
             name = slug(f"{method} {words} seed {seed}")
             kinds = _kinds(context, method)
-            tuned = _of_the_try(context, method, words).tuned if "all" in kinds else None
+            tuned = (
+                _of_the_try(context, method, words).tuned if set(kinds) & set(MEASURED) else None
+            )
             task = Task(method, words, table, seed, out / f"{name}.json", kinds, tuned)
-            tasks.append(replace(task, class_kinds=_class_kinds(context)))
+            tasks.append(_with_own(context, task))
     return tasks
 
 
@@ -235,14 +243,9 @@ def score(result: Result, split: str = "validation") -> float:
 
 
 def _scores(context: Context, method: str) -> dict[str, float]:
-    """Return the score of each try; of one that was run again (``NAME-again``) the mean of both."""
-    found = {}
-    for task in _tries(context, [method]):
-        again = task.path.with_stem(f"{task.path.stem}-again")
-        paths = [path for path in (task.path, again) if path.exists()]
-        if task.complete:
-            found[task.words] = float(np.mean([score(read_result(path)) for path in paths]))
-    return found
+    """Return the score of each try that has ended."""
+    tries = _tries(context, [method])
+    return {task.words: score(read_result(task.path)) for task in tries if task.complete}
 
 
 def _best(context: Context, method: str) -> tuple[str, Settings] | None:

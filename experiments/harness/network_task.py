@@ -29,8 +29,11 @@ ALONE = "alone"
 """The method that trains every client by itself."""
 HALVINGS = 3
 """How often a client that trains alone and diverges takes half its step size."""
-OWN_KINDS = {"bias": "own bias after training", "shares": "own shares", "all": "fine-tuned"}
+OWN_KINDS = {"bias": "own bias after training", "shares": "own shares",
+             "offsets": "own shares and offsets", "all": "fine-tuned"}  # fmt: skip
 """What becomes each client's own after training, in words."""
+MEASURED = ("shares", "offsets", "all")
+"""Of these the kinds that are fitted to training samples alone."""
 MAJORITY = "test, majority class"
 FOLDS = 5
 BASE, MOMENTUM, FAIR, OURS = "FedAvg", "FedAvg, server momentum", "SCAFF-PD", "ours"
@@ -42,8 +45,8 @@ COPIES = "copies"
 ROLES = {MEAN: PLAIN_OURS, FAIR_MEAN: OURS}
 ROLES |= {f"{method}, {COPIES}": f"{role}, {COPIES}" for method, role in ROLES.items()}
 """What methods are called with the kind of own part that validation samples prefer."""
-Tuned = tuple[float, int, bool]
-"""Step size and number of steps of fine-tuning, and whether own shares of classes are used."""
+Tuned = Mapping[str, Mapping[str, Any]]
+"""What validation samples chose, by kind of own part: local steps, own shares, trust in offsets."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Task:
     personalise: tuple[str, ...] = ()
     tuned: Tuned | None = None
     class_kinds: tuple[int, ...] | None = None
+    offsets: int | None = None
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -163,7 +167,7 @@ def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
     history, data = built.train(), built.federation
     records = [history.last("accuracy", split) for split in built.config.evaluate.splits]
     told = {r.split: _told(r.values, r.sizes) for r in records if r is not None}
-    tuned, where = task.tuned, task.table.get("engine", {}).get("device", "cpu")
+    where = task.table.get("engine", {}).get("device", "cpu")
     chosen = "test" in told
     if "bias" in task.personalise:
         fitted = history.personalise(data) if chosen else None
@@ -175,25 +179,24 @@ def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
         plain = merge_tables(built.config.to_dict(), {"data": {"copies": 0}})
         data = build(RunConfig.from_dict(plain)).federation
     shown = data if chosen else replace(data, test=data.validation)
-    for kind in ("shares", "all"):
-        if kind not in task.personalise:
-            continue
+    choices: dict[str, Mapping[str, Any]] = dict(task.tuned or {})
+    for kind in (k for k in MEASURED if k in task.personalise):
         given: dict[str, Any] = {"class_kinds": task.class_kinds}
-        if kind == "shares":
-            given["steps"] = 0
-        elif tuned is not None:
-            lr, steps, shares = tuned
-            given = {"lr": lr, "steps": steps, "class_kinds": task.class_kinds if shares else None}
+        given |= {} if kind == "shares" else {"offsets": task.offsets}
+        given |= {} if kind == "all" else {"steps": 0}
+        if chosen and kind in choices:
+            how = choices[kind]
+            given = {"lr": how["lr"], "steps": how["steps"], "trust": how.get("trust"),
+                     "offsets": task.offsets if "trust" in how else None,
+                     "class_kinds": task.class_kinds if "shares" in how else None}  # fmt: skip
         fitted = trained.personalise(shown, own="all", device=where, **given)
         split = f"{'test' if chosen else 'validation'}, {OWN_KINDS[kind]}"
         told[split] = _told(fitted.after, fitted.sizes)
-        if kind == "all":
-            how = fitted.choices["train"].to_dict()
-            tuned = (how["lr"], int(how["steps"]), "shares" in how)
+        choices[kind] = fitted.choices["train"].to_dict()
     if task.personalise and chosen:
         sizes = data.splits()["test"].sizes
         told[MAJORITY] = _told(_say_the_most_frequent(data), sizes)
-    return told, tuned
+    return told, choices or None
 
 
 def _held_out(history: Any, data: Federation) -> tuple[Array, NDArray[Any]]:
@@ -274,5 +277,5 @@ def read_result(path: Path) -> Result:
     splits = record["splits"]
     accuracy = {k: np.array(v["accuracy"], dtype=np.float64) for k, v in splits.items()}
     sizes = {k: np.array(v["sizes"], dtype=np.float64) for k, v in splits.items()}
-    tuned = (*record["tuned"], False)[:3] if "tuned" in record else None  # shares came later
-    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"], tuned)
+    return Result(record["names"], accuracy, sizes, record["seconds"], record["failed"],
+                  record.get("tuned"))  # fmt: skip

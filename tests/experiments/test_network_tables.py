@@ -265,10 +265,10 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     changes = {"groups": [["FedAvg", copied]], "places": [1]}
     outcome = reproduce("femnist-cnn", tmp_path, quick=True, changes=changes)
     rows = {row[0]: row for row in outcome.tables["methods"].rows}
-    own = {"FedAvg, own shares", "FedAvg, fine-tuned"}
-    kinds = {f"{copied}, own shares", f"{copied}, fine-tuned"}
+    words = ("own shares", "own shares and offsets", "fine-tuned")
+    own, kinds = ({f"{method}, {kind}" for kind in words} for method in ("FedAvg", copied))
     assert set(rows) - kinds == {"FedAvg", *own, copied, "ours, copies", "alone"}
-    assert len(kinds & set(rows)) == 1  # the other one is called ours
+    assert len(kinds & set(rows)) == 2  # the other one is called ours
     tuned = [json.loads(path.read_text())["tuned"] for path in (tmp_path / "runs").glob("fedavg-*")]
     assert len(tuned) == 3 and tuned.count(tuned[0]) == 3  # a try chose for both folds
     record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())

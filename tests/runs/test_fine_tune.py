@@ -16,6 +16,8 @@ from equifed.cli.main import app
 from equifed.cli.predicting import _read_kinds
 from equifed.contract.local import LocalSGD
 from equifed.models.class_shares import share_shifts
+from equifed.models.client_offsets import fit_offsets, leading_components
+from equifed.models.export import export, load_exported
 from equifed.runs import fine_tune as module
 from equifed.runs.personalise import describe, personalise
 
@@ -178,7 +180,7 @@ def test_own_shares_of_no_classes_are_refused() -> None:
     data, history = skewed("mlp")
     with pytest.raises(ValueError, match=r"class_kinds is .*2 numbers, got \[0, 1, 2\]"):
         history.personalise(data, own="all", class_kinds=[0, 1, 2])
-    with pytest.raises(ValueError, match="class_kinds are of fine-tuning"):
+    with pytest.raises(ValueError, match="class_kinds, offsets and trust are of fine-tuning"):
         history.personalise(data, class_kinds="classes")
     outside = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
     with pytest.raises(ValueError, match="outputs are not those of its last linear layer '0'"):
@@ -189,6 +191,107 @@ def test_own_shares_of_no_classes_are_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"class_kinds is for models of classes.*squared"):
         trained(values, "linear").personalise(values, own="all", steps=0, class_kinds="classes")
+
+
+def with_pens(model: str = "mlp", **options: str) -> tuple[ef.Federation, ef.History]:
+    """Two classes that differ in what clients differ in, too: how much ink there is."""
+    draw, data = np.random.default_rng(0), {}
+    for i, pen in enumerate(1.5 * draw.normal(size=8)):
+        labels = draw.integers(0, 2, 240)
+        ink = 1.5 * labels + pen + 0.5 * draw.normal(size=240)
+        data[f"client {i}"] = (np.stack([ink, draw.normal(size=240)], axis=1), labels)
+    federation = ef.Federation.from_clients(data, classes=2).split(validation=0.25, test=0.5)
+    return federation, trained(federation, model, **options)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "logistic"])
+def test_own_offsets_move_outputs_as_measured_and_nothing_else(loss: str) -> None:
+    data, history = with_pens(loss=loss)
+    found = history.personalise(data, own="all", steps=0, offsets=5, trust=0.75)
+    assert str(found.choices["train"]) == (
+        "own offsets in 2 components of the inputs, trusted by 0.75"
+    )
+    assert found.names == ("linear.weight", "linear.bias") and describe(found).startswith(
+        "own part"
+    )
+    components = leading_components(data.train.inputs, 2)
+    owners = np.repeat(np.arange(8), data.train.sizes)
+    measured = fit_offsets(components.of(data.train.inputs), data.train.targets, owners, 8, 2)
+    weight, bias = measured.shifts()
+    assert data.test is not None
+    for i, name in enumerate(data.names):
+        rows = data.test.client(i)[0]
+        moved = 0.75 * (components.of(rows) @ weight[i].T + bias[i])
+        before, after = (p.decision_function(rows, name)
+                         for p in (history.predictor(), found.predictor))  # fmt: skip
+        np.testing.assert_allclose(after - before, moved[:, 1] - moved[:, 0], atol=1e-4)
+    assert found.average is not None and found.average.lower > 0.02
+    shares = history.personalise(data, own="all", steps=0, class_kinds="classes", offsets=5,
+                                 trust=0.75)  # fmt: skip
+    alone = history.personalise(data, own="all", steps=0, class_kinds="classes")
+    (last,) = alone.names
+    moved = alone.predictor.own[last] - history.predictor().module.get_parameter(last).detach()
+    both = shares.predictor.own["linear.bias"] - found.predictor.own["linear.bias"]
+    torch.testing.assert_close(both, moved, atol=1e-5, rtol=0)
+
+
+def test_validation_samples_choose_how_far_offsets_are_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, history = with_pens()
+    found = history.personalise(data, own="all", steps=0, offsets=2)
+    trust = found.choices["train"].to_dict()["trust"]
+    assert trust >= 0.5
+    given = history.personalise(data, own="all", steps=0, offsets=2, trust=trust)
+    assert given.choices == found.choices and given.after == pytest.approx(found.after)
+    monkeypatch.setattr(module, "RATES", (1e-2,))
+    tuned = history.personalise(data, own="all", offsets=2, class_kinds="classes")
+    how = tuned.choices["train"].to_dict()
+    if how["steps"]:
+        assert {name.partition(".")[0] for name in tuned.names} == {"network", "linear"}
+    chosen = {k: v for k, v in how.items() if k != "shares"}
+    kinds = "classes" if "shares" in how else None
+    again = history.personalise(data, own="all", class_kinds=kinds, **chosen)
+    assert again.choices == tuned.choices and again.after == pytest.approx(tuned.after)
+    assert data.validation is not None  # where labels are drawn anew, nothing is trusted
+    labels = np.random.default_rng(1).permutation(data.validation.targets)
+    held = type(data.validation)(data.validation.inputs, labels, data.validation.offsets)
+    history.provenance = {}
+    strange = ef.Federation(data.name, data.names, data.train, held, data.test, classes=2)
+    useless = history.personalise(strange, own="all", steps=0, offsets=2)
+    assert str(useless.choices["train"]) == "no change"
+
+
+def test_offsets_that_cannot_be_are_refused_by_name() -> None:
+    data, history = with_pens()
+    cases = [
+        ({"trust": 0.5}, "trust is of own offsets; give offsets="),
+        ({"offsets": 0}, "offsets is a number of components, at least 1, got 0"),
+        ({"offsets": 1.5}, "at least 1, got 1.5"),
+        ({"offsets": True}, "at least 1, got True"),
+        ({"offsets": 2, "trust": 1.5}, r"trust must lie in \[0, 1\], got 1.5"),
+        ({"offsets": 2, "trust": float("nan")}, "got nan"),
+    ]
+    for given, words in cases:
+        with pytest.raises(ValueError, match=words):
+            history.personalise(data, own="all", steps=0, **given)
+    bare = ef.Federation(data.name, data.names, data.train, test=data.test, classes=2)
+    with pytest.raises(ValueError, match=r"How far own offsets are trusted.*or give trust="):
+        trained(bare).personalise(bare, own="all", steps=0, offsets=2)
+    values = ef.Federation.from_clients(
+        {name: (data.train.client(i)[0], data.train.client(i)[0][:, 0])
+         for i, name in enumerate(data.names)}
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"offsets is for models of classes.*squared"):
+        trained(values, "linear").personalise(values, own="all", steps=0, offsets=2, trust=1)
+    words = {name: (np.random.default_rng(i).integers(0, 9, (20, 4)), np.arange(20) % 2)
+             for i, name in enumerate("ab")}  # fmt: skip
+    text = ef.Federation.from_clients(words, classes=2, tokens=True)
+    reader = torch.nn.Sequential(
+        torch.nn.Embedding(9, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    )
+    with pytest.raises(ValueError, match="these are tokens"):
+        trained(text, reader).personalise(text, own="all", steps=0, offsets=2, trust=1)
 
 
 @pytest.mark.parametrize(("text", "kinds"), [("classes", "classes"), ("0-2,3", [0, 0, 0, 1])])
@@ -220,5 +323,20 @@ def test_a_run_folder_keeps_it_and_predict_uses_it(tmp_path: Path) -> None:
     more = [*given[:4], "--steps", "0", "--class-kinds", "0,1"]
     told = CliRunner().invoke(app, more)
     assert told.exit_code == 0 and "own shares of classes" in told.output
+    offsets = [*more, "--offsets", "3"]
+    assert "trusted by" in CliRunner().invoke(app, [*offsets, "--trust", "0.5"]).output
+    data = ef.load("heart-disease", validation=0.3, test=0.3)
+    kept = ef.load_predictor(folder, personalised=True)
+    made = personalise(folder, own="all", steps=0, class_kinds=[0, 1], offsets=3, trust=0.5)
+    assert data.test is not None and set(kept.own) == {"linear.weight", "linear.bias"}
+    for i, name in enumerate(data.names):
+        rows = data.test.client(i)[0]
+        ours, theirs = (p.for_client(name).answer(rows) for p in (made.predictor, kept))
+        np.testing.assert_array_equal(ours, theirs)
+    written = export(kept.for_client(data.names[0]), tmp_path / "exported", program=True)
+    again = load_exported(written[0].parent)
+    np.testing.assert_allclose(again.answer(data.test.client(0)[0]),
+                               kept.for_client(data.names[0]).answer(data.test.client(0)[0]),
+                               atol=1e-6)  # fmt: skip
     told = CliRunner().invoke(app, [*more[:-1], "0-1,1"])
     assert told.exit_code != 0 and "follow each other" in told.output

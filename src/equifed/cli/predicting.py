@@ -114,6 +114,14 @@ def personalise(
             "classes, as 0-9,10-61 for digits and letters."
         ),
     ] = None,
+    offsets: Annotated[
+        int | None,
+        typer.Option(help="With --own all: also own offsets, in so many components of the inputs."),
+    ] = None,
+    trust: Annotated[
+        float | None,
+        typer.Option(help="With --offsets: the part of what they say, 0 to 1; chosen by default."),
+    ] = None,
     client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
     out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
     own_l2: Annotated[
@@ -133,10 +141,10 @@ def personalise(
         from equifed.runs.personalise import personalise as fit
 
         if rows is not None:
-            if {own, temperature, penalty, lr, steps, class_kinds} != {None}:
+            if {own, temperature, penalty, lr, steps, class_kinds, offsets, trust} != {None}:
                 raise ValueError(
-                    "--own, --temperature, --penalty, --lr, --steps and --class-kinds are for the "
-                    "run's clients."
+                    "--own, --temperature, --penalty, --lr, --steps, --class-kinds, --offsets and "
+                    "--trust are for the run's clients."
                 )
             _personalise_newcomer(run, rows, client, out, own_l2, personalised, json)
             return
@@ -146,7 +154,8 @@ def personalise(
                 "equifed personalise RUN rows.csv --client NAME --out FOLDER"
             )
         found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
-                    steps=steps, class_kinds=_read_kinds(class_kinds))  # fmt: skip
+                    steps=steps, class_kinds=_read_kinds(class_kinds), offsets=offsets,
+                    trust=trust)  # fmt: skip
         path = found.save(run)
         if json:
             print_json({"run": str(run), **found.to_dict()})

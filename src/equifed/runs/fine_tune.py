@@ -1,6 +1,7 @@
 """Fine-tuning: after training every client takes local steps of its own from the shared model.
 
-Where kinds of classes are given, its own shares of them move the bias of the last layer, too.
+What counting and measuring its training samples says may come on top: its own shares of classes,
+and its own offset of inputs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equifed.models.class_shares import ClassKinds
+    from equifed.models.client_offsets import Components
     from equifed.models.predictor import Predictor
 
+Array = NDArray[np.float64]
 RATES = (0.01, 0.03, 0.1)
 STEPS = (10, 30, 100)
 """Step sizes and numbers of steps that are tried."""
+TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Parts of what own offsets say that are tried: a network has seen the same inputs already."""
 BATCH = 20
 """Samples of a step."""
 MOST_BYTES = 2**32
@@ -36,25 +42,29 @@ MOST_BYTES = 2**32
 class Tuned:
     """How a shared model becomes each client's own: ``steps`` local steps of length ``lr``.
 
-    With ``shares`` the bias of the last layer is then moved by the client's shares of classes.
+    With ``shares`` logits are then moved by the client's shares of classes, with ``trust`` by so
+    large a part of what its offset in ``offsets`` components of the inputs says.
     """
 
     lr: float
     steps: int
     shares: bool = False
+    offsets: int = 0
+    trust: float = 0.0
 
     def __str__(self) -> str:
         told = [f"{self.steps} local steps of {BATCH} samples, lr {self.lr:g}"] * (self.steps > 0)
-        return " and ".join(told + ["own shares of classes"] * self.shares) or "no change"
+        told += ["own shares of classes"] * self.shares
+        offsets = (
+            f"own offsets in {self.offsets} components of the inputs, trusted by {self.trust:g}"
+        )
+        return " and ".join(told + [offsets] * (self.trust > 0)) or "no change"
 
     def to_dict(self) -> dict[str, float]:
-        """Return it as plain values."""
-        told = {"lr": self.lr, "steps": self.steps}
-        return {**told, "shares": True} if self.shares else told
-
-
-SHARES = Tuned(0.0, 0, shares=True)
-"""No steps: own shares of classes alone."""
+        """Return it as plain values, which :func:`fine_tune` takes."""
+        told: dict[str, float] = {"lr": self.lr, "steps": self.steps}
+        told |= {"shares": True} if self.shares else {}
+        return told | ({"offsets": self.offsets, "trust": self.trust} if self.trust else {})
 
 
 def fine_tune(
@@ -64,83 +74,153 @@ def fine_tune(
     steps: int | None = None,
     device: str = "cpu",
     class_kinds: ClassKinds | None = None,
-) -> tuple[Tuned, dict[str, Tensor]]:
-    """Return how the clients' own models were made, and their parameters, clients first.
+    offsets: int | None = None,
+    trust: float | None = None,
+) -> tuple[Tuned, Predictor]:
+    """Return how the clients' own models were made, and what predicts with them.
 
     Every client goes from the shared parameters, by minibatches of its training samples. Step size
     and number of steps are one choice for all clients, by the loss on validation samples, averaged
     over clients; to change nothing is among the choices. With ``class_kinds`` each of them is tried
-    with and without own shares of classes; where nothing is chosen, they are used, and without
-    steps they are all that is own.
+    with and without own shares of classes; where no steps are chosen, shares are used. With
+    ``offsets`` each is tried with several parts of what own offsets say, unless ``trust`` is given.
+    Without steps only what is moved is own.
     """
     _check(predictor)
-    tried = _tried(data, lr, steps)
-    shifts = None if class_kinds is None else _shifts(predictor, data, class_kinds)
-    if shifts is not None and steps == 0:
-        name, moved = shifts
-        bias = predictor.module.get_parameter(name).detach().cpu()
-        return SHARES, {name: bias + moved.to(bias)}
-    clients = _simulate(predictor, data, device)
-    start = clients.flatten(predictor.module)
-    held = clients.model.unflatten(start)
-    shared = {name: part.to("cpu", copy=True) for name, part in held.items()}
+    tried, trusts = _tried(data, lr, steps), _trusts(data, offsets, trust)
+    chosen = len(tried) > 1 or len(trusts) > 1
+    shares = None if class_kinds is None else _shares(predictor, data, class_kinds)
+    measured = None if offsets is None else _measure(predictor, data, offsets)
+    clients = start = None
+    if any(choice.steps for choice in tried):
+        clients = _simulate(predictor, data, device)
+        start = clients.flatten(predictor.module)
     best: tuple[float, Tuned, dict[str, Tensor]] | None = None
     for choice in tried:
         try:
-            own = _stack(shared, clients, start, choice)
+            own = _stack(predictor, clients, start, choice)
         except MissingClients as lost:
             if len(tried) == 1:
                 raise ValueError(f"{choice}: {lost}; give a smaller lr.") from lost
             continue  # it diverges for somebody
-        for one, parts in _with_shares(choice, own, shifts, also_without=len(tried) > 1):
-            score = 0.0 if len(tried) == 1 else _score(predictor, data, parts)
+        held = _answer(predictor, data, own if choice.steps else {}) if chosen else []
+        for one in _variants(choice, trusts, shares is not None, len(tried) > 1, measured):
+            score = _score(predictor, held, one, shares, measured) if chosen else 0.0
             if best is None or score < best[0]:
-                best = score, one, parts
+                best = score, one, own
     assert best is not None
     _, choice, own = best
-    if shifts is not None and choice == SHARES:
-        own = {shifts[0]: own[shifts[0]]}
-    return choice, own
+    return choice, _give(predictor, choice, own, shares, measured)
 
 
-def _shifts(predictor: Predictor, data: Federation, class_kinds: ClassKinds) -> tuple[str, Tensor]:
-    """Return the last bias's name, and by how much every client's moves, for its counts of labels.
+# -- what is moved by counting and measuring ------------------------------------------------------
 
-    One logit is that of the second class against the first.
-    """
+
+@dataclass(frozen=True, eq=False)
+class _Shares:
+    """The last bias's name, and by how much every client's moves (n, k)."""
+
+    bias: str
+    moved: Array
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """Components of the inputs, and what clients' logits move by: weights (n, k, d), biases."""
+
+    components: Components
+    weight: Array
+    bias: Array
+
+
+def _shares(predictor: Predictor, data: Federation, class_kinds: ClassKinds) -> _Shares:
+    """Return by how much every client's last bias moves, for its counts of labels."""
     import torch
 
     from equifed.models.class_shares import share_shifts
     from equifed.models.fit_own import find_last_layer, read_last_layer
     from equifed.models.own_part import choose_own
 
-    if data.classes is None or predictor.loss not in ("cross_entropy", "binary_logistic"):
-        raise ValueError(
-            "class_kinds is for models of classes with the loss cross_entropy or binary_logistic, "
-            f"and this one has {predictor.loss or 'another'}; leave it out."
-        )
+    classes = _classes(predictor, data, "class_kinds")
     names, few = choose_own(predictor.module, "bias"), data.train.inputs[:8]
     place = find_last_layer(predictor.module, names)  # both refuse what moves no logits
     read_last_layer(
         predictor.module, place, lambda m: torch.as_tensor(predictor.run_module(m, few))
     )
-    counts = [np.bincount(data.train.client(i)[1], minlength=data.classes)
+    counts = [np.bincount(data.train.client(i)[1], minlength=classes)
               for i in range(len(data.names))]  # fmt: skip
-    shifts = share_shifts(np.stack(counts), class_kinds)
-    if predictor.loss == "binary_logistic":
-        shifts = shifts[:, 1:] - shifts[:, :1]
-    return names[0], torch.as_tensor(shifts)
+    return _Shares(names[0], _of_logits(predictor, share_shifts(np.stack(counts), class_kinds)))
 
 
-def _with_shares(
-    choice: Tuned, own: dict[str, Tensor], shifts: tuple[str, Tensor] | None, also_without: bool
-) -> Iterator[tuple[Tuned, dict[str, Tensor]]]:
-    """Yield own models as they are, unless own shares are given and not to be chosen, and moved."""
-    if shifts is None or also_without:
-        yield choice, own
-    if shifts is not None:
-        name, moved = shifts
-        yield replace(choice, shares=True), {**own, name: own[name] + moved.to(own[name])}
+def _measure(predictor: Predictor, data: Federation, count: int) -> _Measured:
+    """Return what every client's logits move by, for its offset in components of the inputs."""
+    from equifed.models.client_offsets import fit_offsets, leading_components
+
+    classes = _classes(predictor, data, "offsets")
+    if predictor.tokens:
+        raise ValueError(
+            "offsets are of inputs that are numbers, and these are tokens; leave it out."
+        )
+    components = leading_components(data.train.inputs, count)
+    t = components.of(data.train.inputs)
+    owners = np.repeat(np.arange(len(data.names)), data.train.sizes)
+    found = fit_offsets(t, data.train.targets, owners, len(data.names), classes)
+    weight, bias = found.shifts()
+    return _Measured(components, _of_logits(predictor, weight), _of_logits(predictor, bias))
+
+
+def _classes(predictor: Predictor, data: Federation, what: str) -> int:
+    if data.classes is None or predictor.loss not in ("cross_entropy", "binary_logistic"):
+        raise ValueError(
+            f"{what} is for models of classes with the loss cross_entropy or binary_logistic, "
+            f"and this one has {predictor.loss or 'another'}; leave it out."
+        )
+    return data.classes
+
+
+def _of_logits(predictor: Predictor, moved: Array) -> Array:
+    """Return shifts of the model's logits (n, k, ...); one logit is class 1's against class 0's."""
+    return moved[:, 1:] - moved[:, :1] if predictor.loss == "binary_logistic" else moved
+
+
+def _variants(
+    choice: Tuned, trusts: Sequence[float], shares: bool, also_without: bool,
+    measured: _Measured | None,
+) -> Iterator[Tuned]:  # fmt: skip
+    """Yield a choice of steps with own shares, unless these are to be chosen, and every trust."""
+    d = 0 if measured is None else len(measured.components.axes)
+    for counted in (False, True) if shares and also_without else (shares,):
+        for trust in trusts:
+            yield replace(choice, shares=counted, offsets=d if trust else 0, trust=trust)
+
+
+def _give(
+    predictor: Predictor, choice: Tuned, own: dict[str, Tensor], shares: _Shares | None,
+    measured: _Measured | None,
+) -> Predictor:  # fmt: skip
+    """Return what predicts with clients' own models."""
+    import torch
+
+    from equifed.models.client_offsets import Beside
+
+    moved = shares.moved if shares is not None and choice.shares else None
+    if measured is None or not choice.trust:
+        if shares is not None and moved is not None:
+            last = own[shares.bias]
+            last = last + torch.as_tensor(moved).to(last)
+            own = {**(own if choice.steps else {}), shares.bias: last}
+        return replace(predictor, own=own)
+    seen, bias = measured.components, choice.trust * measured.bias
+    centre, axes = torch.as_tensor(seen.centre), torch.as_tensor(seen.axes)
+    module = Beside(predictor.module, centre, axes, bias.shape[1])
+    like = module.linear.bias
+    parts = {f"network.{name}": part for name, part in own.items()} if choice.steps else {}
+    parts["linear.weight"] = torch.as_tensor(choice.trust * measured.weight).to(like.dtype)
+    parts["linear.bias"] = torch.as_tensor(bias if moved is None else bias + moved).to(like.dtype)
+    return replace(predictor, module=module, own=parts)
+
+
+# -- steps and choices ----------------------------------------------------------------------------
 
 
 def _check(predictor: Predictor) -> None:
@@ -182,23 +262,47 @@ def _tried(data: Federation, lr: float | None, steps: int | None) -> list[Tuned]
         raise ValueError(f"steps must be a whole number, at least 0, got {steps}.")
     if steps == 0 or (lr is not None and steps is not None):
         return [Tuned(lr or 0.0, int(steps))]
-    if data.validation is None or not len(data.validation.targets):
-        raise ValueError(
-            "Step size and number of steps are chosen on validation samples, and these data have "
-            "none: hold some out ([data.holdout] validation = 0.2), or give lr= and steps=."
-        )
+    _check_held(data, "Step size and number of steps are", "lr= and steps=")
     rates: Sequence[float] = RATES if lr is None else (lr,)
     counts: Sequence[int] = STEPS if steps is None else (steps,)
     return [Tuned(0.0, 0), *(Tuned(r, s) for r in rates for s in counts)]
 
 
+def _trusts(data: Federation, offsets: int | None, trust: float | None) -> Sequence[float]:
+    """Return the parts of what own offsets say that are tried, or the one that is given."""
+    if offsets is None:
+        if trust is not None:
+            raise ValueError("trust is of own offsets; give offsets= with it, as 30 components.")
+        return (0.0,)
+    if isinstance(offsets, bool) or not (offsets >= 1 and float(offsets).is_integer()):
+        raise ValueError(f"offsets is a number of components, at least 1, got {offsets}.")
+    if trust is None:
+        _check_held(data, "How far own offsets are trusted is", "trust=")
+        return TRUSTS
+    if not 0 <= trust <= 1:
+        raise ValueError(f"trust must lie in [0, 1], got {trust}.")
+    return (float(trust),)
+
+
+def _check_held(data: Federation, what: str, cure: str) -> None:
+    if data.validation is None or not len(data.validation.targets):
+        raise ValueError(
+            f"{what} chosen on validation samples, and these data have none: hold some out "
+            f"([data.holdout] validation = 0.2), or give {cure}."
+        )
+
+
 def _stack(
-    shared: Mapping[str, Tensor], clients: Any, start: Tensor, choice: Tuned
+    predictor: Predictor, clients: Any, start: Tensor | None, choice: Tuned
 ) -> dict[str, Tensor]:
     """Return every client's parameters; those without training samples keep the shared ones."""
-    n = len(clients.names)
-    own = {name: part.expand(n, *part.shape).clone() for name, part in shared.items()}
-    if choice.steps:
+    n = len(predictor.clients)
+    shared: Mapping[str, Tensor] = (
+        clients.model.unflatten(start) if start is not None
+        else {k: p for k, p in predictor.module.named_parameters() if p.requires_grad}
+    )  # fmt: skip
+    own = {k: p.detach().to("cpu").expand(n, *p.shape).clone() for k, p in shared.items()}
+    if choice.steps and start is not None:
         for i, moved in _walk(clients, start, choice):
             for name, part in clients.model.unflatten(start - moved).items():
                 own[name][i] = part.to("cpu")
@@ -215,22 +319,40 @@ def _walk(clients: Any, start: Tensor, choice: Tuned) -> Iterator[tuple[int, Ten
         yield int(i), moved.weighted_sum(only)
 
 
-def _score(predictor: Predictor, data: Federation, own: Mapping[str, Tensor]) -> float:
+def _answer(
+    predictor: Predictor, data: Federation, own: Mapping[str, Tensor]
+) -> list[tuple[int, NDArray[Any], Array, NDArray[Any]]]:
+    """Return clients with validation samples: number, inputs, outputs of its model and targets."""
+    from equifed.models.own_prediction import module_of
+
+    held, module, told = data.splits()["validation"], predictor.module, []
+    for i in map(int, np.flatnonzero(held.sizes)):
+        inputs, targets = held.client(i)
+        its = module_of(module, own, data.names, data.names[i]) if own else module
+        told.append((i, inputs, predictor.run_module(its, inputs), targets))
+    return told
+
+
+def _score(
+    predictor: Predictor, held: Sequence[tuple[int, NDArray[Any], Array, NDArray[Any]]],
+    choice: Tuned, shares: _Shares | None, measured: _Measured | None,
+) -> float:  # fmt: skip
     """Return the loss on validation samples, averaged over the clients that have some."""
     import torch
 
     from equifed.models.fit_own import check_fit, sample_losses
-    from equifed.models.own_prediction import module_of
 
-    held, loss = data.splits()["validation"], check_fit(predictor.loss, 1.0)
-    found = []
-    for i in np.flatnonzero(held.sizes):
-        inputs, targets = held.client(int(i))
-        module = module_of(predictor.module, own, data.names, data.names[i])
-        outputs = torch.as_tensor(predictor.run_module(module, inputs)).double()
-        found.append(float(sample_losses(outputs, torch.as_tensor(targets), loss).mean()))
+    loss, found = check_fit(predictor.loss, 1.0), []
+    for i, inputs, outputs, targets in held:
+        if shares is not None and choice.shares:
+            outputs = outputs + shares.moved[i]
+        if measured is not None and choice.trust:
+            t = measured.components.of(inputs)
+            outputs = outputs + choice.trust * (t @ measured.weight[i].T + measured.bias[i])
+        losses = sample_losses(torch.as_tensor(outputs), torch.as_tensor(targets), loss)
+        found.append(float(losses.mean()))
     score = float(np.mean(found))
     return score if math.isfinite(score) else math.inf
 
 
-__all__ = ["SHARES", "Tuned", "fine_tune"]
+__all__ = ["Tuned", "fine_tune"]

@@ -20,8 +20,8 @@ from equifed.metrics.paired import mean_interval
 from equifed.metrics.paired_samples import count_pairs, newcombe_interval
 from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
-from equifed.runs.fine_tune import SHARES, Tuned, fine_tune
-from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
+from equifed.runs.fine_tune import Tuned, fine_tune
+from equifed.runs.trained import BESIDE, PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
@@ -120,8 +120,13 @@ class Personalised:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
         from safetensors.torch import save
 
-        path = Path(folder)
-        parts = save({name: rows.contiguous() for name, rows in self.predictor.own.items()})
+        from equifed.models.client_offsets import Beside
+
+        path, module = Path(folder), self.predictor.module
+        rows = dict(self.predictor.own)
+        if isinstance(module, Beside):
+            rows |= {BESIDE + name: buffer for name, buffer in module.named_buffers(recurse=False)}
+        parts = save({name: part.contiguous() for name, part in rows.items()})
         held = {"parts": digest(parts), "model": digest((path / MODEL).read_bytes())}
         write_file(path / PERSONAL_PARTS, parts)
         write_file(path / PERSONALISED, seal({**self.to_dict(), **held}))
@@ -143,6 +148,8 @@ def personalise(
     steps: int | None = None,
     device: str = "cpu",
     class_kinds: ClassKinds | None = None,
+    offsets: int | None = None,
+    trust: float | None = None,
 ) -> Personalised:
     """Fit an own part to every client at the shared parameters of a finished model.
 
@@ -177,6 +184,12 @@ def personalise(
         class or by kinds of classes: for every class the number of its kind, as 0 for digits and 1
         for letters. Where ``lr`` and ``steps`` are given (0 steps is enough) they are used and not
         chosen, and need no validation samples.
+    offsets : int, optional
+        Of fine-tuning: also try own offsets of the inputs (``equifed.models.client_offsets``), in
+        so many of their principal components.
+    trust : float, optional
+        Of own offsets: use so large a part of what they say, from 0 to 1; needed where the data
+        have no validation split.
 
     Examples
     --------
@@ -202,10 +215,13 @@ def personalise(
             raise ValueError(
                 "temperature and penalty are of own biases; own='all' has lr and steps."
             )
-        return _tune(predictor, data, lr, steps, device, class_kinds)
-    if (lr, steps) != (None, None) or class_kinds is not None:
+        choice, told = fine_tune(predictor, data, lr, steps, device, class_kinds, offsets, trust)
+        sources = tuple("train" if size else "nothing" for size in data.train.sizes)
+        return _compare(predictor, told, data, tuple(told.own), {"train": choice}, sources)
+    if {lr, steps, offsets, trust} != {None} or class_kinds is not None:
         raise ValueError(
-            f"lr, steps and class_kinds are of fine-tuning, own='all', got own={own!r}."
+            "lr, steps, class_kinds, offsets and trust are of fine-tuning, own='all', got "
+            f"own={own!r}."
         )
     fit = _Fit(predictor, data, choose_own(predictor.module, own))
     choices = _choose(fit, temperature, penalty)
@@ -216,16 +232,6 @@ def personalise(
         fitted_on.append(source)
     told = replace(predictor, own=_stack(predictor, fit.names, parts))
     return _compare(predictor, told, data, fit.names, choices, tuple(fitted_on))
-
-
-def _tune(
-    predictor: Predictor, data: Federation, lr: float | None, steps: int | None, device: str,
-    class_kinds: ClassKinds | None,
-) -> Personalised:  # fmt: skip
-    choice, parts = fine_tune(predictor, data, lr, steps, device, class_kinds)
-    fitted_on = tuple("train" if size else "nothing" for size in data.train.sizes)
-    told = replace(predictor, own=parts)
-    return _compare(predictor, told, data, tuple(parts), {"train": choice}, fitted_on)
 
 
 def _open(run: str | Path | History) -> tuple[History, Predictor]:
@@ -430,7 +436,9 @@ def _score_samples(
 def describe(found: Personalised) -> str:
     """Return in words what was fitted and how it was chosen."""
     chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    if any(isinstance(one, Tuned) and one != SHARES for one in found.choices.values()):
+    moved = (one.steps > 0 or not (one.shares or one.trust)
+             for one in found.choices.values() if isinstance(one, Tuned))  # fmt: skip
+    if any(moved):
         return f"all parameters fine-tuned after training ({chosen})"
     return f"own part {', '.join(found.names)} fitted after training ({chosen})"
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
 """What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
+BESIDE = "beside."
+"""Before the names of what clients share beside the network, where they have own offsets."""
 
 
 def load_predictor(
@@ -50,6 +52,7 @@ def load_predictor(
     from safetensors.torch import load_file
 
     from equifed.models.checks import load_weights
+    from equifed.models.client_offsets import Beside
     from equifed.models.export import DESCRIPTION, load_exported
     from equifed.models.predictor import Predictor, link_of, name_classes
 
@@ -79,8 +82,9 @@ def load_predictor(
         link = link_of(SECTIONS["losses"][config.model["loss"]].load())
         dtype, (loss, own_l2) = dtype_of(config), _read_loss(config, module, told)
         own = {} if personalised else _read_own(path, config.model.get("own"))
+    beside: dict[str, Any] = {}
     if personalised:
-        own = _read_personalised(path)
+        own, beside = _read_personalised(path)
     check_folder(path)
     try:
         loaded = load_weights(module.to(dtype), load_file(path / MODEL))
@@ -89,6 +93,8 @@ def load_predictor(
             f"The module does not fit the weights in {path / MODEL} ({' '.join(str(error).split())}"
             "); hand over the module that was trained."
         ) from None
+    if beside:
+        loaded = Beside(loaded, **beside, outputs=own["linear.bias"].shape[1])
     return Predictor(
         loaded,
         input_shape=tuple(told["input_shape"]),
@@ -153,8 +159,11 @@ def _read_loss(
     return fitted_loss(loss) if model.get("class_weights") is None else None, part.l2
 
 
-def _read_personalised(path: Path) -> dict[str, Any]:
-    """Return the own parts that were fitted after training; they must belong to this model."""
+def _read_personalised(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the own parts that were fitted after training, and what clients share beside it.
+
+    They must belong to this model.
+    """
     from safetensors.torch import load
 
     if not (path / PERSONALISED).exists():
@@ -168,7 +177,11 @@ def _read_personalised(path: Path) -> dict[str, Any]:
             f"{path / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
             f"again with: equifed personalise {path}"
         )
-    return load(content)
+    parts = load(content)
+    beside = {
+        name: parts.pop(BESIDE + name) for name in ("centre", "axes") if BESIDE + name in parts
+    }
+    return parts, beside
 
 
 def _read_own(path: Path, named: Any) -> dict[str, Any]:
