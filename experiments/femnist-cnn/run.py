@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from experiments.harness.network_task import (
     Result,
     Task,
     add_own_rows,
+    own_row,
     read_result,
 )
 from numpy.typing import NDArray
@@ -83,7 +85,7 @@ def run(context: Context) -> Outcome:
 
     tables = {
         "methods": methods_table(counts, results, found.runs_of_rows()),
-        "against": differences_table(counts, both),
+        "against": differences_table(counts, both, found.preferred),
         "left": left_table(counts, named),
         "choice": found.choice,
         "writers": writers_table(counts, named),
@@ -179,17 +181,22 @@ def methods_table(
     return Table("Test accuracy of all folds together, writer by writer", titles, rows)
 
 
-def differences_table(counts: Mapping[str, Counts], both: Both) -> Table:
-    """Return differences to FedAvg, of SCAFF-PD to server momentum, and of ours to all."""
+def differences_table(
+    counts: Mapping[str, Counts], both: Both, preferred: Mapping[str, str]
+) -> Table:
+    """Return differences to FedAvg, what each part makes, and of ours to all."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
     explained = [(FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN),
-                 (PLAIN_OURS, MEAN), (OURS, FAIR_MEAN),
+                 (PLAIN_OURS, MEAN),
                  (copied(FAIR_MEAN), copied(MEAN)), (COPIED_OURS, COPIED_BASE),
                  (COPIED_OURS, copied(PLAIN_OURS)), (COPIED_OURS, COPIED_TUNED)]  # fmt: skip
+    kinds = ("shares", "offsets", "all")
+    explained += [(own_row(m, more, preferred), own_row(m, less, preferred))
+                  for m in preferred for less, more in pairwise(kinds)]  # fmt: skip
     pairs += [pair for pair in explained if set(pair) <= set(counts)]
     pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
     rows: list[list[Cell]] = []
-    for m, b in pairs:
+    for m, b in dict.fromkeys(pairs):
         folds, shared = both(m, b)
         if folds:
             told = (_told(difference(shared, m, b, k)) for k in COMPARED)

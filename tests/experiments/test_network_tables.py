@@ -21,14 +21,14 @@ from experiments.harness.network_parts import (
     shards,
     with_copies,
 )
-from experiments.harness.network_runs import hasten, score
+from experiments.harness.network_runs import hasten
 from experiments.harness.network_task import Result, Task, add_own_rows, carry_out, read_result
 from experiments.harness.running import reproduce
 from experiments.harness.shards_table import floor_of_minimum
 
 import equifed as ef
 from equifed.contract import Stream
-from equifed.runs import RunConfig, build, merge_tables
+from equifed.runs import RunConfig, build, fine_tune, merge_tables
 
 SHARDS = ["fedmdfg-fashion", "fedmdfg-cifar10"]
 STORED = sorted(ROOT.glob(f"*/{KEPT}"))
@@ -134,23 +134,6 @@ def test_rows_with_own_biases_stand_beside_the_runs_they_were_fitted_to() -> Non
     assert "SCAFF-PD, averaged, own bias after training" in others and "ours" not in others
 
 
-def test_a_try_that_was_run_again_counts_with_the_mean_of_both(tmp_path: Path) -> None:
-    stored = ROOT / "femnist-cnn" / KEPT
-    (tmp_path / KEPT).parent.mkdir()
-    (tmp_path / KEPT).write_bytes(stored.read_bytes())
-    outcome = reproduce("femnist-cnn", tmp_path, changes={"finish": False})
-    method = "SCAFF-PD, averaged"
-    rows = {row[1]: row[2:] for row in outcome.tables["choice"].rows if row[0] == method}
-    once, both = {}, {}
-    for words, place in (("rho = 0.3", "0-3"), ("rho = 1", "1")):
-        found = [score(read_result(tmp_path / f"runs/scaff-pd-averaged-try-rho-{place}{end}.json"))
-                 for end in ("", "-again")]  # fmt: skip
-        once[words], both[words] = found[0], np.mean(found)
-    assert once["rho = 1"] > once["rho = 0.3"]  # one run alone would choose otherwise
-    for words, chosen in (("rho = 0.3", "chosen"), ("rho = 1", "")):
-        assert rows[words] == [pytest.approx(both[words], abs=5e-5), chosen]
-
-
 @pytest.mark.parametrize("name", SHARDS)
 def test_every_method_has_as_many_tries_and_one_decay(name: str) -> None:
     """A try takes the step sizes from first to last, in fewer rounds."""
@@ -248,6 +231,8 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     if not (folder / "femnist").is_dir():
         pytest.skip(f"no data files: set EQUIFED_DATA (looked at {folder})")
     monkeypatch.setenv("EQUIFED_DATA", str(folder))
+    monkeypatch.setattr(fine_tune, "RATES", (0.03,))
+    monkeypatch.setattr(fine_tune, "STEPS", (5,))
     whole = ef.load("femnist", writers=6)
     parts = [folded_femnist(k, 2, writers=6, validation=True) for k in (0, 1)]
     seen = []

@@ -76,7 +76,7 @@ def test_strangers_take_the_mean_which_is_said() -> None:
     own = next(name for name in history.own)
     assert torch.allclose(predictor.module.get_parameter(own), bias.mean(0))
     wanted = mean.predict_proba(rows)
-    with pytest.warns(UserWarning, match="but 'x' took no part in training: the mean"):
+    with pytest.warns(UserWarning, match="but 'x' took no part in training: the shared"):
         np.testing.assert_array_equal(predictor.predict_proba(rows, "x"), wanted)
     with pytest.warns(UserWarning, match="nobody says whose rows these are"):
         found = predictor.predict_proba(rows.drop(columns="site"))

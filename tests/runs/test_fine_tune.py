@@ -284,6 +284,15 @@ def test_offsets_that_cannot_be_are_refused_by_name() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"offsets is for models of classes.*squared"):
         trained(values, "linear").personalise(values, own="all", steps=0, offsets=2, trust=1)
+    same = {name: (np.ones((20, 3)), np.arange(20) % 2) for name in "ab"}
+    flat = ef.Federation.from_clients(same, classes=2)
+    with pytest.raises(ValueError, match="all training inputs are the same"):
+        trained(flat).personalise(flat, own="all", steps=0, offsets=2, trust=1)
+    few = ef.Federation.from_clients({n: (x[:6], y[:6]) for n, (x, y) in
+                                      {n: data.train.client(i) for i, n in enumerate(data.names)}
+                                      .items()}, classes=2)  # fmt: skip
+    narrow = trained(few).personalise(few, own="all", steps=0, offsets=9, trust=1)
+    assert narrow.choices["train"].to_dict()["offsets"] == 2  # of two columns; 48 samples allow 4
     words = {name: (np.random.default_rng(i).integers(0, 9, (20, 4)), np.arange(20) % 2)
              for i, name in enumerate("ab")}  # fmt: skip
     text = ef.Federation.from_clients(words, classes=2, tokens=True)

@@ -255,7 +255,7 @@ def test_own_parts_of_a_regression_are_used_by_client() -> None:
     y = X @ [1.0, -1.0] + 5.0 * owners + 0.01 * draw.normal(size=60)
     fair = FairRegressor(own="bias", l2=1e-6).fit(X, y, clients=owners)
     np.testing.assert_allclose(fair.predict(X, clients=owners), y, atol=0.1)
-    with pytest.warns(UserWarning, match="the mean of the clients' is used"):
+    with pytest.warns(UserWarning, match="shared model is used, with the mean of own parts"):
         np.testing.assert_allclose(fair.predict(X), y - 5.0 * (owners - 2), atol=0.1)
     with pytest.warns(UserWarning, match="took no part in training"):
         fair.predict(X[:2], clients=["1", "9"])  # the text 1 is not the number

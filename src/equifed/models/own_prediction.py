@@ -71,9 +71,10 @@ def warn_of_strangers(own: OwnParameters, strangers: Sequence[str]) -> None:
 
 
 def say_mean(own: OwnParameters, why: str) -> None:
-    """Warn that the mean of the own parts stands for one; Python shows the same words once."""
+    """Warn that nobody's own part is used; Python shows the same words once."""
     warnings.warn(
-        f"Clients have own parts ({', '.join(own)}), {why}: the mean of the clients' is used.",
+        f"Clients have own parts ({', '.join(own)}), {why}: the shared model is used, with the "
+        "mean of own parts that were trained.",
         UserWarning,
         stacklevel=2,
     )

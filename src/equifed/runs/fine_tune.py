@@ -34,6 +34,8 @@ TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of what own offsets say that are tried: a network has seen the same inputs already."""
 BATCH = 20
 """Samples of a step."""
+SAMPLES = 10
+"""Training samples of all clients together for each component in which offsets are measured."""
 MOST_BYTES = 2**32
 """Of all clients' own models together."""
 
@@ -161,7 +163,10 @@ def _measure(predictor: Predictor, data: Federation, count: int) -> _Measured:
         raise ValueError(
             "offsets are of inputs that are numbers, and these are tokens; leave it out."
         )
-    components = leading_components(data.train.inputs, count)
+    most = max(1, len(data.train.targets) // SAMPLES)
+    components = leading_components(data.train.inputs, min(int(count), most))
+    if not len(components.axes):
+        raise ValueError("offsets: all training inputs are the same; leave it out.")
     t = components.of(data.train.inputs)
     owners = np.repeat(np.arange(len(data.names)), data.train.sizes)
     found = fit_offsets(t, data.train.targets, owners, len(data.names), classes)
@@ -174,6 +179,11 @@ def _classes(predictor: Predictor, data: Federation, what: str) -> int:
         raise ValueError(
             f"{what} is for models of classes with the loss cross_entropy or binary_logistic, "
             f"and this one has {predictor.loss or 'another'}; leave it out."
+        )
+    if data.train.targets.ndim != 1:
+        shape = data.train.targets.shape[1:]
+        raise ValueError(
+            f"{what} is for one class per sample, and these have {shape}; leave it out."
         )
     return data.classes
 
@@ -301,8 +311,9 @@ def _stack(
         clients.model.unflatten(start) if start is not None
         else {k: p for k, p in predictor.module.named_parameters() if p.requires_grad}
     )  # fmt: skip
-    own = {k: p.detach().to("cpu").expand(n, *p.shape).clone() for k, p in shared.items()}
+    own = {k: p.detach().to("cpu").expand(n, *p.shape) for k, p in shared.items()}  # no copies
     if choice.steps and start is not None:
+        own = {name: part.clone() for name, part in own.items()}
         for i, moved in _walk(clients, start, choice):
             for name, part in clients.model.unflatten(start - moved).items():
                 own[name][i] = part.to("cpu")

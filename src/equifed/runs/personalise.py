@@ -186,7 +186,7 @@ def personalise(
         chosen, and need no validation samples.
     offsets : int, optional
         Of fine-tuning: also try own offsets of the inputs (``equifed.models.client_offsets``), in
-        so many of their principal components.
+        so many of their principal components, at most one for every ten training samples.
     trust : float, optional
         Of own offsets: use so large a part of what they say, from 0 to 1; needed where the data
         have no validation split.
