@@ -184,7 +184,7 @@ def methods_table(
 def differences_table(
     counts: Mapping[str, Counts], both: Both, preferred: Mapping[str, str]
 ) -> Table:
-    """Return differences to FedAvg, what each part makes, and of ours to all."""
+    """Return differences to FedAvg, what each part makes, and of ours to all without copies."""
     pairs = [(m, BASE) for m in counts if m != BASE and BASE in counts]
     explained = [(FAIR, MOMENTUM), (MEAN, MOMENTUM), (FAIR_MEAN, FAIR), (FAIR_MEAN, MEAN),
                  (PLAIN_OURS, MEAN),
@@ -194,7 +194,8 @@ def differences_table(
     explained += [(own_row(m, more, preferred), own_row(m, less, preferred))
                   for m in preferred for less, more in pairwise(kinds)]  # fmt: skip
     pairs += [pair for pair in explained if set(pair) <= set(counts)]
-    pairs += [(OURS, m) for m in counts if OURS in counts and m not in (BASE, OURS)]
+    pairs += [(OURS, m) for m in counts
+              if OURS in counts and m not in (BASE, OURS) and COPIES not in m]  # fmt: skip
     rows: list[list[Cell]] = []
     for m, b in dict.fromkeys(pairs):
         folds, shared = both(m, b)
