@@ -342,6 +342,11 @@ def test_a_run_folder_keeps_it_and_predict_uses_it(tmp_path: Path) -> None:
         rows = data.test.client(i)[0]
         ours, theirs = (p.for_client(name).answer(rows) for p in (made.predictor, kept))
         np.testing.assert_array_equal(ours, theirs)
+    rows, labels = data.test.client(0)
+    with pytest.raises(ValueError, match="a new client gets the shared model"):
+        kept.for_new_client(rows, [data.class_names[k] for k in labels], client="new")
+    shared = ef.load_predictor(folder).answer(rows)
+    np.testing.assert_array_equal(kept.for_new_client(client="new").answer(rows), shared)
     written = export(kept.for_client(data.names[0]), tmp_path / "exported", program=True)
     again = load_exported(written[0].parent)
     np.testing.assert_allclose(again.answer(data.test.client(0)[0]),

@@ -32,6 +32,7 @@ from scipy.sparse.linalg import LinearOperator, svds
 from torch import Tensor, nn
 
 Array = NDArray[np.float64]
+BLOCK = 4096
 ROUNDS = 200
 SETTLED = 1e-6
 """Of EM: the most rounds, and the change of E and R, in shares of t's variance, that ends them."""
@@ -51,8 +52,11 @@ class Components:
 
     def of(self, inputs: NDArray[Any]) -> Array:
         """Return the components of samples (m, d)."""
-        flat = np.asarray(inputs, dtype=np.float64).reshape(len(inputs), -1)
-        return (flat - self.centre) @ self.axes.T
+        out = np.empty((len(inputs), len(self.axes)))
+        for k in range(0, len(inputs), BLOCK):  # of which alone there is a copy in float64
+            block = np.asarray(inputs[k : k + BLOCK], dtype=np.float64)
+            out[k : k + BLOCK] = (block.reshape(len(block), -1) - self.centre) @ self.axes.T
+        return out
 
 
 def leading_components(inputs: NDArray[Any], count: int) -> Components:
