@@ -9,9 +9,8 @@ ninth of all steps: not tuned, to be read beside what a federation reaches. It p
 of the experiment's table for the network as it is, with each writer's own shares of digits,
 capitals and small letters, and with these and own offsets (half of what they say); how much of the
 spread is explained by what writers wrote (were every class read equally well in every hand); and
-who is served worse than chance explains. With
-``--validation`` the images that are never tested are held out of fold 0 and looked at in place of
-all test images: settings are compared by these.
+who is served worse than chance explains. With ``--validation`` the images that are never tested are
+held out of fold 0 and looked at in place of all test images: settings are compared by these.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def train_and_test(fold: int, given: argparse.Namespace) -> tuple[list[str], lis
     counts = [np.bincount(plain.train.client(i)[1], minlength=CLASSES) for i in range(n)]
     kinds = np.repeat(np.arange(3), settings["class_kinds"]).tolist()
     shifts = share_shifts(np.stack(counts), kinds)
-    seen = leading_components(plain.train.inputs, settings["offsets"])
+    seen = leading_components(plain.train.inputs, given.offsets)
     owners = np.repeat(np.arange(n), plain.train.sizes)
     weight, bias = fit_offsets(
         seen.of(plain.train.inputs), plain.train.targets, owners, n, CLASSES
@@ -113,6 +112,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.3)
+    parser.add_argument("--offsets", type=int, default=definition("femnist-cnn")["offsets"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)

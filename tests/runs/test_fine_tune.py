@@ -247,8 +247,6 @@ def test_validation_samples_choose_how_far_offsets_are_trusted(
     monkeypatch.setattr(module, "RATES", (1e-2,))
     tuned = history.personalise(data, own="all", offsets=2, class_kinds="classes")
     how = tuned.choices["train"].to_dict()
-    if how["steps"]:
-        assert {name.partition(".")[0] for name in tuned.names} == {"network", "linear"}
     chosen = {k: v for k, v in how.items() if k != "shares"}
     kinds = "classes" if "shares" in how else None
     again = history.personalise(data, own="all", class_kinds=kinds, **chosen)
@@ -260,6 +258,22 @@ def test_validation_samples_choose_how_far_offsets_are_trusted(
     strange = ef.Federation(data.name, data.names, data.train, held, data.test, classes=2)
     useless = history.personalise(strange, own="all", steps=0, offsets=2)
     assert str(useless.choices["train"]) == "no change"
+
+
+def test_local_steps_and_offsets_add_up() -> None:
+    data, history = with_pens()
+    given = {"own": "all", "lr": 0.05, "steps": 5}
+    both, steps = (history.personalise(data, **given, **more).predictor
+                   for more in ({"offsets": 2, "trust": 0.5}, {}))  # fmt: skip
+    only = history.personalise(data, own="all", steps=0, offsets=2, trust=0.5).predictor
+    assert {name.partition(".")[0] for name in both.own} == {"network", "linear"}
+    assert data.test is not None
+    for i, name in enumerate(data.names):
+        rows = data.test.client(i)[0]
+        told = [p.for_client(name).answer(rows) for p in (both, steps, only)]
+        shared = history.predictor().answer(rows)
+        np.testing.assert_allclose(told[0], told[1] + told[2] - shared, atol=1e-4)
+        assert np.abs(told[1] - shared).max() > 1e-3 < np.abs(told[2] - shared).max()
 
 
 def test_offsets_that_cannot_be_are_refused_by_name() -> None:

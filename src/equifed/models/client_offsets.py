@@ -178,7 +178,7 @@ class Beside(nn.Module):
     def __init__(self, network: nn.Module, centre: Tensor, axes: Tensor, outputs: int) -> None:
         super().__init__()
         like = next(network.parameters())
-        self.network = network
+        self.network, self.training = network, network.training
         self.register_buffer("centre", centre.to(like))
         self.register_buffer("axes", axes.to(like))
         self.linear = nn.Linear(len(axes), outputs).to(like)

@@ -51,9 +51,9 @@ def group_by_module(
     module: nn.Module, own: OwnParameters, clients: Sequence[str], owners: Sequence[str] | None,
     count: int,
 ) -> Iterator[tuple[nn.Module, Index]]:  # fmt: skip
-    """Yield modules and the rows that each answers; strangers get the mean, and that is said."""
+    """Yield modules and the rows that each answers; strangers get the shared one, and that is said."""
     if owners is None:
-        say_mean(own, "and nobody says whose rows these are (client=NAME)")
+        say_shared(own, "and nobody says whose rows these are (client=NAME)")
         yield module, np.arange(count)
         return
     groups = group_rows(owners) if owners else {}
@@ -63,14 +63,14 @@ def group_by_module(
 
 
 def warn_of_strangers(own: OwnParameters, strangers: Sequence[str]) -> None:
-    """Say who has no own part and takes the mean; nothing if nobody does."""
+    """Say who has no own part; nothing if nobody does."""
     if strangers:
         more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
         names = ", ".join(map(repr, strangers[:5]))
-        say_mean(own, f"but {names}{more} took no part in training")
+        say_shared(own, f"but {names}{more} took no part in training")
 
 
-def say_mean(own: OwnParameters, why: str) -> None:
+def say_shared(own: OwnParameters, why: str) -> None:
     """Warn that nobody's own part is used; Python shows the same words once."""
     warnings.warn(
         f"Clients have own parts ({', '.join(own)}), {why}: the shared model is used, with the "

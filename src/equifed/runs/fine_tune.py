@@ -93,6 +93,7 @@ def fine_tune(
     chosen = len(tried) > 1 or len(trusts) > 1
     shares = None if class_kinds is None else _shares(predictor, data, class_kinds)
     measured = None if offsets is None else _measure(predictor, data, offsets)
+    judged = _judged(data, measured) if chosen else []
     clients = start = None
     if any(choice.steps for choice in tried):
         clients = _simulate(predictor, data, device)
@@ -105,9 +106,9 @@ def fine_tune(
             if len(tried) == 1:
                 raise ValueError(f"{choice}: {lost}; give a smaller lr.") from lost
             continue  # it diverges for somebody
-        held = _answer(predictor, data, own if choice.steps else {}) if chosen else []
+        outputs = _answer(predictor, judged, own if choice.steps else {})
         for one in _variants(choice, trusts, shares is not None, len(tried) > 1, measured):
-            score = _score(predictor, held, one, shares, measured) if chosen else 0.0
+            score = _score(predictor, judged, outputs, one, shares) if chosen else 0.0
             if best is None or score < best[0]:
                 best = score, one, own
     assert best is not None
@@ -133,6 +134,11 @@ class _Measured:
     components: Components
     weight: Array
     bias: Array
+
+    def move(self, i: int, inputs: NDArray[Any]) -> Array:
+        """Return by how much client i's logits of these inputs move."""
+        moved: Array = self.components.of(inputs) @ self.weight[i].T + self.bias[i]
+        return moved
 
 
 def _shares(predictor: Predictor, data: Federation, class_kinds: ClassKinds) -> _Shares:
@@ -330,23 +336,39 @@ def _walk(clients: Any, start: Tensor, choice: Tuned) -> Iterator[tuple[int, Ten
         yield int(i), moved.weighted_sum(only)
 
 
-def _answer(
-    predictor: Predictor, data: Federation, own: Mapping[str, Tensor]
-) -> list[tuple[int, NDArray[Any], Array, NDArray[Any]]]:
-    """Return clients with validation samples: number, inputs, outputs of its model and targets."""
-    from equifed.models.own_prediction import module_of
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """A client's validation samples, and by how much its offset moves their logits."""
 
-    held, module, told = data.splits()["validation"], predictor.module, []
+    client: int
+    inputs: NDArray[Any]
+    targets: NDArray[Any]
+    moved: Array | float
+
+
+def _judged(data: Federation, measured: _Measured | None) -> list[_Judged]:
+    """Return the clients that have validation samples."""
+    held, found = data.splits()["validation"], []
     for i in map(int, np.flatnonzero(held.sizes)):
         inputs, targets = held.client(i)
-        its = module_of(module, own, data.names, data.names[i]) if own else module
-        told.append((i, inputs, predictor.run_module(its, inputs), targets))
-    return told
+        found.append(_Judged(i, inputs, targets, measured.move(i, inputs) if measured else 0.0))
+    return found
+
+
+def _answer(
+    predictor: Predictor, judged: Sequence[_Judged], own: Mapping[str, Tensor]
+) -> list[Array]:
+    """Return the outputs of every client's model, or of the shared one."""
+    from equifed.models.own_prediction import module_of
+
+    module, names = predictor.module, predictor.clients
+    models = (module_of(module, own, names, names[one.client]) if own else module for one in judged)
+    return [predictor.run_module(m, one.inputs) for m, one in zip(models, judged, strict=True)]
 
 
 def _score(
-    predictor: Predictor, held: Sequence[tuple[int, NDArray[Any], Array, NDArray[Any]]],
-    choice: Tuned, shares: _Shares | None, measured: _Measured | None,
+    predictor: Predictor, judged: Sequence[_Judged], outputs: Sequence[Array], choice: Tuned,
+    shares: _Shares | None,
 ) -> float:  # fmt: skip
     """Return the loss on validation samples, averaged over the clients that have some."""
     import torch
@@ -354,13 +376,11 @@ def _score(
     from equifed.models.fit_own import check_fit, sample_losses
 
     loss, found = check_fit(predictor.loss, 1.0), []
-    for i, inputs, outputs, targets in held:
+    for one, before in zip(judged, outputs, strict=True):
+        after = before + choice.trust * one.moved
         if shares is not None and choice.shares:
-            outputs = outputs + shares.moved[i]
-        if measured is not None and choice.trust:
-            t = measured.components.of(inputs)
-            outputs = outputs + choice.trust * (t @ measured.weight[i].T + measured.bias[i])
-        losses = sample_losses(torch.as_tensor(outputs), torch.as_tensor(targets), loss)
+            after = after + shares.moved[one.client]
+        losses = sample_losses(torch.as_tensor(after), torch.as_tensor(one.targets), loss)
         found.append(float(losses.mean()))
     score = float(np.mean(found))
     return score if math.isfinite(score) else math.inf

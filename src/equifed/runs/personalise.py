@@ -436,9 +436,9 @@ def _score_samples(
 def describe(found: Personalised) -> str:
     """Return in words what was fitted and how it was chosen."""
     chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    moved = (one.steps > 0 or not (one.shares or one.trust)
+    tuned = (one.steps > 0 or not (one.shares or one.trust)
              for one in found.choices.values() if isinstance(one, Tuned))  # fmt: skip
-    if any(moved):
+    if any(tuned):
         return f"all parameters fine-tuned after training ({chosen})"
     return f"own part {', '.join(found.names)} fitted after training ({chosen})"
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
 """What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
-BESIDE = "beside."
-"""Before the names of what clients share beside the network, where they have own offsets."""
+BESIDE = "beside:"
+"""Before the names of what clients share beside the network, where they have own offsets; no name
+of a parameter begins like that."""
 
 
 def load_predictor(
