@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 from scipy.stats import multivariate_normal, norm
 from torch import nn
 
-from equifed.models.client_offsets import Beside, fit_offsets, leading_components
+from equifed.models.client_offsets import FLOOR, Beside, fit_offsets, leading_components
 
 Samples = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -93,6 +93,8 @@ def test_names_and_units_do_not_matter(seed: int, clients: list[int], classes: l
     weight, bias = fit_offsets(t, labels, owners, 5, 4).shifts()
     assert np.isfinite(weight).all() and np.isfinite(bias).all()
     assert not weight[4].any() and not bias[4].any()  # a client without samples
+    many = fit_offsets(t, labels, owners, 500, 4).shifts()  # nor do they say anything of others
+    np.testing.assert_allclose(many[1][:5], bias, atol=1e-8)
     renamed = fit_offsets(t, np.array(classes)[labels], np.array(clients)[owners], 5, 4).shifts()
     places = np.ix_([*clients], [*classes])
     np.testing.assert_allclose(renamed[0][places], weight[:4, :3], atol=1e-8)
@@ -113,6 +115,9 @@ def test_nothing_moves_where_clients_do_not_differ_and_odd_samples_do_no_harm() 
     assert np.abs(moved - moved.mean(1, keepdims=True)).mean() < 0.1
     none = fit_offsets(np.zeros((0, 2)), np.zeros(0, int), np.zeros(0, int), 3, 2).shifts()
     assert not none[0].any() and not none[1].any()
+    labels, owners = np.arange(2000) % 2, np.arange(2000) // 1000
+    exact = fit_offsets(np.stack([labels + owners, owners], 1) * 1.0, labels, owners, 2, 2).shifts()
+    assert 1e3 < np.abs(exact[0]).max() < 10 / FLOOR  # no noise at all, and yet no certainty
     same = fit_offsets(np.ones((10, 2)), np.zeros(10, int), np.arange(10) % 2, 2, 1).shifts()
     assert np.isfinite(same[0]).all() and np.isfinite(same[1]).all()
 

@@ -226,13 +226,22 @@ def test_own_offsets_move_outputs_as_measured_and_nothing_else(loss: str) -> Non
                          for p in (history.predictor(), found.predictor))  # fmt: skip
         np.testing.assert_allclose(after - before, moved[:, 1] - moved[:, 0], atol=1e-4)
     assert found.average is not None and found.average.lower > 0.02
-    shares = history.personalise(data, own="all", steps=0, class_kinds="classes", offsets=5,
-                                 trust=0.75)  # fmt: skip
-    alone = history.personalise(data, own="all", steps=0, class_kinds="classes")
-    (last,) = alone.names
-    moved = alone.predictor.own[last] - history.predictor().module.get_parameter(last).detach()
-    both = shares.predictor.own["linear.bias"] - found.predictor.own["linear.bias"]
-    torch.testing.assert_close(both, moved, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "logistic"])
+def test_own_shares_and_offsets_add_up(loss: str) -> None:
+    data, history = skewed("mlp", loss=loss)
+    given = {"own": "all", "steps": 0}
+    both, offsets, shares = (
+        history.personalise(data, **given, **more).predictor
+        for more in ({"class_kinds": "classes", "offsets": 3, "trust": 0.75},
+                     {"offsets": 3, "trust": 0.75}, {"class_kinds": "classes"})
+    )  # fmt: skip
+    ((last, own),) = shares.own.items()
+    moved = own - history.predictor().module.get_parameter(last).detach()
+    assert moved.abs().max() > 1
+    told = both.own["linear.bias"] - offsets.own["linear.bias"]
+    torch.testing.assert_close(told, moved, atol=1e-5, rtol=0)
 
 
 def test_validation_samples_choose_how_far_offsets_are_trusted(
