@@ -51,7 +51,7 @@ def group_by_module(
     module: nn.Module, own: OwnParameters, clients: Sequence[str], owners: Sequence[str] | None,
     count: int,
 ) -> Iterator[tuple[nn.Module, Index]]:  # fmt: skip
-    """Yield modules and the rows that each answers; strangers get the shared one, and that is said."""
+    """Yield modules and the rows that each answers; strangers get the shared one."""
     if owners is None:
         say_shared(own, "and nobody says whose rows these are (client=NAME)")
         yield module, np.arange(count)
