@@ -223,6 +223,19 @@ def test_the_command_compares_and_reports(config, tmp_path):
     assert len(list((tmp_path / "page-clients").iterdir())) == 3
 
 
+@pytest.mark.parametrize("words", [[], ["--target", 0.2]], ids=["no target", "a target"])
+def test_the_command_shows_a_single_method(words, config, tmp_path):
+    """One method has nothing to be compared with, so no target is chosen for it."""
+    algorithm = "[algorithm]\nname = 'fedavg'\nlocal = { lr = 0.05, steps = 2, batch_size = 5 }"
+    config.write_text(BASE + algorithm)
+    out = tmp_path / "c"
+    done = command("compare", config, "--seeds", 1, "--out", out, *words)
+    assert done.exit_code == 0, done.output
+    assert "worst" in done.output and "difference to" not in done.output
+    assert ("to target" in done.output) == bool(words)
+    assert (out / "report.html").exists()
+
+
 def test_the_command_fails_when_a_run_does(config, tmp_path):
     config.write_text(BASE + VARIANTS.replace("lr = 0.05", "lr = 1e38", 1))
     done = command("compare", config, "--seeds", 1, "--out", tmp_path / "c")

@@ -206,20 +206,19 @@ def tabulate_comparison(report: Report) -> Table:
     from equifed.report.tables import list_comparison
 
     seeds = max(len(method.runs) for method in report.methods)
-    about = f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed"
-    base = report.methods[report.baseline].name
-    table = Table(
-        title=Text(show_text(f"{report.title}, {about}; below: difference to {base} within seeds")),
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    title = f"{report.title}, " + (f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed")
+    if len(report.methods) > 1:
+        base = report.methods[report.baseline].name
+        title += f"; below: difference to {base} within seeds"
+    table = Table(title=Text(show_text(title)), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     rows = dict(zip((m.key for m in report.measures), list_comparison(report), strict=True))
+    shown = {key: label for key, label in TERMINAL.items() if key in rows}  # not all have a target
     table.add_column("")
-    for label in TERMINAL.values():
+    for label in shown.values():
         table.add_column(label, justify="right")
     for m, method in enumerate(report.methods):
         cells = []
-        for key in TERMINAL:
+        for key in shown:
             cell = rows[key]["cells"][m]
             note = cell["note"] if cell["note"].startswith("±") else ""
             value = Text(" ".join(filter(None, [cell["value"].removesuffix(" points"), note])))
