@@ -35,6 +35,7 @@ from equifed.contract.streams import Stream
 from equifed.flower.client import make_client_app
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.members import Hello
+from equifed.flower.round_log import RoundLog
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.wire import PACK_LIMIT, Reply, Request, WireError
 from equifed.objectives import ChiSquare
@@ -407,6 +408,48 @@ def test_an_accuracy_of_seven_is_no_answer(grid: MemoryGrid) -> None:
     ) as missing:
         clients.evaluate(clients.initial(Stream(0)))
     assert list(missing.value.reasons) == [1]
+
+
+def without_test_samples(client: int, metrics: dict[str, Any]) -> Any:
+    """Let one client say hello without test samples, and then send metrics of them."""
+
+    def tamper(partition: int, request: Message, reply: Message) -> list[Message]:
+        told = Reply.from_records(reply.content)
+        if partition == client and told.op == "hello":
+            told.numbers["sizes"]["test"] = 0
+        elif partition == client and told.op == "metrics":
+            told.numbers["splits"]["test"] = {"size": 0, "metrics": metrics}
+        return [Message(told.to_records(), reply_to=request)]
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    "value", ["text", 0.5, 10**400, None, True, [1.0], float("inf")], ids=lambda v: str(v)[:5]
+)
+def test_metrics_of_no_samples_are_no_answer(value: Any, grid: MemoryGrid) -> None:
+    grid.tamper = without_test_samples(2, {"loss": value})
+    clients = flower_clients(grid, task())
+    with pytest.raises(MissingClients, match="test loss is a value measured on no") as missing:
+        clients.evaluate(clients.initial(Stream(0)))
+    assert list(missing.value.reasons) == [2]
+    grid.tamper = without_test_samples(2, {"loss": float("nan"), "accuracy": float("nan")})
+    _, test = clients.evaluate(clients.initial(Stream(0)))  # what an honest client sends
+    assert np.isnan(test.metrics["loss"]).tolist() == [False, False, True, False]
+
+
+def test_text_as_metrics_of_no_samples_ends_no_run(
+    grid: MemoryGrid, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid.tamper = without_test_samples(2, {"loss": "text"})
+    clients = flower_clients(grid, task(), CONTINUE)
+    log = RoundLog(clients.members.events)
+    history = train(SCAFF_PD, clients, rounds=2, evaluate=["test"], callbacks=[log])
+    assert len(history.rounds) == 2
+    told = [(e["round"], e["client"], e["reason"]) for e in history.events if e["event"] == "note"]
+    reason = "its evaluation was not used: test loss is a value measured on no samples"
+    assert told == [(r, "client-2", reason) for r in range(3)]
+    assert f"WARNING: round 2: note of client-2: {reason}" in capsys.readouterr().out
 
 
 FUZZED = {

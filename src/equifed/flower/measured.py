@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -22,6 +23,18 @@ def check_detail(size: int, reply: Reply) -> None:
         raise WireError(f"sent {error}") from error
     if found.size != size:
         raise WireError("described another number of samples than it said it has")
+
+
+def expect_nothing(name: str, value: object) -> None:
+    """Refuse a metric of a split without samples that is anything but NaN.
+
+    >>> expect_nothing("test loss", float("nan"))
+    >>> expect_nothing("test loss", 0.5)
+    Traceback (most recent call last):
+    equifed.flower.wire.WireError: test loss is a value measured on no samples
+    """
+    if not (isinstance(value, float) and math.isnan(value)):
+        raise WireError(f"{name} is a value measured on no samples")
 
 
 def read_evaluation(

@@ -22,7 +22,7 @@ from equifed.flower.hello import (
     describe_difference,
 )
 from equifed.flower.late import Late
-from equifed.flower.mailbox import HEADER_SHARE, Mailbox
+from equifed.flower.mailbox import HEADER_SHARE, Failure, Mailbox
 from equifed.flower.task import OneClient, Task
 from equifed.flower.wire import PARTS
 
@@ -106,6 +106,13 @@ class Members:
     def leave_out(self, client: str, reason: str) -> None:
         """Write down that a node takes no part, and why."""
         self.events.append({"event": "left out", "client": client, "reason": reason})
+
+    def note_unusable(self, failures: Mapping[int, Failure]) -> None:
+        """Write down whose numbers an evaluation did without because they cannot be used."""
+        for i, failure in failures.items():
+            if failure.kind == "bad":
+                reason = f"its evaluation was not used: {failure.reason}"
+                self.events.append({"event": "note", "client": self.names[i], "reason": reason})
 
     def _find_difference(self, hello: Hello) -> str:
         """Say why a node cannot take the place of a client that is gone; nothing if it can."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -11,7 +12,7 @@ from equifed.flower.hello import StartError
 from equifed.flower.joining import JOINS
 from equifed.training.callback import Callback
 from equifed.training.folder import RunFolder
-from equifed.training.history import History, RoundRecord
+from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import TrainingError
 
 GOOD_EVENTS = ("given out", "resume", "stop")
@@ -67,6 +68,10 @@ class RoundLog(Callback):
         objective = "" if record.objective is None else f" objective {record.objective:.6g},"
         cost = f"{record.exchanges} exchanges, {record.seconds:.1f} s"
         say(f"round {record.round}:{objective} {cost}")
+
+    @override
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+        self._take_events(round)
 
     @override
     def event(self, event: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from equifed.engines.base import check_local_arguments
 from equifed.flower.curvature import FlowerCurvature
 from equifed.flower.local_work import LocalWork
 from equifed.flower.mailbox import Answers, Mailbox
-from equifed.flower.measured import check_detail, read_evaluation
+from equifed.flower.measured import check_detail, expect_nothing, read_evaluation
 from equifed.flower.members import Members
 from equifed.flower.messenger import HiddenSums, Messenger, pack_tensor
 from equifed.flower.own_parts import OwnPartsElsewhere
@@ -96,6 +96,7 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
         answers = self._ask_metrics(x, wanted, asked, describe=False)
         if self.mailbox.deadlines.on_missing != "continue":
             answers.complete(self.names)
+        self.members.note_unusable(answers.failures)
         n, names = len(self.names), dict.fromkeys((*ALWAYS, *asked))
         return [read_evaluation(split, answers.replies, n, names) for split in wanted]
 
@@ -251,7 +252,10 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
                 raise WireError("sent unknown metrics")
             if held[split] and "loss" not in metrics:
                 raise WireError(f"sent no {split} loss")
-            for name, value in metrics.items() if held[split] else ():
+            for name, value in metrics.items():
+                if not held[split]:
+                    expect_nothing(f"{split} {name}", value)
+                    continue
                 fraction = find_metric(name).is_fraction
                 least = 0.0 if fraction else self.least_loss if name == "loss" else -math.inf
                 expect_number(f"{split} {name}", value, self.dtype, least)
