@@ -14,8 +14,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
+from equifed.objectives.cvar import WorstCase
 from equifed.objectives.dual_steps import DualStep, Entropic
-from equifed.objectives.worst_case import WorstCase
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import carry_over, check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
-from equifed.objectives.average import Average
+from equifed.objectives.cvar import Average
 
 ROUNDING = 256.0
 """Units in the last place by which a loss may be off: a mean of many samples."""

@@ -23,8 +23,8 @@ from equifed.contract.participation import (
 )
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
+from equifed.objectives.cvar import WorstCase
 from equifed.objectives.dual_steps import DualStep, Euclidean
-from equifed.objectives.worst_case import WorstCase
 
 BLEND = 0.05
 """Share of a round in the running mean of how far snapshots lie off the straight way."""

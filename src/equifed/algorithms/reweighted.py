@@ -14,8 +14,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import Objective
-from equifed.objectives.proportional import Proportional
-from equifed.objectives.semi_variance import SemiVariance
+from equifed.objectives.chi_square import SemiVariance
+from equifed.objectives.free_sums import Proportional
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.objectives.cvar import WorstCase
 from equifed.objectives.relative_fairness import RelativeFairness, Side
-from equifed.objectives.worst_case import WorstCase
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import MetricKind
 from equifed.steps.phi import beyond_theory, choose_phi

@@ -13,7 +13,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
-from equifed.objectives.tilted import Tilted
+from equifed.objectives.kl import Tilted
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 from equifed.algorithms.attendance import over_members, rounds_of_patience
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info
 from equifed.contract.arrays import Vector, Weights
-from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
+from equifed.objectives.cvar import Average
 
 
 @dataclass(frozen=True)

@@ -83,19 +83,20 @@ class SaddleObjective(Objective):
 
     def penalty_gradient(self, weights: Weights) -> Weights:
         """Return the gradient of psi, for penalties that have one everywhere on W."""
-        if self.is_smooth:
+        if type(self).penalty is SaddleObjective.penalty:
             return np.zeros_like(weights)
         raise ValueError(f"the penalty of {self!r} has no gradient everywhere; use its prox.")
 
     @property
     def is_smooth(self) -> bool:
-        """Whether psi has a gradient everywhere on W; it does where it is zero."""
-        return False
+        """Whether psi has a gradient everywhere on W: it is zero, or its gradient is written."""
+        mine, here = type(self), SaddleObjective
+        return mine.penalty is here.penalty or mine.penalty_gradient is not here.penalty_gradient
 
     @property
     def is_entropic(self) -> bool:
         """Whether the objective has an entropic step (:meth:`mirror`)."""
-        return False
+        return type(self).mirror is not SaddleObjective.mirror
 
     @property
     def unfit(self) -> str | None:
@@ -127,11 +128,6 @@ class SymmetricSet(SaddleObjective):
         losses = check_vector(losses, "losses")
         return self.permutahedron(losses.size).maximiser(losses)
 
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return True
-
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
@@ -145,20 +141,10 @@ class CappedSet(SaddleObjective):
     def caps(self, n: int) -> Weights:
         """Return the largest weight that each client may get."""
 
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return True
-
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
         return project_capped_simplex(point, self.caps(point.size))
-
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return True
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
@@ -177,23 +163,93 @@ class FreeSum(SaddleObjective):
         return float("inf")
 
 
-class PriorPenalty(SaddleObjective):
-    """A penalty psi on the simplex that charges ``strength`` for leaving a ``prior``.
+class WithPrior(SaddleObjective):
+    """An objective with a ``prior``, which is where the weights start.
 
-    Frozen dataclasses that derive from it have these two among their fields.
+    Frozen dataclasses that derive from it have it among their fields: positive numbers, one per
+    client, that are normalised to sum one; None is uniform.
     """
 
-    strength: float
     prior: tuple[float, ...] | None
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        check_positive(self.strength, f"{name} strength")
-        object.__setattr__(self, "prior", check_numbers(self.prior, f"{name} prior"))
+        object.__setattr__(self, "prior", check_numbers(self.prior, self._named))
 
     @override
     def start(self, n: int) -> Weights:
-        return normalise(self.prior, n, f"{type(self).__name__} prior")
+        return normalise(self.prior, n, self._named)
+
+    @property
+    def _named(self) -> str:
+        return f"{type(self).__name__} prior"
+
+
+class PriorPenalty(WithPrior):
+    """A penalty psi on the simplex that charges ``strength``, a field, for leaving the prior."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.strength, f"{type(self).__name__} strength")
+        super().__post_init__()
+
+
+class Adapted(SaddleObjective):
+    """An objective made from another saddle objective, which answers what is not overridden."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> SaddleObjective:
+        """The objective underneath."""
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        return self.inner.weights(losses)
+
+    @override
+    def penalty(self, weights: Weights) -> float:
+        return self.inner.penalty(weights)
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        return self.inner.prox(point, step)
+
+    @override
+    def penalty_gradient(self, weights: Weights) -> Weights:
+        return self.inner.penalty_gradient(weights)
+
+    @override
+    def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
+        if not self.is_entropic:
+            return super().mirror(weights, losses, step)  # refuses, by this objective's name
+        return self.inner.mirror(weights, losses, step)
+
+    @override
+    def start(self, n: int) -> Weights:
+        return self.inner.start(n)
+
+    @override
+    def strong_convexity(self, n: int) -> float:
+        return self.inner.strong_convexity(n)
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        return self.inner.l1_norm(n)
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self.inner.is_smooth
+
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return self.inner.is_entropic
+
+    @property
+    @override
+    def unfit(self) -> str | None:
+        return self.inner.unfit
 
 
 _SHOWN = 5

@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.participation import bound_share, limit_shares
-from equifed.objectives.average import Average
 from equifed.objectives.base import (
     CappedSet,
     Objective,
@@ -24,13 +23,11 @@ from equifed.objectives.base import (
     normalise,
 )
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
+from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
 from equifed.objectives.entropic import entropic_prox, tilt
-from equifed.objectives.kl import KL
+from equifed.objectives.kl import KL, Tilted
 from equifed.objectives.projections import Permutahedron, cut_corner
 from equifed.objectives.relative_fairness import RelativeFairness
-from equifed.objectives.tilted import Tilted
-from equifed.objectives.worst_case import WorstCase
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def with_cap(objective: Objective, cap: float) -> SaddleObjective:
     if isinstance(objective, KL):
         return CappedKL(objective, cap)
     if isinstance(objective, Tilted) and objective.unfit is None:
-        return with_cap(objective._saddle, cap)
+        return with_cap(objective.inner, cap)
     if isinstance(objective, HeterogeneousCVaR):
         return _cut_tails(objective, cap)
     raise ValueError(

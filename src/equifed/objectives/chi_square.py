@@ -1,4 +1,4 @@
-"""A chi-square penalty on any other saddle objective."""
+"""A chi-square penalty on any other saddle objective, and the variances of losses."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import (
+    Adapted,
     CappedSet,
+    Objective,
     SaddleObjective,
     check_numbers,
     check_step,
     check_vector,
     normalise,
 )
+from equifed.objectives.cvar import WorstCase
 from equifed.objectives.entropic import entropic_prox, tilt
-from equifed.objectives.worst_case import WorstCase
 
 _FAR = 1e300  # scaled losses beyond this are treated as equal, so that no claim overflows
 _FEEBLE = 1e-200  # a penalty this small changes no digit
 
 
 @dataclass(frozen=True)
-class ChiSquare(SaddleObjective):
+class ChiSquare(Adapted):
     r"""A saddle objective whose weights also pay for leaving a centre.
 
     .. math:: \psi(w) = \psi_0(w) + \frac{\rho n}{2} |w - c|^2, \qquad
@@ -70,6 +72,11 @@ class ChiSquare(SaddleObjective):
         numbers = check_numbers(self.centre, "ChiSquare centre", zeros=True)
         object.__setattr__(self, "centre", numbers)
 
+    @property
+    @override
+    def inner(self) -> SaddleObjective:
+        return self.base
+
     @override
     def weights(self, losses: Losses) -> Weights:
         losses = check_vector(losses, "losses")
@@ -99,21 +106,13 @@ class ChiSquare(SaddleObjective):
 
     @property
     @override
-    def is_smooth(self) -> bool:
-        return self.base.is_smooth
-
-    @property
-    @override
     def is_entropic(self) -> bool:
         return isinstance(self.base, CappedSet)
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         if not isinstance(self.base, CappedSet):
-            raise ValueError(
-                f"ChiSquare on {type(self.base).__name__} has no exact entropic step; "
-                "use the Euclidean step."
-            )
+            return super().mirror(weights, losses, step)  # refuses
         strength = check_step(step) * self.rho * losses.size
         caps = self.base.caps(losses.size)
         if strength < _FEEBLE:
@@ -121,16 +120,8 @@ class ChiSquare(SaddleObjective):
         return entropic_prox(self._target(losses), 1.0 / strength, weights, caps)
 
     @override
-    def start(self, n: int) -> Weights:
-        return self.base.start(n)
-
-    @override
     def strong_convexity(self, n: int) -> float:
         return self.rho * n + self.base.strong_convexity(n)
-
-    @override
-    def l1_norm(self, n: int) -> float:
-        return self.base.l1_norm(n)
 
     def _target(self, losses: Losses) -> Weights:
         """Return c + losses / (rho n): where the penalty alone would put the weights."""
@@ -164,3 +155,45 @@ def mean_variance(strength: float) -> ChiSquare:
             "Average()."
         )
     return ChiSquare(1 / (2 * strength))
+
+
+@dataclass(frozen=True)
+class SemiVariance(Objective):
+    r"""Mean loss plus a multiple of the semi-variance (Semi-VRed).
+
+    .. math:: \Phi(\ell) = \bar\ell + \frac{b}{n} \sum_i (\ell_i - \bar\ell)_+^2, \qquad
+        w_i = \frac1n \Bigl(1 + 2b\bigl((\ell_i - \bar\ell)_+ - \tfrac1n
+        \textstyle\sum_j (\ell_j - \bar\ell)_+\bigr)\Bigr)
+
+    Only losses above the mean pay. The weights sum to one; those of clients below the mean are
+    negative where b times the mean excess is above one half. Convex, but without a dual step in
+    closed form: it is for algorithms that take the weights (:class:`equifed.Reweighted`).
+
+    Parameters
+    ----------
+    strength
+        b, at least 0, in the inverse unit of the loss.
+
+    Examples
+    --------
+    >>> SemiVariance(1.0).value(np.array([1.0, 1.0, 4.0]))  # 2 + 4/3
+    3.333333333333333
+    """
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < np.inf:
+            raise ValueError(f"SemiVariance strength must be at least 0, got {self.strength}.")
+
+    @override
+    def value(self, losses: Losses) -> float:
+        losses = check_vector(losses, "losses")
+        above = np.maximum(losses - losses.mean(), 0.0)
+        return float(losses.mean() + self.strength * (above @ above) / losses.size)
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        above = np.maximum(losses - losses.mean(), 0.0)
+        return np.asarray((1 + 2 * self.strength * (above - above.mean())) / losses.size)

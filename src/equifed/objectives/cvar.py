@@ -1,4 +1,4 @@
-"""The mean loss of the worst-served fraction of clients, with one tail or a tail per client."""
+"""Weights under caps: the average, the worst case, and the tails of losses between them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,103 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import CappedSet, SymmetricSet, check_numbers, check_vector, normalise
-from equifed.objectives.projections import Permutahedron, capped_corner
+from equifed.objectives.base import (
+    CappedSet,
+    SymmetricSet,
+    WithPrior,
+    check_numbers,
+    check_vector,
+    normalise,
+)
+from equifed.objectives.projections import Permutahedron, capped_corner, group_ties
+
+
+@dataclass(frozen=True)
+class Average(WithPrior, SymmetricSet, CappedSet):
+    r"""Mean loss of the clients, uniform or weighted by a prior.
+
+    .. math:: \Phi(\ell) = \sum_i p_i \ell_i, \qquad \Lambda = \{p\}, \quad \psi = 0
+
+    Parameters
+    ----------
+    prior
+        Positive numbers, one per client (sample counts, say), normalised to sum one; None is
+        uniform.
+
+    Examples
+    --------
+    >>> Average().value(np.array([1.0, 2.0, 6.0]))
+    3.0
+    >>> Average(prior=(100, 100, 200)).weights(np.array([1.0, 2.0, 6.0]))
+    array([0.25, 0.25, 0.5 ])
+
+    References
+    ----------
+    FedAvg and SCAFFOLD. The averages that the SCAFF-PD and SCAFF-PD-IA papers report are uniform.
+    """
+
+    prior: tuple[float, ...] | None = None
+
+    @override
+    def value(self, losses: Losses) -> float:
+        losses = check_vector(losses, "losses")
+        return float(self.start(losses.size) @ losses)
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        return self.start(check_vector(losses, "losses").size)
+
+    @override
+    def prox(self, point: Weights, step: float) -> Weights:
+        return self.start(check_vector(point, "point").size)
+
+    @override
+    def permutahedron(self, n: int) -> Permutahedron:
+        return Permutahedron(corner=np.zeros(n), offset=self.start(n))
+
+    @override
+    def caps(self, n: int) -> Weights:  # with sum one, no other weights keep below the prior
+        return self.start(n)
+
+
+@dataclass(frozen=True)
+class WorstCase(SymmetricSet, CappedSet):
+    r"""Loss of the client that is served worst (agnostic federated learning).
+
+    .. math:: \Phi(\ell) = \max_i \ell_i, \qquad
+        \Lambda = \{w \ge 0, \textstyle\sum_i w_i = 1\}, \quad \psi = 0
+
+    One client that reports a large loss takes the whole weight; ``CVaR`` caps what one can take.
+
+    Examples
+    --------
+    >>> WorstCase().value(np.array([1.0, 4.0, 2.0]))
+    4.0
+    >>> WorstCase().prox(np.array([0.2, 1.4, 0.0]), step=1.0)
+    array([0., 1., 0.])
+
+    References
+    ----------
+    Mohri et al. 2019 (AFL); SCAFF-PD (3.3) with rho = 0.
+    """
+
+    @override
+    def value(self, losses: Losses) -> float:
+        return float(check_vector(losses, "losses").max())
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        losses = check_vector(losses, "losses")
+        worst = losses == losses.max()
+        return np.asarray(worst / worst.sum())
+
+    @override
+    def permutahedron(self, n: int) -> Permutahedron:
+        return Permutahedron(corner=np.eye(1, n)[0], offset=np.zeros(n))
+
+    @override
+    def caps(self, n: int) -> Weights:
+        return np.ones(n)
 
 
 @dataclass(frozen=True)
@@ -125,9 +220,7 @@ class HeterogeneousCVaR(CappedSet):
         """Fill the caps from the largest loss down; equal losses share in proportion to them."""
         losses = check_vector(losses, "losses")
         caps = self.caps(losses.size)
-        order = np.argsort(-losses, kind="stable")
-        ordered = losses[order]
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        order, starts = group_ties(losses)
         held = np.add.reduceat(caps[order], starts)  # cap mass of each group of equal losses
         taken = np.clip(1.0 - (np.cumsum(held) - held), 0.0, held)
         last = np.flatnonzero(taken)[-1]

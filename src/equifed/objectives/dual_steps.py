@@ -6,29 +6,31 @@ differ in how they measure the distance from the current weights, and how they t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.objectives.base import SaddleObjective, check_saddle, check_step, check_vector
 
 
-class DualStep(Protocol):
+class DualStep(ABC):
     """One step of ascent on <w, losses> - psi(w) over the objective's set."""
 
     def check(self, objective: SaddleObjective, who: str) -> None:
         """Refuse an objective for which there is no such step, before any round."""
-        ...
+        check_saddle(objective, who)
 
+    @abstractmethod
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
         """Return the next weights."""
-        ...
 
 
 @dataclass(frozen=True)
-class Euclidean:
+class Euclidean(DualStep):
     r"""The proximal gradient step of AFL, DRFA and SCAFF-PD.
 
     .. math:: w^+ = \mathrm{argmax}_{u \in W}\ s(\langle u, \ell\rangle - \psi(u))
@@ -40,20 +42,16 @@ class Euclidean:
     array([0.375, 0.625])
     """
 
-    def check(self, objective: SaddleObjective, who: str) -> None:
-        """Refuse what is no saddle objective."""
-        check_saddle(objective, who)
-
+    @override
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
-        """Return prox(weights + step losses, step); every saddle objective has it."""
         ahead = check_vector(weights, "weights") + check_step(step) * check_vector(losses, "losses")
         return objective.prox(ahead, step)
 
 
 @dataclass(frozen=True)
-class ProjectedGradient:
+class ProjectedGradient(DualStep):
     r"""The gradient step that DRFA prints in Section 5.2, for penalties that have a gradient.
 
     .. math:: w^+ = \Pi_W(w + s (\ell - \nabla\psi(w)))
@@ -68,22 +66,22 @@ class ProjectedGradient:
     array([0.625, 0.375])
     """
 
+    @override
     def check(self, objective: SaddleObjective, who: str) -> None:
-        """Refuse what is no saddle objective, or one whose penalty has no gradient."""
-        check_saddle(objective, who)
+        super().check(objective, who)
         _refuse_without(objective.is_smooth, objective, f"{who} has a gradient step in the penalty")
 
+    @override
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
-        """Return the projection of weights + step (losses - gradient of the penalty)."""
         weights, losses = check_vector(weights, "weights"), check_vector(losses, "losses")
         slope = losses - objective.penalty_gradient(weights)
         return objective.prox(weights + check_step(step) * slope, 0.0)
 
 
 @dataclass(frozen=True)
-class Entropic:
+class Entropic(DualStep):
     r"""The mirror step with relative entropy: multiplicative weights.
 
     .. math:: w^+ = \mathrm{argmax}_{u \in W}\ s(\langle u, \ell\rangle - \psi(u))
@@ -100,15 +98,15 @@ class Entropic:
     array([0.25, 0.75])
     """
 
+    @override
     def check(self, objective: SaddleObjective, who: str) -> None:
-        """Refuse what is no saddle objective, or one without an entropic step."""
-        check_saddle(objective, who)
+        super().check(objective, who)
         _refuse_without(objective.is_entropic, objective, f"{who} has an entropic dual step")
 
+    @override
     def ascend(
         self, objective: SaddleObjective, weights: Weights, losses: Losses, step: float
     ) -> Weights:
-        """Return the multiplicative update, cut at the caps."""
         weights, losses = check_vector(weights, "weights"), check_vector(losses, "losses")
         if (weights < 0).any():
             raise ValueError("an entropic step needs weights >= 0; use Euclidean().")

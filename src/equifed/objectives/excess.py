@@ -8,12 +8,12 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import FreeSum, SaddleObjective, check_vector
-from equifed.objectives.worst_case import WorstCase
+from equifed.objectives.base import Adapted, FreeSum, SaddleObjective, check_vector
+from equifed.objectives.cvar import WorstCase
 
 
 @dataclass(frozen=True)
-class ExcessRisk(SaddleObjective):
+class ExcessRisk(Adapted):
     r"""A saddle objective of the losses minus what each client reaches alone.
 
     .. math:: \Phi(\ell) = \Phi_0(\ell - b) = \max_{w \in W}\ \langle w, \ell\rangle
@@ -56,6 +56,11 @@ class ExcessRisk(SaddleObjective):
                 "be negative; use worst-case, cvar, chi-square, kl or average."
             )
 
+    @property
+    @override
+    def inner(self) -> SaddleObjective:
+        return self.base
+
     @override
     def value(self, losses: Losses) -> float:
         return self.base.value(self._excess(losses))
@@ -80,33 +85,6 @@ class ExcessRisk(SaddleObjective):
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         return self.base.mirror(weights, self._excess(losses), step)
-
-    @override
-    def start(self, n: int) -> Weights:
-        return self.base.start(n)
-
-    @override
-    def strong_convexity(self, n: int) -> float:
-        return self.base.strong_convexity(n)
-
-    @override
-    def l1_norm(self, n: int) -> float:
-        return self.base.l1_norm(n)
-
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return self.base.is_smooth
-
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return self.base.is_entropic
-
-    @property
-    @override
-    def unfit(self) -> str | None:
-        return self.base.unfit
 
     def _excess(self, losses: Losses) -> Losses:
         losses = check_vector(losses, "losses")

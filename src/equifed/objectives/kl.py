@@ -1,4 +1,4 @@
-"""Relative entropy to a prior."""
+"""Relative entropy to a prior, and tilted losses, which are the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.objectives.base import PriorPenalty, check_step, check_vector
+from equifed.objectives.base import Adapted, PriorPenalty, WithPrior, check_step, check_vector
+from equifed.objectives.cvar import Average
 from equifed.objectives.entropic import entropic_prox, tilt
 
 
@@ -77,11 +78,6 @@ class KL(PriorPenalty):
         n = point.size
         return entropic_prox(point, check_step(step) * self.strength, self.start(n), np.ones(n))
 
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return True
-
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
         # A geometric mean of the weights and the prior, tilted.
@@ -93,3 +89,93 @@ class KL(PriorPenalty):
     @override
     def strong_convexity(self, n: int) -> float:
         return self.strength  # the Hessian is diagonal with tau / w_i >= tau
+
+
+@dataclass(frozen=True)
+class Tilted(WithPrior, Adapted):
+    r"""Log-average of exponentials of the losses (TERM).
+
+    .. math:: \Phi(\ell) = \frac1t \log \sum_i p_i e^{t \ell_i}, \qquad
+        \nabla \Phi(\ell)_i \propto p_i e^{t \ell_i}
+
+    t > 0 is ``KL`` with strength 1 / t, and has its penalty and its dual steps; t = 0 is the
+    average. t < 0 magnifies *small* losses: it discounts outliers and is no maximum over weights,
+    so that primal-dual algorithms refuse it; ``TiltedERM`` minimises it.
+
+    Parameters
+    ----------
+    tilt
+        Any finite number t.
+    prior
+        Positive numbers, one per client, normalised to sum one; None is uniform.
+
+    Examples
+    --------
+    >>> Tilted(tilt=1.0).weights(np.log([1.0, 2.0, 1.0]))
+    array([0.25, 0.5 , 0.25])
+    >>> Tilted(tilt=-1.0).weights(np.log([1.0, 2.0, 1.0]))
+    array([0.4, 0.2, 0.4])
+
+    References
+    ----------
+    Li et al. 2021 (Tilted Empirical Risk Minimization), equation (2); cited by SCAFF-PD.
+    """
+
+    tilt: float
+    prior: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.tilt):
+            raise ValueError(f"Tilted tilt must be a finite number, got {self.tilt}.")
+        super().__post_init__()
+
+    @property
+    @override
+    def inner(self) -> KL | Average:
+        if self.unfit is not None:
+            raise ValueError(f"{self!r} has no dual step: {self.unfit}.")
+        return self._same()
+
+    @override
+    def value(self, losses: Losses) -> float:
+        return self._sign * self._same().value(self._sign * np.asarray(losses))
+
+    @override
+    def weights(self, losses: Losses) -> Weights:
+        return self._same().weights(self._sign * np.asarray(losses))
+
+    @override
+    def l1_norm(self, n: int) -> float:
+        return 1.0
+
+    @property
+    @override
+    def is_smooth(self) -> bool:
+        return self._is_average
+
+    @property
+    @override
+    def is_entropic(self) -> bool:
+        return True
+
+    @property
+    @override
+    def unfit(self) -> str | None:
+        if self._sign > 0:
+            return None
+        return (
+            "a negative tilt favours small losses, which is no maximum over weights; use the "
+            "algorithm tilted-erm"
+        )
+
+    def _same(self) -> KL | Average:
+        """Return the objective that this one is, of losses times their sign."""
+        return Average(self.prior) if self._is_average else KL(1.0 / abs(self.tilt), self.prior)
+
+    @property
+    def _is_average(self) -> bool:
+        return self.tilt == 0 or not np.isfinite(1.0 / self.tilt)
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.tilt > 0 or self._is_average else -1.0

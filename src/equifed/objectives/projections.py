@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from equifed.contract.arrays import Losses, Weights
 
+Reply = Callable[[Weights], Weights]
+"""How far each client is from its prior when it is pulled so hard: odd and nondecreasing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Permutahedron:
@@ -52,10 +55,6 @@ class Permutahedron:
     def maximiser(self, losses: Losses) -> Weights:
         """Return the maximiser of <w, losses> that treats equal losses alike."""
         return self.offset + spread_evenly(losses, self.corner)
-
-    def minimiser(self, losses: Losses) -> Weights:
-        """Return the minimiser of <w, losses> that treats equal losses alike."""
-        return self.maximiser(-losses)
 
     def l1_norm(self) -> float:
         """Return max |w|_1 over the set."""
@@ -126,12 +125,17 @@ def spread_evenly(losses: Losses, corner: Weights) -> Weights:
     >>> spread_evenly(np.array([3.0, 1.0, 3.0]), np.array([1.0, 0.0, 0.0]))
     array([0.5, 0. , 0.5])
     """
-    order = np.argsort(-losses, kind="stable")
-    ordered = losses[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    order, starts = group_ties(losses)
     result = np.empty_like(corner)
     result[order] = _block_means(corner, starts)
     return result
+
+
+def group_ties(losses: Losses) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the order from the largest loss down, and where each group of equals starts in it."""
+    order = np.argsort(-losses, kind="stable")
+    ordered = losses[order]
+    return order, np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
 
 
 def join_ties(losses: Losses, within: float) -> Losses:
@@ -273,3 +277,72 @@ def _last_true(ladder: Weights, holds: Callable[[float], bool]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(float(ladder[middle])) else (low, middle)
     return low
+
+
+def power_roots(z: Weights, step: float, p: Weights, q: float) -> Weights:
+    """Return w >= 0 with w + step (w/p)^(1/q) = z, for z >= 0, by Newton's method from above.
+
+    The left side is convex in w for q <= 1 and in (w/p)^(1/q) for q >= 1, so no iterate passes the
+    root. The first is where one of the two terms alone is z, within a factor of two.
+
+    >>> power_roots(np.array([6.0, 2.0]), step=1.0, p=np.ones(2), q=2.0)
+    array([4., 1.])
+    """
+    if step == 0:
+        return z
+    with np.errstate(over="ignore"):  # the other bound is then the smaller one
+        if q >= 1:  # t = (w/p)^(1/q): p t^q + step t = z
+            t = np.minimum((z / p) ** (1.0 / q), z / step)
+        else:  # t = w
+            t = np.minimum(z, p * (z / step) ** q)
+    while True:
+        if q >= 1:
+            over, slope = p * t**q + step * t - z, q * p * t ** (q - 1) + step
+        else:
+            over = t + step * (t / p) ** (1 / q) - z
+            slope = 1 + step / (q * p) * (t / p) ** (1 / q - 1)
+        lower = t - over / slope
+        if not (lower < t).any():
+            return np.asarray(p * t**q if q >= 1 else t)
+        t = np.minimum(t, lower)
+
+
+def balance(reply: Reply, behind: Weights, prior: Weights, reach: float) -> Weights:
+    """Return w_i = max(0, prior_i + reply(theta - behind_i)) for the theta at which they sum to 1.
+
+    ``behind`` is >= 0 and 0 for the first client; theta lies in [0, reach]. A reply may be steep at
+    zero, so theta is searched as a distance from the nearest ``behind``: there the differences
+    that matter are exact.
+    """
+
+    def spread(anchor: float, further: float) -> Weights:
+        pull = np.clip(anchor - behind, -2.0 * reach, reach) + further
+        return np.asarray(np.maximum(prior + reply(pull), 0.0))
+
+    def enough(anchor: float, further: float) -> bool:
+        return bool(spread(anchor, further).sum() >= 1.0)
+
+    ladder = np.unique(np.r_[behind[behind < reach], reach])
+    low, high = 0, ladder.size - 1  # enough at the last, by the choice of reach
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(ladder[middle], 0.0) else (middle, high)
+    if low == 0 and enough(0.0, 0.0):
+        return spread(0.0, 0.0)
+    half = 0.5 * (ladder[high] - ladder[low])
+    from_above = not enough(ladder[low], half)
+    anchor, sign = (ladder[high], -1.0) if from_above else (ladder[low], 1.0)
+    # theta = anchor + sign * a length
+    ends = bisect_by_ratios(lambda u: enough(anchor, sign * u) != from_above, half)
+    both = [spread(anchor, sign * length) for length in ends]
+    return min(both, key=lambda w: abs(w.sum() - 1.0))
+
+
+def bisect_by_ratios(too_far: Callable[[float], bool], high: float) -> tuple[float, float]:
+    """Return neighbouring numbers above 0 between which ``too_far`` turns from false to true."""
+    low = 1e-300
+    while True:  # by ratios until the ends are within a factor of two
+        u = float(np.sqrt(low) * np.sqrt(high)) if high > 2.0 * low else 0.5 * (low + high)
+        if not low < u < high:
+            return low, high
+        low, high = (low, u) if too_far(u) else (u, high)

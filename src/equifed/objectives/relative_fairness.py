@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.participation import bound_share
-from equifed.objectives.average import Average
-from equifed.objectives.base import SaddleObjective, SymmetricSet, check_vector
+from equifed.objectives.base import Adapted, SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.cvar import CVaR, HeterogeneousCVaR
-from equifed.objectives.projections import Permutahedron, cut_corner, join_ties, transfer
-from equifed.objectives.unequal_caps import IntegratedCaps, split_by_caps
-from equifed.objectives.worst_case import WorstCase
+from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
+from equifed.objectives.projections import (
+    Permutahedron,
+    cut_corner,
+    join_ties,
+    project_capped_simplex,
+    transfer,
+)
 
+Members = NDArray[np.int64]
 Equal = Average | CVaR | WorstCase
 Side = Equal | HeterogeneousCVaR
 
@@ -88,13 +94,7 @@ class UnequalIntegratedSet(SaddleObjective):
     @override
     def prox(self, point: Weights, step: float) -> Weights:
         point = check_vector(point, "point")
-        upper, lower = (side.caps(point.size) for side in (self.upper, self.lower))
-        return IntegratedCaps(upper, lower, self.phi).project(point)
-
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return True
+        return self.polytope(point.size).project(point)
 
     @override
     def start(self, n: int) -> Weights:
@@ -105,9 +105,13 @@ class UnequalIntegratedSet(SaddleObjective):
         """Return a bound, attained where the two sides can be on different clients."""
         return (1.0 + self.phi) / (1.0 - self.phi)
 
+    def polytope(self, n: int) -> IntegratedCaps:
+        """Return the set for n clients."""
+        return IntegratedCaps(self.upper.caps(n), self.lower.caps(n), self.phi)
+
 
 @dataclass(frozen=True)
-class RelativeFairness(SaddleObjective):
+class RelativeFairness(Adapted):
     r"""High losses against low ones: the objective of SCAFF-PD-IA.
 
     .. math:: \Phi(\ell) = \frac{\max_{a \in A} \langle a, \ell\rangle
@@ -148,7 +152,7 @@ class RelativeFairness(SaddleObjective):
     ----------
     SCAFF-PD-IA Definition 2, (4), (5), (6). Its projection by an inner solver over (a, b) is
     replaced by an exact one: the set is a permutahedron (``projections.py``), or with unequal caps
-    the base polytope of a submodular function (``unequal_caps.py``).
+    the base polytope of a submodular function (:class:`IntegratedCaps`).
     """
 
     phi: float
@@ -168,10 +172,11 @@ class RelativeFairness(SaddleObjective):
                 )
         if self.cap is not None and not self.cap > 0:
             raise ValueError(f"RelativeFairness cap must be positive, got {self.cap}.")
-        _ = self._penalised  # refuses a wrong rho now
+        _ = self.inner  # refuses a wrong rho now
 
     @property
-    def _penalised(self) -> ChiSquare:
+    @override
+    def inner(self) -> ChiSquare:
         both = self._set
         if self.cap is None:
             return ChiSquare(self.rho, base=both)
@@ -188,39 +193,6 @@ class RelativeFairness(SaddleObjective):
         if isinstance(self.upper, Equal) and isinstance(self.lower, Equal):
             return IntegratedSet(self.phi, self.upper, self.lower)
         return UnequalIntegratedSet(self.phi, self.upper, self.lower)
-
-    @override
-    def weights(self, losses: Losses) -> Weights:
-        return self._penalised.weights(losses)
-
-    @override
-    def penalty(self, weights: Weights) -> float:
-        return self._penalised.penalty(weights)
-
-    @override
-    def prox(self, point: Weights, step: float) -> Weights:
-        return self._penalised.prox(point, step)
-
-    @override
-    def penalty_gradient(self, weights: Weights) -> Weights:
-        return self._penalised.penalty_gradient(weights)
-
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return True
-
-    @override
-    def start(self, n: int) -> Weights:
-        return self._penalised.start(n)
-
-    @override
-    def strong_convexity(self, n: int) -> float:
-        return self._penalised.strong_convexity(n)
-
-    @override
-    def l1_norm(self, n: int) -> float:
-        return self._penalised.l1_norm(n)
 
     def extremes(self, losses: Losses, within: float = 0.0) -> tuple[Weights, Weights]:
         """Return the a in A of the largest and the b in B of the smallest weighted loss.
@@ -264,8 +236,7 @@ class RelativeFairness(SaddleObjective):
         weights = check_vector(weights, "weights")
         both = self._set
         if isinstance(both, UnequalIntegratedSet):
-            caps = [side.caps(weights.size) for side in (self.upper, self.lower)]
-            return split_by_caps(weights, caps[0], caps[1], self.phi)
+            return both.polytope(weights.size).split(weights)
         whole = both.permutahedron(weights.size)
         upper, lower = (side.permutahedron(weights.size) for side in (both.upper, both.lower))
         order = np.argsort(-(weights - whole.offset), kind="stable")
@@ -274,3 +245,103 @@ class RelativeFairness(SaddleObjective):
         a, b = np.empty_like(weights), np.empty_like(weights)
         a[order], b[order] = sides
         return a + upper.offset, b + lower.offset
+
+
+@dataclass(frozen=True, eq=False)
+class IntegratedCaps:
+    r"""The same set from its caps: the base polytope of a submodular function.
+
+    .. math:: W = \{(a - \varphi b) / (1 - \varphi) : 0 \le a_i \le \alpha_i,\
+        0 \le b_i \le \beta_i, \text{ both of sum } 1\}
+
+    A sum over a set S of clients is at most
+
+    .. math:: f(S) = \frac{\min(1, \alpha(S)) - \varphi \max(0, 1 - \beta(S^c))}{1 - \varphi}
+
+    The nearest point is found by decomposition (Fujishige 1980): shift the point to the right
+    total; if some S is above f(S), the S that is most above has exactly f(S) at the answer, and
+    both parts are solved alike. Each search is exact and linear in n, because f is the least of
+    four sums over clients; there are at most n - 1 of them.
+
+    Examples
+    --------
+    >>> half = IntegratedCaps(np.array([0.5, 1.0, 1.0]), np.array([1.0, 1.0, 0.25]), phi=0.5)
+    >>> half.project(np.array([9.0, 0.0, -1.0]))
+    array([ 1. ,  0.25, -0.25])
+    """
+
+    upper: Weights
+    lower: Weights
+    phi: float
+
+    def project(self, point: Weights) -> Weights:
+        """Return the nearest point of W."""
+        order = np.argsort(-point, kind="stable")
+        weights = np.empty_like(point)
+        largest, least = 1.0 / (1.0 - self.phi), -self.phi / (1.0 - self.phi)
+        with np.errstate(over="ignore"):
+            gaps = point[order][:-1] - point[order][1:] > 2.0 * (largest - least)
+        # No client can be that far from another: those above a gap take all they may.
+        inside = np.empty(0, dtype=np.int64)
+        for group in np.split(order, np.flatnonzero(gaps) + 1):
+            with np.errstate(over="ignore"):  # of the others, which are not looked at
+                near = point - point[group[0]]
+            self._solve(near, inside, group, weights)
+            inside = np.concatenate([inside, group])
+        return weights
+
+    def split(self, weights: Weights) -> tuple[Weights, Weights]:
+        """Return a and b within their caps with weights = (a - phi b) / (1 - phi).
+
+        Each b_i has an interval; all go the same part of the way through theirs, to sum one.
+        """
+        upper, lower, phi = self.upper, self.lower, self.phi
+        if phi == 0:
+            return weights, lower / lower.sum()
+        net = (1.0 - phi) * weights
+        with np.errstate(over="ignore"):
+            least = np.clip(-net / phi, 0.0, lower)  # so that a >= 0
+            most = np.clip((upper - net) / phi, least, lower)  # so that a is within its cap
+        room = float((most - least).sum())
+        part = np.clip((1.0 - float(least.sum())) / room, 0.0, 1.0) if room > 0 else 0.0
+        # For tiny phi the rounding of the weights is all that b sees; the projection keeps it in B.
+        b = project_capped_simplex(least + part * (most - least), lower)
+        return np.asarray(net + phi * b), np.asarray(b)
+
+    def _solve(self, point: Weights, inside: Members, group: Members, weights: Weights) -> None:
+        """Set the weights of a group, of which those ``inside`` have the largest total."""
+        work = [(inside, group)]
+        while work:
+            inside, group = work.pop()
+            whole = self._most(inside, group)
+            shift = (float(point[group].sum()) - whole) / group.size
+            aim = point[group] - shift
+            above = self._most_above(aim, inside, group)
+            if above.size in (0, group.size):
+                weights[group] = aim
+            else:
+                taken = np.isin(group, above)
+                work.append((inside, group[taken]))
+                work.append((np.concatenate([inside, group[taken]]), group[~taken]))
+
+    def _most(self, inside: Members, group: Members) -> float:
+        """Return f(inside and group) - f(inside)."""
+        return self._bound(np.concatenate([inside, group])) - self._bound(inside)
+
+    def _bound(self, members: Members) -> float:
+        outside = np.delete(self.lower, members)
+        high = min(1.0, float(self.upper[members].sum())) if members.size else 0.0
+        low = 1.0 - min(1.0, float(outside.sum())) if outside.size else 1.0
+        return (high - self.phi * low) / (1.0 - self.phi)
+
+    def _most_above(self, aim: Weights, inside: Members, group: Members) -> Members:
+        """Return the part of a group that exceeds its bound most; nobody if none does."""
+        scale, best, answer = 1.0 / (1.0 - self.phi), 0.0, group[:0]
+        for full, empty in product((True, False), repeat=2):  # which of the four sums f is
+            price = np.zeros(group.size) if full else scale * self.upper[group]
+            price = price - (0.0 if empty else self.phi * scale * self.lower[group])
+            part = group[aim - price > 0]
+            excess = float(aim[np.isin(group, part)].sum()) - self._most(inside, part)
+            if excess > best + 1e-14 * scale * group.size:
+                best, answer = excess, part
+        return answer

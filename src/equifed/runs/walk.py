@@ -23,10 +23,9 @@ from typing import Any
 from equifed.algorithms.continued import Continued, Trail
 from equifed.contract.algorithm import Wrappable
 from equifed.contract.clients import Clients
-from equifed.objectives.average import Average
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.chi_square import ChiSquare
-from equifed.objectives.worst_case import WorstCase
+from equifed.objectives.cvar import Average, WorstCase
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
 from equifed.training.provenance import describe_value
