@@ -171,3 +171,14 @@ def test_training_stops_at_the_gap_that_was_asked_for() -> None:
 def test_nonsense_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         Certified(ScaffPD(WorstCase()), **{name: 0})
+
+
+@pytest.mark.parametrize("batches", [(10, None), (None, 10), (10, 10)])
+def test_nothing_is_proved_by_losses_or_gradients_of_some_samples(
+    batches: tuple[int | None, int | None],
+) -> None:
+    losses, gradients = batches
+    fair = ScaffPD(CVaR(0.5), gradient_batch_size=gradients, loss_batch_size=losses)
+    problem = convex_problem(24)
+    history = train(fair, problem.clients(), rounds=5, x=problem.start())
+    assert not any("gap" in record.numbers for record in history.rounds)

@@ -97,7 +97,8 @@ class ScaffPD:
         turned = WeightChange(total * present - roll.scale(roll.weights), weights, c)
         said = (() if state.sizes else size.said()) + roll.notes
         value, told = roll.objective.value(losses), (clients.index, size.numbers(), said)
-        gradient = total * target if self.gradient_batch_size is None else None
+        whole = self.gradient_batch_size is None and self.loss_batch_size is None
+        gradient = total * target if whole else None  # a proof needs both of all samples
         after = State(new_x, weights, losses, self.steps.next(size, turned), roll.away)
         return replace(state, **vars(after)), Info(weights, losses, value, *told, gradient)
 
