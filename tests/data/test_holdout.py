@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from equifed.data import DataError, DataWarning, Federation, Holdout
 from equifed.data.columns import group_rows
 from equifed.data.holdout import divide_at_random, divide_by_time, divide_groups, read_moments
+from equifed.data.own_table import TableRequest
+from equifed.data.site_table import SiteTable
 
 some = settings(deadline=None, max_examples=80)
 fractions = st.sampled_from([(0.0, 0.3), (0.2, 0.0), (0.2, 0.2), (0.45, 0.45)])
@@ -184,3 +186,68 @@ def test_groups_inside_clients_are_a_column_of_the_table() -> None:
     assert without.preparation.feature_names == ("age",)
     with pytest.raises(DataError, match="no column 'gender'"):
         Federation.from_table(table, client="site", target="ill", groups="gender")
+
+
+PEOPLE = {
+    "hospital": ["Hill", "Lake"] * 120,
+    "patient": [f"p{k // 3}" for k in range(240)],
+    "age": [float(k) for k in range(240)],
+    "sex": ["f", "m", "f"] * 80,
+    "outcome": ["well", "ill", "ill", "well"] * 60,
+}
+
+
+def load_people(**more):
+    given = {"features": ["age"], "test": 0.25, **more}
+    return Federation.from_table(PEOPLE, "hospital", "outcome", **given)
+
+
+def find_people(fed):
+    """Return the patients of every split, whose ages number the rows."""
+    (age,) = fed.preparation.columns
+    return {
+        label: {round(row) // 3 for row in (split.inputs.ravel() * age.scale + age.centre).tolist()}
+        for label, split in fed.splits().items()
+    }
+
+
+def test_a_person_in_groups_is_warned_of_and_kept_together_by_group():
+    with pytest.warns(DataWarning, match=r"80 different values.* in test data.*group='patient'"):
+        fed = load_people(groups="patient")
+    found = find_people(fed)
+    assert len(found["train"] & found["test"]) > 20  # what the warning is about
+    assert "group='patient'" in fed.source["rows and columns"]
+    fed = load_people(group="patient")
+    found = find_people(fed)
+    assert not found["train"] & found["test"]
+    assert found["train"] | found["test"] == set(range(80)) and len(found["test"]) >= 15
+
+
+def test_a_site_is_told_of_a_person_in_groups():
+    request = TableRequest("hospital", "outcome", ("age",), groups="patient")
+    rows = {name: values[::2] for name, values in PEOPLE.items()}
+    (told,) = SiteTable.read(rows, "Hill", request).told
+    assert "80 different values" in told and "use group='patient'" in told
+
+
+@pytest.mark.filterwarnings("error")
+def test_groups_of_people_are_not_warned_of():
+    assert set(load_people(groups="sex").train.groups) == {"f", "m"}
+    both = load_people(group="patient", groups="patient")
+    assert not set(both.train.groups) & set(both.test.groups)
+
+
+@pytest.mark.parametrize("values", [16, 20], ids=["few rows each", "as many as may be"])
+def test_few_people_are_known_by_the_name_of_their_column(values):
+    rows = 5 * values
+    table = {
+        "site": ["n", "s"] * (rows // 2),
+        "patient": [k % values for k in range(rows)],
+        "band": [k % values for k in range(rows)],
+        "x": [float(k) for k in range(rows)],
+        "y": (["u", "v", "v"] * rows)[:rows],
+    }
+    given = {"client": "site", "target": "y", "features": ["x"], "test": 0.2}
+    with pytest.warns(DataWarning, match="use group='patient'"):
+        Federation.from_table(table, groups="patient", **given)
+    assert "rows and columns" not in Federation.from_table(table, groups="band", **given).source

@@ -238,7 +238,8 @@ class Federation:
             Column with ``train``, ``validation`` or ``test``, in place of fractions.
         groups : str, optional
             Column by whose values (a sex, an age band) metrics inside clients are told, too; it
-            stays a feature unless ``features`` leaves it out.
+            stays a feature unless ``features`` leaves it out. It does not keep rows of one value in
+            one split: ``group`` does.
         task : {"classification", "regression"}, optional
             By default, numbers that are not all whole are values to regress on, text is classes.
             Two whole numbers, or up to 20 that follow each other, are classes; others could be

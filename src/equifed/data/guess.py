@@ -44,6 +44,8 @@ IDENTIFIERS = (
     *("account", "serial", *PEOPLE),
 )
 MOST_CLIENTS, MOST_CODES = 2000, 10
+MOST_GROUPS = 20
+"""Values of a column by which metrics can reasonably be reported."""
 PAIRS = 5
 """How many more equal pairs must be expected than there are before that tells an identifier."""
 FEW = 10
@@ -261,6 +263,27 @@ def find_numbered_rows(columns: Columns, used: Sequence[str]) -> list[str]:
         "features"
         for name, look in looks.items()
         if look.kind == "whole" and is_identifier(name, look)
+    ]
+
+
+def find_misused_groups(columns: Columns, groups: str | None, group: str | None) -> list[str]:
+    """Warn of a column given as ``groups`` that seems to tell people apart, not kinds of people.
+
+    >>> told = find_misused_groups({"patient": [k // 3 for k in range(90)]}, "patient", None)
+    >>> told[0][:61]
+    "column 'patient', named in groups, has 30 different values: g"
+    """
+    if groups is None or groups == group:  # the latter keeps its rows together
+        return []
+    look = look_at(columns[groups])
+    person = is_identifier(groups, look) or _is_group(groups, look)
+    if look.different <= MOST_GROUPS and not person:
+        return []
+    return [
+        f"column {groups!r}, named in groups, has {look.different} different values: groups only "
+        "reports metrics by value (by sex, by age band), and rows of one value may be both in "
+        "training and in test data; to keep the rows of one person (or device) in one split, use "
+        f"group={groups!r}"
     ]
 
 

@@ -18,7 +18,7 @@ from equifed.data.columns import Columns, find_categories, group_rows, read_colu
 from equifed.data.combine_preparation import Question
 from equifed.data.fit_preparation import ask_kinds, fit_preparation
 from equifed.data.fit_target import combine_targets, describe_target
-from equifed.data.guess import find_numbered_rows
+from equifed.data.guess import find_misused_groups, find_numbered_rows
 from equifed.data.holdout import (
     Holdout,
     Labels,
@@ -107,6 +107,7 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
     if request.features is None:
         told += find_numbered_rows(columns, [x.name for x in fitted.columns])
     told += find_untested(owners, part, request.holdout)
+    told += find_misused_groups(columns, request.groups, request.group)
     for sentence in told:
         if request.prepare.missing != "drop" or "lack a value" not in sentence:  # as asked for
             warnings.warn(sentence[0].upper() + sentence[1:], DataWarning, stacklevel=3)

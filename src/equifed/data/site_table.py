@@ -19,6 +19,7 @@ from equifed.data.combine_preparation import Question
 from equifed.data.federation import Federation
 from equifed.data.fit_preparation import ask_kinds, describe_rows, tell_kinds
 from equifed.data.fit_target import describe_target
+from equifed.data.guess import find_misused_groups
 from equifed.data.holdout import Labels, find_duplicates
 from equifed.data.own_table import (
     TableRequest,
@@ -95,6 +96,7 @@ class SiteTable:
         if not (part == "train").any():
             raise DataError(f"Client {name!r} has no training rows; give it some.")
         told += find_untested(owners, part, request.holdout)
+        told += find_misused_groups(columns, request.groups, request.group)
         coded = [c for c in find_categories(table) if c in wanted]
         if coded and request.prepare.categorical == "auto":
             raise DataError(

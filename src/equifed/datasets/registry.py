@@ -147,7 +147,8 @@ def table(
     time : str, optional
         Column with numbers or ISO dates: a client's held-out rows are later than its others.
     groups : str, optional
-        Column by whose values (a sex, an age band) metrics inside clients are told, too.
+        Column by whose values (a sex, an age band) metrics inside clients are told, too; it keeps
+        no rows together, ``group`` does.
     task : {"classification", "regression"}, optional
         What whole numbers in the target are, where they could be either.
     classes : int, optional
