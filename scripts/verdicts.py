@@ -29,7 +29,7 @@ from dataclasses import astuple
 import numpy as np
 from scipy.stats import binom, hypergeom
 
-from equifed.contract.details import ClientDetail, Details
+from equifed.contract.evaluation import ClientDetail, Details
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.sample_limits import limit_mean
 from equifed.report.methods import Method, RunData

@@ -25,7 +25,7 @@ from equifed.algorithms import (
     semi_vred,
 )
 from equifed.algorithms.conflicts import shortest, unconflicting, without_conflicts
-from equifed.contract.gram import inner_products
+from equifed.contract.clients import inner_products
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import Average, ChiSquare, SemiVariance, Tilted, mean_variance

@@ -12,7 +12,7 @@ import torch
 from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.algorithms.fedavg import FedAvg
-from equifed.contract.details import ClientDetail, Details
+from equifed.contract.evaluation import ClientDetail, Details
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data import DataError, Federation

@@ -15,8 +15,8 @@ from tests.flower.grid import MemoryGrid, convex, flower_clients, loop_clients, 
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum
-from equifed.contract.gram import multiply_rows
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import multiply_rows
 from equifed.flower.curvature import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.wire import Reply

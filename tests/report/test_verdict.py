@@ -8,7 +8,7 @@ from scripts.verdicts import KINDS, count_right, judge
 from tests.report.synthetic import comparison
 
 import equifed as ef
-from equifed.contract.details import Calibration, ClientDetail, Details, GroupDetail
+from equifed.contract.evaluation import Calibration, ClientDetail, Details, GroupDetail
 from equifed.metrics import gain_of_pairs
 from equifed.report import as_json, as_methods, build, render
 from equifed.report.alone import compare_alone, tabulate_alone

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from equifed.contract.memory import KeyedMemory
+from equifed.contract.vectors import KeyedMemory
 from equifed.engines.base import DenseVectors
 from equifed.training import checkpoints, register_state, states
 from equifed.training.checkpoints import CheckpointError
@@ -129,7 +129,7 @@ def test_checkpoints_of_other_versions_are_refused(
 
 
 @dataclass(frozen=True)
-class Scattered:
+class Scattered(KeyedMemory):
     """Vectors of which each process would hold its part."""
 
     whole: DenseVectors
@@ -140,6 +140,6 @@ class Scattered:
 
 def test_scattered_memories_are_collected_at_any_depth() -> None:
     whole = DenseVectors(torch.ones(2, 3))
-    inner = replace(FIRST, memory=Scattered(whole))
+    inner = replace(FIRST, memory=Scattered((), whole))
     assert states.collect(replace(FIRST, part=inner)).part.memory is whole
     assert states.collect(FIRST) is FIRST  # nothing is copied where nothing is scattered

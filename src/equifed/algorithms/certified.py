@@ -13,7 +13,6 @@ from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients, may_sum
 from equifed.contract.curvature import Curvature
-from equifed.contract.own import TellsOwn
 from equifed.contract.streams import Stream
 from equifed.steps.certificate import Certificate, certificate, with_best_bound
 
@@ -126,7 +125,7 @@ class Certified(Wrapper):
             if not may_sum(vectors, info.weights):
                 return "the sum of the gradients, beside that of the round, would show too much"
             gradient = vectors.weighted_sum(info.weights)
-        inexact = clients.inexactness(state.x) if isinstance(clients, TellsOwn) else None
+        inexact = clients.inexactness(state.x)
         if isinstance(inexact, str):
             return inexact
         objective = objective_at(self.algorithm, inner, info)

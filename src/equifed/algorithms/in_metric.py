@@ -12,7 +12,6 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, hides_sums
 from equifed.contract.curvature import Form
-from equifed.contract.own import KeepsOwn
 from equifed.contract.streams import Stream
 from equifed.objectives.base import FreeSum
 from equifed.steps.automatic import AutoSteps
@@ -159,7 +158,7 @@ def _refresh(size: MetricSizes, here: Here, stream: Stream) -> tuple[MetricSizes
 
 def _tells_exactly(here: Here) -> bool:
     """Tell whether losses and gradients are exact: those with own parts are nearly so."""
-    return not isinstance(here.clients, KeepsOwn) or here.clients.inexactness(here.x) is None
+    return here.clients.inexactness(here.x) is None
 
 
 def _step(size: MetricSizes, here: Here) -> tuple[Vector, Weights, MetricSizes] | str:

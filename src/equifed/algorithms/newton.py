@@ -10,7 +10,6 @@ from equifed.algorithms.certified import Certified
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, ClientVectors, MissingClients
-from equifed.contract.questions import KnowsHessians
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective, check_saddle
 
@@ -170,9 +169,7 @@ class Solver:
 
 
 def _hessian(clients: Clients, x: Vector, weights: Weights) -> Vector:
-    found = clients.hessian(x, weights) if isinstance(clients, KnowsHessians) else (
-        "this engine gives no second derivatives"
-    )  # fmt: skip
+    found = clients.hessian(x, weights)
     if isinstance(found, str):
         raise ValueError(f"Newton's method needs second derivatives: {found}; use SCAFF-PD.")
     return found

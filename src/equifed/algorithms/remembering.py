@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -170,6 +171,13 @@ class Recall:
             return moved
         return replace(moved, displacement=self._own(moved.displacement))
 
+    def inner_products(
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        """Return the inner products of the plain vectors."""
+        bare = vectors.vectors if isinstance(vectors, _Step) else vectors
+        return self._clients.inner_products(bare, multiply)
+
     def _own(self, vectors: ClientVectors) -> ClientVectors:
         return _Step(vectors, self)
 
@@ -189,7 +197,7 @@ class Recall:
         return plain if old is None or len(here) == n else new * (n / heard.sum())
 
 
-class _Step:
+class _Step(ClientVectors):
     """Vectors whose first weighted sum is the step of the round; others are as they are."""
 
     def __init__(self, vectors: ClientVectors, recall: Recall) -> None:

@@ -11,7 +11,7 @@ from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client
 from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, weighted_difference
+from equifed.contract.clients import Clients, ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
     check_participation,
@@ -111,7 +111,7 @@ class Scaffold:
         assert new is not None
         weights, share = client_weights(self.weighting, clients.sizes), p[clients.index]
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
-        change = weighted_difference(new, own, share)  # sum over S of p_i (c_i+ - c_i)
+        change = new.weighted_difference(own, share)  # sum over S of p_i (c_i+ - c_i)
         variates = clients.remember(state.variates, clients.index, new)
         info = Info(scatter(weights, clients.index, len(p)), index=clients.index)
         return State(x, state.variate + change, variates), info

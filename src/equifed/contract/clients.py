@@ -1,4 +1,4 @@
-"""The contract between algorithms and engines: four verbs, and handles for what clients keep.
+"""The contract between algorithms and engines: four verbs, and questions that may be declined.
 
 An algorithm sees the clients through :class:`Clients` alone. Per-client numbers (losses) come back
 as NumPy arrays; per-client vectors (gradients, updates) stay behind a :class:`ClientVectors` handle
@@ -14,49 +14,24 @@ sampled are the same thing to it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
-from equifed.contract.group import Group
+from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
+from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors as ClientVectors
+from equifed.contract.vectors import multiply_rows
 
-
-class ClientVectors(Protocol):
-    """One vector per client, kept where it is: shape (n, d) in thought only."""
-
-    def weighted_sum(self, weights: Weights) -> Vector:
-        """Return sum_i weights_i v_i, summed in the order of the clients."""
-        ...
-
-    def squared_norms(self) -> Losses:
-        """Return |v_i|^2 for every client."""
-        ...
-
-
-def weighted_difference(new: ClientVectors, old: ClientVectors, weights: Weights) -> Vector:
-    """Return sum_i weights_i (new_i - old_i); as one sum where sums are hidden."""
-    ask = getattr(new, "weighted_difference", None)
-    if ask is not None:
-        return ask(old, weights)  # type: ignore[no-any-return]
-    return new.weighted_sum(weights) - old.weighted_sum(weights)
-
-
-def may_sum(vectors: ClientVectors, weights: Weights) -> bool:
-    """Tell whether a sum that is not needed may be asked for: it may show too much where hidden."""
-    ask = getattr(vectors, "allows", None)
-    return ask is None or bool(ask(weights))
-
-
-def hides_sums(clients: Clients) -> bool:
-    """Tell whether the server sees sums of the clients' vectors alone."""
-    return getattr(clients, "hidden", None) is not None
+NO_OWN = "these clients have no own parts here"
+NO_MEMORY = "these clients keep no vectors from round to round; use an algorithm without a memory"
 
 
 @dataclass(frozen=True)
@@ -85,61 +60,89 @@ class Moved:
     thresholds: Losses | None = None
 
 
-class Clients(Protocol):
+class Group(Protocol):
+    """The processes that share a run, as one of them sees the others.
+
+    All of them go through the same rounds to the same numbers; what could differ (the clock, a
+    file) is settled by the first one, who alone writes. Every method is called by all of them.
+    """
+
+    rank: int
+    size: int
+
+    def from_first(self, text: str) -> str:
+        """Return the first process's text in all of them."""
+        ...
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+        ...
+
+
+class Clients(ABC):
     """The clients that take part, as an engine presents them.
+
+    An engine implements what is abstract: who takes part, what a model is, and the four verbs. The
+    questions after them decline by default; an engine answers those that it can.
+    ``equifed.testing.check_engine`` checks all of it against the loop engine.
 
     Attributes
     ----------
-    names : sequence of str
-        Names of all clients of the federation, taking part or not.
-    index : array of int, shape (n,)
-        Positions in ``names`` of those that take part here, increasing. All per-client arrays below
-        follow it.
-    sizes : array of int, shape (n,)
-        Training samples of those that take part.
     traffic : Traffic
         Ledger shared by all subsets of one engine.
+    engine : str
+        Its name in the catalogue.
+    choice : str, optional
+        Why this engine, where it was chosen by measuring.
+    model : FlatModel, optional
+        Module and loss, where the engine holds them: for runs, not for algorithms.
     """
 
     traffic: Traffic
+    engine: str = ""
+    choice: str | None = None
+    model: Any = None
 
     @property
+    @abstractmethod
     def names(self) -> Sequence[str]:
-        """Names of all clients of the federation."""
-        ...
+        """Names of all clients of the federation, taking part or not."""
 
     @property
+    @abstractmethod
     def index(self) -> Index:
-        """Positions of those that take part."""
-        ...
+        """Positions in ``names`` of those that take part, increasing; per-client arrays follow."""
 
     @property
+    @abstractmethod
     def sizes(self) -> Index:
         """Training samples of those that take part."""
-        ...
 
+    @abstractmethod
     def initial(self, stream: Stream) -> Vector:
         """Return a freshly initialised model."""
-        ...
 
+    @abstractmethod
     def flatten(self, model: Any) -> Vector:
         """Return a vector, a module or its parameters by name as the vector that algorithms see."""
-        ...
 
+    @abstractmethod
     def parameters(self, x: Vector) -> dict[str, Vector]:
         """Return the model's parameters by name and in their shapes."""
-        ...
 
+    # -- the four verbs ---------------------------------------------------------------------------
+
+    @abstractmethod
     def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:
         """Return f_i(x) on all of each client's samples, or on one minibatch."""
-        ...
 
+    @abstractmethod
     def value_and_gradient(
         self, x: Vector, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
         """Return f_i(x) and a handle for the gradients at the shared model x, in one exchange."""
-        ...
 
+    @abstractmethod
     def local_steps(
         self,
         x: Vector,
@@ -155,20 +158,33 @@ class Clients(Protocol):
         ``control`` and ``target`` are the SCAFFOLD-type correction (both or none); ``slopes`` are
         the factors of the hinge, one per client.
         """
-        ...
 
-    def evaluate(
-        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
-    ) -> list[Evaluation]:
-        """Return what the model is worth to all clients; splits that nobody has are left out.
+    @abstractmethod
+    def subset(self, index: Iterable[int] | Index) -> Self:
+        """Return the same engine restricted to clients ``index``: positions in ``names``."""
 
-        ``metrics`` are measured beside what engines measure anyway.
-        """
-        ...
+    # -- memories of an algorithm -----------------------------------------------------------------
+
+    def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
+        """Return what clients ``index`` keep of a memory of all clients; zeros if it is None."""
+        raise TypeError(NO_MEMORY)
+
+    def remember(
+        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
+    ) -> ClientVectors:
+        """Return the memory of all clients after those in ``index`` replaced their vector."""
+        raise TypeError(NO_MEMORY)
+
+    # -- questions of algorithms ------------------------------------------------------------------
+
+    @property
+    def hides_sums(self) -> bool:
+        """Whether the server sees sums of the clients' vectors alone."""
+        return False
 
     def curvature(self) -> Curvature | str:
         """Return bounds on the curvature of all clients' losses, or why none are known."""
-        ...
+        return "this engine knows no bounds on the curvature"
 
     def curvature_sum(
         self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
@@ -177,7 +193,11 @@ class Clients(Protocol):
 
         One exchange. ``thin`` of shape (q, r) asks for the product of every block with it alone.
         """
-        ...
+        return "this engine does not add up second derivatives"
+
+    def hessian(self, x: Vector, weights: Weights) -> Vector | str:
+        """Return the matrix sum_i weights_i Hess f_i(x), shape (d, d), or why there is none."""
+        return "this engine does not add up second derivatives"
 
     def inner_products(
         self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
@@ -187,34 +207,118 @@ class Clients(Protocol):
         ``multiply`` makes them of the rows v of a matrix. Where sums are hidden, nobody may see
         this.
         """
-        ...
+        return "this engine does not show inner products of vectors"
+
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
+        return None
+
+    # -- questions of training --------------------------------------------------------------------
+
+    def evaluate(
+        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
+    ) -> list[Evaluation]:
+        """Return what the model is worth to all clients; splits that nobody has are left out.
+
+        ``metrics`` are measured beside what engines measure anyway.
+        """
+        return []
+
+    def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        """Return limits, groups and calibration on one split; None: no samples of it are known."""
+        return None
+
+    def feature_scales(self) -> Losses | str | None:
+        """Return every feature's standard deviation, NaN if it hardly varies.
+
+        None: samples are no vectors. A reason: they are not here.
+        """
+        return "the samples are not here"
+
+    def predictor(self, x: Vector) -> Any:
+        """Return what predicts for new samples with the model x (a ``Predictor``), or a reason."""
+        return "the module is not here"
+
+    def origin(self) -> dict[str, Any]:
+        """Return model, loss, precision, and name, checksum, source and preparation of the data."""
+        return {}
+
+    def take_notes(self) -> list[str]:
+        """Return what was noted about how rounds were answered since the last call."""
+        return []
 
     def group(self) -> Group | None:
         """Return the processes that share these clients; None: this one has them alone."""
-        ...
+        return None
 
-    def subset(self, index: Index) -> Clients:
-        """Return the same engine restricted to clients ``index``: positions in ``names``."""
-        ...
+    # -- own parts: parameters that every client keeps for itself ---------------------------------
 
-    def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
-        """Return what clients ``index`` keep of a memory of all clients; zeros if it is None."""
-        ...
+    def describe_own(self) -> str | None:
+        """Say what the own parts are and how they are found; None: there are none."""
+        return None
 
-    def remember(
-        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
-    ) -> ClientVectors:
-        """Return the memory of all clients after those in ``index`` replaced their vector."""
-        ...
+    def warn_of_own(self) -> str | None:
+        """Say for which clients own parts rest on their penalty alone; None: for nobody."""
+        return None
+
+    def remembers_own(self) -> bool:
+        """Tell whether own parts depend on more than the shared model, so a state must hold them.
+
+        The best own parts for a shared model (profile losses) do not, and those that are elsewhere
+        cannot be held.
+        """
+        return False
+
+    def own_parts(self, x: Vector) -> Vector | None:
+        """Return the own part that every client uses with x, (N, p); None: there are none here."""
+        return None
+
+    def with_own(self, own: Vector) -> Self:
+        """Return the same clients with these own parts, one row per client of the federation."""
+        raise TypeError(NO_OWN)
+
+    def own_after(self) -> Vector:
+        """Return all own parts after the last local steps; who took none keeps its own."""
+        raise TypeError(NO_OWN)
+
+    def own_parameters(self, own: Vector) -> dict[str, Vector]:
+        """Return own parts by the parameters' names, in their shapes, clients first."""
+        raise TypeError(NO_OWN)
+
+    def evaluate_shared(self, x: Vector, splits: Sequence[str]) -> list[Evaluation]:
+        """Return the per-client numbers of x with the mean of all own parts, for everybody."""
+        return []
 
 
-@runtime_checkable
-class KnowsNotes(Protocol):
-    """Clients that have something to say about how a round was answered."""
+def weighted_difference(new: ClientVectors, old: ClientVectors, weights: Weights) -> Vector:
+    """Return sum_i weights_i (new_i - old_i)."""
+    return new.weighted_difference(old, weights)
 
-    def take_notes(self) -> list[str]:
-        """Return what was noted since the last call."""
-        ...
+
+def may_sum(vectors: ClientVectors, weights: Weights) -> bool:
+    """Tell whether a sum that is not needed may be asked for."""
+    return vectors.allows(weights)
+
+
+def hides_sums(clients: Clients) -> bool:
+    """Tell whether the server sees sums of the clients' vectors alone."""
+    return clients.hides_sums
+
+
+def inner_products(clients: Clients, vectors: ClientVectors, who: str) -> Losses:
+    """Return the matrix of <v_i, v_j>, or refuse for an algorithm where an engine declines.
+
+    A federation whose server must not see a client's vector does: the matrix gives the vectors up
+    to a rotation.
+    """
+    found = clients.inner_products(vectors, multiply_rows)
+    if isinstance(found, str):
+        raise TypeError(
+            f"{who} needs the inner products of the clients' updates, which "
+            f"{type(clients).__name__} does not give: {found}. Use another algorithm here, or the "
+            "loop or stacked engine."
+        )
+    return found
 
 
 class MissingClients(RuntimeError):

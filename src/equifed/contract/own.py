@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.evaluation import Evaluation
+from equifed.contract.arrays import Losses, Weights
 
 OwnSteps = Literal["auto", "profile", "joint", "alternating"]
 """How own parts are found: the best ones for the shared model (profile losses), or by local steps,
@@ -82,60 +80,3 @@ def uses_minibatches(algorithm: Any) -> bool:
     fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
     asked = any(n.endswith("batch_size") and v is not None for n, v in fields.items())
     return asked or any(uses_minibatches(value) for value in fields.values())
-
-
-@runtime_checkable
-class MeasuresShared(Protocol):
-    """Clients that can say what the shared model is worth to them: an optional question."""
-
-    def evaluate_shared(self, x: Vector, splits: Sequence[str]) -> list[Evaluation]:
-        """Return the per-client numbers of x with the mean of all own parts, for everybody."""
-        ...
-
-
-@runtime_checkable
-class TellsOwn(Protocol):
-    """Clients that may keep an own part each, wherever it is."""
-
-    def describe_own(self) -> str | None:
-        """Say what the own parts are and how they are found; None: there are none."""
-        ...
-
-    def warn_of_own(self) -> str | None:
-        """Say for which clients own parts rest on their penalty alone; None: for nobody."""
-        ...
-
-    def inexactness(self, x: Vector) -> Inexactness | str | None:
-        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
-        ...
-
-
-@runtime_checkable
-class KeepsOwn(TellsOwn, Protocol):
-    """Clients whose own parts this program holds."""
-
-    def remembers_own(self) -> bool:
-        """Tell whether own parts depend on more than the shared model, so a state must hold them.
-
-        The best own parts for a shared model (profile losses) do not.
-        """
-        ...
-
-    def with_own(self, own: Vector) -> Self:
-        """Return the same clients with these own parts, one row per client of the federation."""
-        ...
-
-    def own_after(self) -> Vector:
-        """Return the own parts of all clients after the last local steps of these clients.
-
-        Those who took none keep theirs.
-        """
-        ...
-
-    def own_parts(self, x: Vector) -> Vector:
-        """Return the own part that every client of the federation uses with the shared model x."""
-        ...
-
-    def own_parameters(self, own: Vector) -> dict[str, Vector]:
-        """Return own parts by the parameters' names, in their shapes, clients first."""
-        ...

@@ -8,28 +8,20 @@ without either knowing. It changes numbers (:meth:`ClientsView.see_numbers`) and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import (
-    Clients,
-    ClientVectors,
-    Moved,
-    Traffic,
-    may_sum,
-    weighted_difference,
-)
+from equifed.contract.clients import Clients, Group, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
-from equifed.contract.group import Group
+from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, KeepsOwn, TellsOwn
-from equifed.contract.questions import KnowsHessians
+from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 
 Kind = Literal[
     "gradient", "displacement", "snapshot", "average", "mean_gradient", "multiplier", "memory"
@@ -63,8 +55,13 @@ class VectorsView(ClientVectors):
         x: Vector | None = None,
         corrected: bool = False,
     ) -> None:
-        self.behind, self.clients, self.kind, self.x = behind, clients, kind, x
+        self._behind, self.clients, self.kind, self.x = behind, clients, kind, x
         self.corrected = corrected
+
+    @property
+    @override
+    def behind(self) -> ClientVectors:
+        return self._behind
 
     @override
     def weighted_sum(self, weights: Weights) -> Vector:
@@ -74,25 +71,25 @@ class VectorsView(ClientVectors):
     def squared_norms(self) -> Losses:
         return self.behind.squared_norms()
 
+    @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
-        """Return sum_i weights_i (v_i - old_i): as one sum where sums are hidden."""
         if not self.claimed:
             return self.weighted_sum(weights) - old.weighted_sum(weights)
-        return weighted_difference(self.behind, _behind(old) or old, weights)
+        return self.behind.weighted_difference(old.behind, weights)
 
+    @override
     def allows(self, weights: Weights) -> bool:
-        """Tell whether a sum may be asked for."""
-        return may_sum(self.behind, weights)
+        return self.behind.allows(weights)
 
     @property
+    @override
     def at_hand(self) -> bool:
-        """Whether norms cost neither an exchange nor work done again."""
-        return bool(getattr(self.behind, "at_hand", False))
+        return self.behind.at_hand
 
     @property
+    @override
     def claimed(self) -> bool:
-        """Whether norms are the clients' own word, because nobody sees their vectors."""
-        return bool(getattr(self.behind, "claimed", False))
+        return self.behind.claimed
 
 
 class ClientsView(Clients):
@@ -102,6 +99,8 @@ class ClientsView(Clients):
 
     def __init__(self, behind: Clients) -> None:
         self.behind = behind
+        self.traffic, self.model = behind.traffic, behind.model
+        self.engine, self.choice = behind.engine, behind.choice
 
     # -- what a view may change -------------------------------------------------------------------
 
@@ -121,16 +120,6 @@ class ClientsView(Clients):
         return self.Vectors(vectors, self, kind, x, corrected)
 
     # -- what it passes on ------------------------------------------------------------------------
-
-    @property
-    def traffic(self) -> Traffic:  # type: ignore[override]
-        """The ledger of the clients behind."""
-        return self.behind.traffic
-
-    @property
-    def hidden(self) -> object | None:
-        """How sums are hidden from the server; None: they are not."""
-        return getattr(self.behind, "hidden", None)
 
     @property
     @override
@@ -182,8 +171,9 @@ class ClientsView(Clients):
         target: Vector | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
+        plain = None if control is None else control.behind
         moved = self.behind.local_steps(
-            x, work, stream, control=_behind(control), target=target, slopes=slopes
+            x, work, stream, control=plain, target=target, slopes=slopes
         )
         seen: dict[str, Any] = {}
         for kind in work.results:
@@ -197,7 +187,7 @@ class ClientsView(Clients):
     def evaluate(
         self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
     ) -> list[Evaluation]:
-        return self.behind.evaluate(x, splits, *([metrics] if metrics else []))
+        return self.behind.evaluate(x, splits, metrics)
 
     @override
     def curvature(self) -> Curvature | str:
@@ -213,71 +203,85 @@ class ClientsView(Clients):
     def inner_products(
         self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
     ) -> Losses | str:
-        plain = _behind(vectors)
-        assert plain is not None
-        return self.behind.inner_products(plain, multiply)
+        return self.behind.inner_products(vectors.behind, multiply)
 
+    @override
     def hessian(self, x: Vector, weights: Weights) -> Vector | str:
-        """Return the weighted sum of second derivatives; KnowsHessians asks."""
-        if isinstance(self.behind, KnowsHessians):
-            return self.behind.hessian(x, weights)
-        return "these clients do not add up second derivatives"
+        return self.behind.hessian(x, weights)
+
+    @property
+    @override
+    def hides_sums(self) -> bool:
+        return self.behind.hides_sums
+
+    @override
+    def inexactness(self, x: Vector) -> Inexactness | str | None:
+        return self.behind.inexactness(x)
+
+    @override
+    def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
+        return self.behind.describe(x, split, metrics)
+
+    @override
+    def feature_scales(self) -> Losses | str | None:
+        return self.behind.feature_scales()
+
+    @override
+    def predictor(self, x: Vector) -> Any:
+        return self.behind.predictor(x)
+
+    @override
+    def origin(self) -> dict[str, Any]:
+        return self.behind.origin()
+
+    @override
+    def take_notes(self) -> list[str]:
+        return self.behind.take_notes()
 
     @override
     def group(self) -> Group | None:
         return self.behind.group()
 
-    # -- own parts --------------------------------------------------------------------------------
-
-    def _keeper(self) -> KeepsOwn | None:
-        return self.behind if isinstance(self.behind, KeepsOwn) else None
-
+    @override
     def describe_own(self) -> str | None:
-        """Say what the own parts are; None: there are none."""
-        return self.behind.describe_own() if isinstance(self.behind, TellsOwn) else None
-
-    def warn_of_own(self) -> str | None:
-        """Say for which clients own parts rest on their penalty alone."""
-        return self.behind.warn_of_own() if isinstance(self.behind, TellsOwn) else None
-
-    def remembers_own(self) -> bool:
-        """Tell whether a state must hold the own parts."""
-        keeper = self._keeper()
-        return keeper is not None and keeper.remembers_own()
-
-    def with_own(self, own: Vector) -> Self:
-        """Return a view of the same clients with these own parts."""
-        part, keeper = copy.copy(self), self._keeper()
-        assert keeper is not None
-        part.behind = keeper.with_own(own)  # type: ignore[assignment]
-        return part
-
-    def own_after(self) -> Vector:
-        """Return the own parts after the last local steps."""
-        keeper = self._keeper()
-        assert keeper is not None
-        return keeper.own_after()
-
-    def own_parts(self, x: Vector) -> Vector:
-        """Return the own part that every client uses with the shared model x."""
-        keeper = self._keeper()
-        assert keeper is not None
-        return keeper.own_parts(x)
-
-    def own_parameters(self, own: Vector) -> dict[str, Vector]:
-        """Return own parts by the parameters' names."""
-        keeper = self._keeper()
-        assert keeper is not None
-        return keeper.own_parameters(own)
-
-    def inexactness(self, x: Vector) -> Inexactness | str | None:
-        """Return how far answers at x may be off."""
-        return self.behind.inexactness(x) if isinstance(self.behind, TellsOwn) else None
+        return self.behind.describe_own()
 
     @override
-    def subset(self, index: Index) -> Self:
+    def warn_of_own(self) -> str | None:
+        return self.behind.warn_of_own()
+
+    @override
+    def remembers_own(self) -> bool:
+        return self.behind.remembers_own()
+
+    @override
+    def own_parts(self, x: Vector) -> Vector | None:
+        return self.behind.own_parts(x)
+
+    @override
+    def with_own(self, own: Vector) -> Self:
+        return self._of(self.behind.with_own(own))
+
+    @override
+    def own_after(self) -> Vector:
+        return self.behind.own_after()
+
+    @override
+    def own_parameters(self, own: Vector) -> dict[str, Vector]:
+        return self.behind.own_parameters(own)
+
+    @override
+    def evaluate_shared(self, x: Vector, splits: Sequence[str]) -> list[Evaluation]:
+        return self.behind.evaluate_shared(x, splits)
+
+    @override
+    def subset(self, index: Iterable[int] | Index) -> Self:
+        return self._of(self.behind.subset(index))
+
+    def _of(self, behind: Clients) -> Self:
+        """Return the same view of other clients."""
         part = copy.copy(self)
-        part.behind = self.behind.subset(index)
+        part.behind = behind
         return part
 
     @override
@@ -289,10 +293,4 @@ class ClientsView(Clients):
     def remember(
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
     ) -> ClientVectors:
-        kept = _behind(vectors)
-        assert kept is not None
-        return self.behind.remember(memory, index, kept)
-
-
-def _behind(vectors: ClientVectors | None) -> ClientVectors | None:
-    return vectors.behind if isinstance(vectors, VectorsView) else vectors
+        return self.behind.remember(memory, index, vectors.behind)

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equifed.contract.details import Calibration, ClientDetail, GroupDetail
-from equifed.contract.evaluation import SampleMetric
+from equifed.contract.evaluation import Calibration, ClientDetail, GroupDetail, SampleMetric
 from equifed.contract.streams import Stream
 from equifed.models.losses import base_loss, hinge, squared
 

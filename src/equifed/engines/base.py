@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.clients import Clients, ClientVectors, MissingClients, Traffic, check_index
+from equifed.contract.clients import Clients, MissingClients, Traffic, check_index
 from equifed.contract.local import LocalSGD
 from equifed.contract.names import show_text
+from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.data.tables import Table
 from equifed.engines.own_parts import OwnParts
@@ -28,28 +30,31 @@ MOST_BYTES = 1 << 30
 """Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
 
 
-@runtime_checkable
-class InProcessVectors(ClientVectors, Protocol):
+class InProcessVectors(ClientVectors):
     """Client vectors that this process could lay side by side."""
 
+    @abstractmethod
     def dense(self) -> Tensor:
         """Return all of them as the rows of one matrix."""
-        ...
 
+    @abstractmethod
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         """Return parts of the weighted sum with others'; see :mod:`equifed.engines.sums`.
 
         ``weights`` are those of all clients, of whom the ones here begin at ``first``.
         """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
-class DenseVectors(ClientVectors):
+class DenseVectors(InProcessVectors):
     """Client vectors as the rows of one matrix."""
 
     matrix: Tensor
-    at_hand: ClassVar[bool] = True  # norms cost neither an exchange nor work done again
+
+    @property
+    @override
+    def at_hand(self) -> bool:
+        return True
 
     @override
     def weighted_sum(self, weights: Weights) -> Tensor:
@@ -59,12 +64,12 @@ class DenseVectors(ClientVectors):
     def squared_norms(self) -> Losses:
         return to_numpy(self.matrix.square().sum(dim=1))
 
+    @override
     def dense(self) -> Tensor:
-        """Return the matrix."""
         return self.matrix
 
+    @override
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        """Return the values of nodes of the tree of all clients."""
         held = len(self.matrix)
         rows = partial(take_rows, self.matrix, first)
         return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
@@ -87,10 +92,6 @@ class TorchClients(OwnParts, Clients):
     names: tuple[str, ...] = ()
     index: Index = np.arange(0)
     model: FlatModel
-    engine: ClassVar[str] = ""
-    """Its name in the catalogue."""
-    choice: str | None = None
-    """Why this engine, where it was chosen by measuring."""
 
     def __init__(self, data: Federation) -> None:
         self.names, self.index = data.names, np.arange(len(data.names))
@@ -105,7 +106,7 @@ class TorchClients(OwnParts, Clients):
     @override
     def parameters(self, x: Tensor) -> dict[str, Tensor]:
         if self.own is not None:  # whoever has no own part takes the mean of the others
-            x = torch.cat([x, self.own_parts(x).mean(dim=0)])
+            x = torch.cat([x, self.rows_of_own(x).mean(dim=0)])
         return {n: p.to("cpu").contiguous().clone() for n, p in self.model.state(x).items()}
 
     @override
@@ -137,9 +138,6 @@ class TorchClients(OwnParts, Clients):
 
     def _book_local(self, work: LocalSGD, corrected: bool) -> None:
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
-
-    def _own_parts(self, x: Tensor) -> Tensor | None:
-        return None if self.own is None else self.own_parts(x)
 
     def refuse_non_finite(self, values: Losses, what: str) -> None:
         """Raise :class:`MissingClients` for those whose numbers are not finite."""

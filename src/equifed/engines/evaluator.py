@@ -12,8 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equifed.contract.arrays import Index, Losses, Vector
-from equifed.contract.details import ClientDetail, Details
-from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
+from equifed.contract.evaluation import (
+    SPLITS,
+    ClientDetail,
+    Details,
+    Evaluation,
+    Hits,
+    SampleMetric,
+)
 from equifed.contract.streams import Stream
 from equifed.engines.answers import (
     Samples,

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses
-from equifed.contract.clients import ClientVectors
 from equifed.contract.curvature import Curvature
-from equifed.contract.details import Details
-from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
+from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.names import show_text
 from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, to_numpy
 from equifed.engines.evaluator import FederationEvaluator, measure_scales
@@ -127,18 +126,18 @@ class InProcessClients(SecondDerivatives):
     def evaluate(
         self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
     ) -> list[Evaluation]:
-        return self._evaluator(tuple(splits))(x, metrics, self._own_parts(x))
+        return self._evaluator(tuple(splits))(x, metrics, self.own_parts(x))
 
+    @override
     def evaluate_shared(self, x: Tensor, splits: Sequence[str]) -> list[Evaluation]:
-        """Return the numbers of x with the mean of all own parts; MeasuresShared asks."""
-        own = self.own_parts(x)
+        own = self.rows_of_own(x)
         mean = own.mean(dim=0, keepdim=True).expand_as(own)
         return self._evaluator(tuple(splits))(x, (), mean)
 
+    @override
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
-        """Return what the samples of a split say about a model, client by client."""
         held = [splits for splits in self._evaluators if split in splits]
-        own = self._own_parts(x)
+        own = self.own_parts(x)
         return self._evaluator(held[0] if held else (split,)).describe(split, x, metrics, own)
 
     def _evaluator(self, splits: tuple[str, ...]) -> FederationEvaluator:
@@ -146,19 +145,19 @@ class InProcessClients(SecondDerivatives):
             self._evaluators[splits] = FederationEvaluator(self._federation, self.model, splits)
         return self._evaluators[splits]
 
+    @override
     def predictor(self, x: Tensor) -> Predictor:
-        """Return what predicts for new samples with the model x; KnowsModule asks."""
         module = copy.deepcopy(self._template).to("cpu", self.model.dtype)
         loaded = load_weights(module, self.parameters(x))
         told = describe_predictor(self._federation, loaded, self.model.loss)
-        own = self._own_parts(x)
+        own = self.own_parts(x)
         if own is None or self.own is None:
             return told
         kept = self.own_parameters(own)
         return dataclasses.replace(told, own=kept, own_l2=self.own.l2)
 
+    @override
     def origin(self) -> dict[str, Any]:
-        """Return what the engine was made of; KnowsOrigin asks."""
         if not self._origin:  # a list that subsets share: large data take a while
             told = describe_origin(self._federation, self._template, self.model)
             if self.model_name is not None:  # enough to build the module again
@@ -169,8 +168,8 @@ class InProcessClients(SecondDerivatives):
             self._origin.append(told)
         return self._origin[0]
 
+    @override
     def feature_scales(self) -> Losses | None:
-        """Return every feature's standard deviation, NaN if it hardly varies; None: no vectors."""
         return measure_scales(self._federation.train.inputs)
 
     @override
@@ -181,10 +180,6 @@ class InProcessClients(SecondDerivatives):
             return "the clients' vectors do not fit into memory at once"
         assert isinstance(vectors, InProcessVectors)
         return products_of_rows(vectors.dense(), multiply)
-
-    @override
-    def group(self) -> None:
-        return None
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> DenseVectors:

@@ -16,9 +16,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.clients import ClientVectors, Moved
+from equifed.contract.clients import Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
@@ -133,7 +134,7 @@ class LoopClients(InProcessClients):
         thin: Tensor | None,
         nodes: Sequence[Node],
     ) -> list[Tensor]:
-        total, parts = hessian.zeros(thin), self._own_parts(x)
+        total, parts = hessian.zeros(thin), self.own_parts(x)
         for k in self._each():
             i, found = int(self.index[k]), hessian.zeros(thin)
             inputs = self.inputs_of(i)

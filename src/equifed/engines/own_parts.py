@@ -55,7 +55,7 @@ def plain_work(work: LocalSGD) -> LocalSGD:
 
 
 class OwnParts:
-    """Own parts as training and wrappers ask for them (:class:`equifed.contract.own.KeepsOwn`)."""
+    """Own parts as training and wrappers ask for them."""
 
     model: FlatModel
     own: OwnPart | None = None
@@ -80,8 +80,12 @@ class OwnParts:
         rows = self.own_rows
         return rows.start if rows.after is None else rows.after
 
-    def own_parts(self, x: Tensor) -> Tensor:
-        """Return the own part that every client uses with the shared model x."""
+    def own_parts(self, x: Tensor) -> Tensor | None:
+        """Return the own part that every client uses with the shared model x, if it has one."""
+        return None if self.own is None else self.rows_of_own(x)
+
+    def rows_of_own(self, x: Tensor) -> Tensor:
+        """Return the same, a row for every client."""
         return self.own_rows.start
 
     def own_parameters(self, own: Tensor) -> dict[str, Tensor]:
@@ -119,10 +123,8 @@ class FoundOwnParts(OwnParts):
     _offsets: Index
 
     @override
-    def own_parts(self, x: Tensor) -> Tensor:
-        if self.own is None or self.own.steps != "profile":
-            return super().own_parts(x)
-        return self._solve_own(x)[0]
+    def rows_of_own(self, x: Tensor) -> Tensor:
+        return super().rows_of_own(x) if self.offsets is None else self._solve_own(x)[0]
 
     @override
     def find_one_class(self) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Weights
-from equifed.contract.clients import ClientVectors
+from equifed.contract.vectors import ClientVectors
 
 RememberOn = Literal["memory", "disk"]
 """Where clients keep vectors from round to round."""

@@ -44,8 +44,8 @@ class SecondDerivatives(FoundOwnParts, TorchClients):
             self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
         return self._curvature[0]
 
+    @override
     def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
-        """Return the weighted sum of the clients' second derivatives; KnowsHessians asks."""
         if self.offsets is not None:
             summed = self.curvature_sum(x, weights, "full")
             return summed if isinstance(summed, str) else summed.dense(self.model.size).to(x.dtype)
@@ -88,7 +88,7 @@ class SecondDerivatives(FoundOwnParts, TorchClients):
         share = np.zeros(len(self.names))
         share[self.index] = weights
         step = max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
-        own = self._own_parts(x)
+        own = self.own_parts(x)
 
         def add_samples(total: Tensor, here: Index) -> None:
             sizes = self._sizes[here]
@@ -130,7 +130,7 @@ class SecondDerivatives(FoundOwnParts, TorchClients):
     def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:
         """Name those whose Hessian is not finite."""
         sizes = np.zeros(len(self.index))
-        plain, own = dataclasses.replace(hessian, form="diagonal"), self._own_parts(x)
+        plain, own = dataclasses.replace(hessian, form="diagonal"), self.own_parts(x)
         for k, i in enumerate(self.index):
             found, inputs = plain.zeros(), self.inputs_of(int(i))
             with_own = x if own is None else torch.cat([x, own[i]])

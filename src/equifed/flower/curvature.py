@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import ClientVectors, MissingClients
+from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, check_curvature
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.engines.in_process import products_of_rows
 from equifed.engines.own_parts import JOINT
 from equifed.flower.mailbox import HEADER_SHARE

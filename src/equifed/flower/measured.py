@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from equifed.contract.details import ClientDetail
-from equifed.contract.evaluation import Evaluation
+from equifed.contract.evaluation import ClientDetail, Evaluation
 from equifed.flower.wire import ALWAYS, Reply, WireError
 
 

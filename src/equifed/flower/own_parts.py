@@ -77,7 +77,7 @@ def measure_error(engine: OneClient, x: Tensor) -> dict[str, list[float]]:
 
 
 class OwnPartsElsewhere(Messenger):
-    """What the server says of own parts (:class:`equifed.contract.own.TellsOwn`)."""
+    """What the server says of own parts, which are elsewhere."""
 
     def describe_own(self) -> str | None:
         """Say what the own parts are, how they are found, and where; None: there are none."""

@@ -11,12 +11,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, Moved
-from equifed.contract.details import ClientDetail, Details
-from equifed.contract.evaluation import SPLITS, Evaluation, SampleMetric
+from equifed.contract.clients import Clients, Moved
+from equifed.contract.evaluation import SPLITS, ClientDetail, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.memory import KeyedMemory
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors, KeyedMemory
 from equifed.engines.answers import check_metrics
 from equifed.engines.base import check_local_arguments
 from equifed.flower.curvature import FlowerCurvature
@@ -49,6 +48,11 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
     @override
     def names(self) -> Sequence[str]:
         return self.members.names
+
+    @property
+    @override
+    def hides_sums(self) -> bool:
+        return self.hidden is not None
 
     @property
     @override
@@ -100,12 +104,10 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
         n, names = len(self.names), dict.fromkeys((*ALWAYS, *asked))
         return [read_evaluation(split, answers.replies, n, names) for split in wanted]
 
+    @override
     def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
-        """Return what the samples of a split say; None for a client that does not answer.
-
-        Where sums are hidden nothing is asked: label shares and groups would tell more of a client
-        than its metrics do.
-        """
+        # Where sums are hidden nothing is asked: label shares and groups would tell more of a
+        # client than its metrics do.
         if self.hidden is not None:
             return None
         replies = self._ask_metrics(x, [split], self._name(metrics), describe=True).replies
@@ -141,9 +143,6 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
                 check_detail(self.members.hellos[i].sizes.get(splits[0], 0), reply)
 
         return self.mailbox.ask(requests, check, partial=True)
-
-    def group(self) -> None:
-        """Return None: the server is one process."""
 
     # -- the verbs --------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
-from equifed.contract.clients import ClientVectors
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.engines.base import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
@@ -92,12 +92,10 @@ class FlowerVectors(ClientVectors):
         hidden.ledger.add(wanted, total)
         return total
 
+    @override
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Tensor:
-        """Return sum_i weights_i (v_i - old_i), where sums are hidden as one sum.
-
-        What was kept in an earlier round was summed then, maybe with others: alone it is not summed
-        again. Where even this sum may not be opened it is zero, and nobody is to keep the new ones.
-        """
+        # What was kept in an earlier round was summed then, maybe with others: alone it is not
+        # summed again. Where even this sum may not be opened it is zero, and nobody keeps the new.
         assert isinstance(old, FlowerVectors)
         hidden = self.messenger.hidden
         if hidden is None:
@@ -118,8 +116,8 @@ class FlowerVectors(ClientVectors):
         hidden.ledger.add(wanted, total)
         return total
 
+    @override
     def allows(self, weights: Weights) -> bool:
-        """Tell whether this sum of these vectors may be opened."""
         hidden = self.messenger.hidden
         return hidden is None or hidden.ledger.refuse(self._describe(weights)) is None
 
@@ -182,13 +180,13 @@ class FlowerVectors(ClientVectors):
         return self.messenger.read_numbers(answers.complete(self.messenger.members.names), "norm")
 
     @property
+    @override
     def at_hand(self) -> bool:
-        """Whether norms cost neither an exchange nor work done again."""
         return self.rows is not None
 
     @property
+    @override
     def claimed(self) -> bool:
-        """Whether norms are the clients' own word, because nobody sees their vectors."""
         return self.messenger.hidden is not None
 
     def recall(self) -> Tensor:

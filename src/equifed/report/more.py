@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import Losses
-from equifed.contract.details import BINS, Calibration, Details
+from equifed.contract.evaluation import BINS, Calibration, Details
 from equifed.metrics import Metric, find_metric, summary
 from equifed.report import svg
 from equifed.report.alone import NAMED, describe_gain, tabulate_alone

@@ -12,7 +12,6 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.own import uses_minibatches
-from equifed.contract.questions import ChoseEngine
 from equifed.data.federation import Federation
 from equifed.data.holdout import Holdout
 from equifed.metrics.metric import Metric, as_metrics
@@ -182,7 +181,7 @@ def _engine(config: RunConfig, federation: Federation) -> Clients:
 
 def _settled_engine(engine: Table, clients: Clients) -> Table:
     """Return the engine's table with the name that measuring chose, for resumes and repeats."""
-    if not isinstance(clients, ChoseEngine) or clients.choice is None or engine["name"] != "auto":
+    if clients.choice is None or engine["name"] != "auto":
         return engine
     name = clients.engine
     known = settings(SECTIONS["engines"][name].load())

@@ -30,7 +30,7 @@ def is_small_and_convex(clients: Any, data: Federation) -> bool:
     most 50 clients that all have training samples, at most 10 million numbers (training samples
     times parameters), in one process.
     """
-    model, train = getattr(clients, "model", None), data.train
+    model, train = clients.model, data.train
     if model is None or clients.group() is not None:
         return False
     if linear_layer(model.module, model.input_dimensions) is None:
@@ -68,7 +68,7 @@ def add_alone(history: History, built: Any, out: Path | None) -> None:
     ``built`` is the :class:`equifed.runs.built.Run` that was trained. Where own models cannot be
     fitted, the shared one is still there.
     """
-    config, clients = built.config, getattr(built.clients, "_local", built.clients)  # of a group
+    config, clients = built.config, built.clients
     folder = None if out is None else RunFolder(out, history.names, built.clients.group())
     try:
         event = fit_alone(history, clients, built.federation, built.algorithm, config.rounds)

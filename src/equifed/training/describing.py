@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equifed.contract.arrays import Vector
-from equifed.contract.details import Details
-from equifed.contract.evaluation import Describes
+from equifed.contract.clients import Clients
+from equifed.contract.evaluation import Details
 from equifed.metrics.metric import DIRECTED, METRICS, Metric
 from equifed.training.history import History
 
 
 def describe_end(
-    clients: Describes, history: History, asked: Sequence[Metric], x: Vector
+    clients: Clients, history: History, asked: Sequence[Metric], x: Vector
 ) -> Details | None:
     """Return what single samples say about a model, in all metrics of the split to show."""
     shown = history.main_metric()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from equifed.contract.clients import Group
 from equifed.contract.evaluation import Hits
-from equifed.contract.group import Group
 from equifed.training.files import RunFolderError
 from equifed.training.given_out import Kept
 from equifed.training.history import History

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from equifed.contract.details import Details
-    from equifed.contract.evaluation import Evaluation, Hits
+    from equifed.contract.evaluation import Details, Evaluation, Hits
 
 HELD = ("test", "validation", "train")
 """Splits, those that say most about new samples first."""

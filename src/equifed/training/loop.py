@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
-from equifed.contract.evaluation import Describes, Evaluator, KnowsFeatures
-from equifed.contract.questions import KnowsModule
+from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.training.callback import Callback
@@ -226,12 +225,12 @@ class _Training:
             self._event({"event": "stopped", "round": last, "reason": wrong})
             raise TrainingError(f"After round {last} {wrong}")
         self._describe(x, own)
-        told = self.clients if isinstance(self.clients, KnowsFeatures) else None
-        scales = None if told is None else told.feature_scales()
-        losses = None
-        if told is not None and own is None and lacks_losses(self.history):
+        scales, losses = self.clients.feature_scales(), None
+        here = not isinstance(scales, str)  # elsewhere another evaluation would cost an exchange
+        if here and own is None and lacks_losses(self.history):
             losses = self._train_losses(self.start), self._train_losses(x)
-        for sentence in find_warnings(self.history, scales, losses):
+        known = None if isinstance(scales, str) else scales
+        for sentence in find_warnings(self.history, known, losses):
             self._event({"event": "warning", "round": last, "reason": sentence})
 
     def _train_losses(self, x: Vector) -> Losses:
@@ -282,7 +281,7 @@ class _Training:
     def _describe(self, x: Vector, own: Vector | None) -> None:
         """Ask what single samples say about the model that is given out."""
         clients = bind_own(self.clients, own)
-        if callable(self.evaluate) or not isinstance(clients, Describes):
+        if callable(self.evaluate):
             return
         for note in describe_directions(self.metrics):
             self._event({"event": "note", "round": 0, "reason": note})
@@ -369,8 +368,8 @@ class _Training:
         choice = self._choose(last, state)
         clients, history = bind_own(self.clients, choice.own), self.history
         history.parameters, history.own = clients.parameters(choice.x), give_own(clients, choice.x)
-        if isinstance(clients, KnowsModule):
-            history.trained = clients.predictor(choice.x)
+        told = clients.predictor(choice.x)
+        history.trained = None if isinstance(told, str) else told
         self._check_end(last, choice.x, choice.own)
         if reason is not None:
             self._event({"event": "stopped", "round": last, "reason": reason})

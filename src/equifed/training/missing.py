@@ -10,7 +10,7 @@ import numpy as np
 
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Index
-from equifed.contract.clients import Clients, KnowsNotes, MissingClients
+from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
 from equifed.training.overflow import CheckedClients
 
@@ -69,7 +69,7 @@ def play_round(
             seen = CheckedClients(present)
             new, info = algorithm.round(state, seen, stream.at("round", r))
             info = info if info.index is not None else replace(info, index=present.index)
-            for note in clients.take_notes() if isinstance(clients, KnowsNotes) else ():
+            for note in clients.take_notes():
                 tell({"event": "stale", "round": r, "reason": note})
             return new, info, np.setdiff1d(clients.index, left)
         except MissingClients as lost:

@@ -8,7 +8,6 @@ from typing import Any
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
-from equifed.contract.own import KeepsOwn, MeasuresShared, TellsOwn
 from equifed.contract.streams import Stream
 from equifed.training.history import History
 from equifed.training.tables import MetricRecord
@@ -40,13 +39,13 @@ class KeepingOwn:
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
-        assert isinstance(clients, KeepsOwn)
-        return State(self.algorithm.init(clients, x), clients.own_parts(x))
+        own = clients.own_parts(x)
+        assert own is not None
+        return State(self.algorithm.init(clients, x), own)
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round of the algorithm."""
-        assert isinstance(clients, KeepsOwn)
-        bound: Any = clients.with_own(state.own)
+        bound = clients.with_own(state.own)
         inner, info = self.algorithm.round(state.inner, bound, stream)
         return State(inner, bound.own_after()), info
 
@@ -57,8 +56,7 @@ class KeepingOwn:
 
 def keep_own(algorithm: AnyAlgorithm, clients: Clients) -> AnyAlgorithm:
     """Return the algorithm as it runs on these clients."""
-    keeps = isinstance(clients, KeepsOwn) and clients.remembers_own()
-    return KeepingOwn(algorithm) if keeps else algorithm
+    return KeepingOwn(algorithm) if clients.remembers_own() else algorithm
 
 
 def own_of(state: Any) -> Vector | None:
@@ -66,22 +64,21 @@ def own_of(state: Any) -> Vector | None:
     return state.own if isinstance(state, State) else None
 
 
-def bind_own(clients: Clients, own: Vector | None) -> Any:
+def bind_own(clients: Clients, own: Vector | None) -> Clients:
     """Return the clients with these own parts, if there are any."""
-    return clients.with_own(own) if own is not None and isinstance(clients, KeepsOwn) else clients
+    return clients if own is None else clients.with_own(own)
 
 
 def give_own(clients: Clients, x: Vector) -> dict[str, Vector] | None:
     """Return the own parts that belong to a shared model, by name; None if there are none."""
-    if not isinstance(clients, KeepsOwn) or clients.describe_own() is None:
-        return None
-    return clients.own_parameters(clients.own_parts(x))
+    own = clients.own_parts(x)
+    return None if own is None else clients.own_parameters(own)
 
 
-def measure_shared(clients: object, history: History, x: Vector) -> MetricRecord | None:
+def measure_shared(clients: Clients, history: History, x: Vector) -> MetricRecord | None:
     """Return the main metric of the shared model with the mean of all own parts, if known."""
     shown = history.main_metric()
-    if shown is None or history.own is None or not isinstance(clients, MeasuresShared):
+    if shown is None or history.own is None:
         return None
     metric, split = shown
     for found in clients.evaluate_shared(x, (split,)):
@@ -93,7 +90,5 @@ def measure_shared(clients: object, history: History, x: Vector) -> MetricRecord
 
 def tell_own(clients: Clients) -> list[dict[str, Any]]:
     """Return the events that say which own parts there are and what to know about them."""
-    if not isinstance(clients, TellsOwn):
-        return []
     told = {"note": clients.describe_own(), "warning": clients.warn_of_own()}
     return [{"event": e, "round": 0, "reason": text} for e, text in told.items() if text]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from equifed.contract.clients import Clients
-from equifed.contract.questions import ChoseEngine, KnowsOrigin
 from equifed.training.files import Damaged, digest, read_json, seal, write_file
 
 CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
@@ -46,20 +45,19 @@ def describe_value(value: Any) -> Any:
 
 def describe_run(algorithm: Any, clients: Clients, seed: int, settings: Any) -> dict[str, Any]:
     """Return what a run was made of, as far as it is known here."""
-    told = clients.origin() if isinstance(clients, KnowsOrigin) else {}
     return {
         "format": FORMAT,
         "versions": package_versions(),
         "seed": seed,
         "algorithm": describe_value(algorithm),
         **describe_value(settings),
-        **told,
+        **clients.origin(),
     }
 
 
 def tell_choice(clients: Clients) -> list[dict[str, Any]]:
     """Return the event that says which engine was chosen by measuring."""
-    told = clients.choice if isinstance(clients, ChoseEngine) else None
+    told = clients.choice
     return [{"event": "note", "round": 0, "reason": told}] if told else []
 
 

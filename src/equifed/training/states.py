@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from equifed.contract.memory import Scattered
+from equifed.contract.vectors import ClientVectors
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ def address_of(cls: type) -> str:
 
 def collect(value: Any) -> Any:
     """Return a state whose scattered memories are in this process; all of a group call it."""
-    if isinstance(value, Scattered):
+    if isinstance(value, ClientVectors):
         return value.collect()
     if not _is_instance(value):
         return value

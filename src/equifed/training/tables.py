@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.details import Details
-from equifed.contract.evaluation import Hits
+from equifed.contract.evaluation import Details, Hits
 from equifed.contract.names import to_cell
 from equifed.metrics.metric import find_metric
 from equifed.training.files import (

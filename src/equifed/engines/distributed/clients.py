@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.clients import ClientVectors, MissingClients, Moved
+from equifed.contract.clients import MissingClients, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.details import Details
-from equifed.contract.evaluation import SPLITS, Evaluation, Hits, SampleMetric
+from equifed.contract.evaluation import SPLITS, Details, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.own import Inexactness, OwnL2, OwnSteps
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.base import (
     MOST_BYTES,
@@ -139,7 +139,7 @@ class DistributedClients(TorchClients):
         self._groups = group_clients(self._sizes, self.workers.size)
         self._local.divide_as(self._sizes, self._groups)
         self._curvature: list[Curvature | str] = []
-        self.model = self._local.model
+        self.model, self._template = self._local.model, self._local._template
         self.own, self.own_rows = self._local.own, self._local.own_rows
         if len(set(self.workers.gather_texts(self.model.digest_fixed()))) > 1:
             raise ValueError("Frozen parameters differ from process to process; seed the module.")
@@ -161,8 +161,8 @@ class DistributedClients(TorchClients):
         return part
 
     @override
-    def own_parts(self, x: Tensor) -> Tensor:
-        own = self._local.own_parts(x)
+    def rows_of_own(self, x: Tensor) -> Tensor:
+        own = self._local.rows_of_own(x)
         return own if self.remembers_own() else self.workers.unite(own)
 
     @override
@@ -178,12 +178,12 @@ class DistributedClients(TorchClients):
         bounds = (self.gather(b, everybody, len(b)) for b in (own.losses, own.gradients))
         return Inexactness(*bounds)
 
+    @override
     def predictor(self, x: Tensor) -> Predictor:
-        """Return what predicts for new samples with the model x; KnowsModule asks."""
         told = replace(self._local.predictor(x), clients=self.names)
         if self.own is None:
             return told
-        own = self.own_parameters(self.own_parts(x))  # every process has those of its clients
+        own = self.own_parameters(self.rows_of_own(x))  # every process has those of its clients
         return replace(told, module=load_weights(told.module, self.parameters(x)), own=own)
 
     @override
@@ -258,8 +258,8 @@ class DistributedClients(TorchClients):
     ) -> list[Evaluation]:
         return [self._join(part) for part in self._local.evaluate(x, splits, metrics)]
 
+    @override
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
-        """Return what the samples of a split say about a model, client by client."""
         own = self._local.describe(x, split, metrics)
         told = None if own is None else own.to_dict()
         parts = [json.loads(text) for text in self.workers.gather_texts(json.dumps(told))]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.group import Group
+from equifed.contract.clients import Group
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """How long a process waits for another before it takes it for lost."""

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.clients import ClientVectors, Moved
+from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
 from equifed.engines.in_process import InProcessClients

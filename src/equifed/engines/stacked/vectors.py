@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.clients import ClientVectors
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.base import DenseVectors, InProcessVectors, to_numpy, to_tensor
@@ -87,7 +86,7 @@ class Maker(Protocol):
         ...
 
 
-class SharedGradients(ClientVectors):
+class SharedGradients(InProcessVectors):
     """Gradients at one shared model, not kept but made again for every weighted sum."""
 
     def __init__(self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None) -> None:
@@ -99,8 +98,9 @@ class SharedGradients(ClientVectors):
         (total,) = self.nodes(list(nodes_within(0, n, n)), weights, 0)
         return total
 
+    @override
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        """Return parts of the weighted sum, with as many gradients at a time as memory holds."""
+        # With as many gradients at a time as memory holds.
         rows, most = partial(self._between, first), self._clients.rows_at_once(1)
         values = [value[0] for value in node_values(nodes, weights, rows, most, len(weights))]
         if not all(bool(torch.isfinite(value).all()) for value in values):
@@ -122,8 +122,8 @@ class SharedGradients(ClientVectors):
             out[chunk.places] = to_numpy(self.rows(chunk)[0].square().sum(dim=1))
         return out
 
-    def dense(self) -> Tensor:
-        """Return all gradients as the rows of one matrix, whatever the memory bound says."""
+    @override
+    def dense(self) -> Tensor:  # whatever the memory bound says
         return self.everything()[2].matrix
 
     def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
