@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,40 @@ def test_a_run_with_enough_others_goes_on_and_writes_it_down(
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("client") == "South" for line in lines)
     assert "WARNING: round 0: left out of South: refused: 3 local steps" in capsys.readouterr().out
+
+
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy.md"
+PRINTED = re.search(
+    r"\*\*Policy\.\*\*.*?```toml\n(.*?)```", DEPLOY.read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        TABLE["algorithm"],
+        {
+            "name": "scaff-pd",
+            "objective": {"name": "chi-square", "rho": 0.1},
+            "local": {"lr": 0.1, "steps": 3, "batch_size": 8},
+        },
+    ],
+    ids=lambda algorithm: algorithm["name"],
+)
+def test_the_printed_policy_takes_part_in_a_secure_run(
+    algorithm: dict[str, Any], tmp_path: Path
+) -> None:
+    assert PRINTED is not None
+    rule = write(tmp_path / "policy.toml", PRINTED[1])
+    table = {**TABLE, "algorithm": algorithm}
+    grid = make_grid(tmp_path / "sites", table, more={"North": rule})
+    history = run(grid, tmp_path / "run", table=table, privacy="secure", deliver=True)
+    assert "North" in history.names and len(history.rounds) == table["rounds"]
+    troubles = ("left out", "quarantine")
+    assert not [e for e in history.events if e["event"] in troubles]
+    replies = [Reply.from_records(m.content) for m in grid.received]
+    assert {"boxes", "unmask", "deliver"} <= {r.op for r in replies}
+    assert not [(r.op, r.text) for r in replies if r.error]
 
 
 def test_refusals_in_a_run_are_events(tmp_path: Path) -> None:
