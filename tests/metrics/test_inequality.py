@@ -1,12 +1,14 @@
-"""Lorenz curve and the indices of shares."""
+"""Lorenz curve, the indices of shares, ratios of tails."""
 
 import math
 
+import cvxpy as cp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.optimize import linprog
 from tests.metrics.vectors import positive_vectors, vectors
 
 from equifed import metrics
@@ -25,7 +27,6 @@ INDICES = {
     "one minus cosine": lambda v: 1 - metrics.cosine(v),
     "entropy lost": lambda v: math.log(len(v)) - metrics.entropy(v),
 }
-every_index = pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 quick = settings(deadline=None, max_examples=40)
 
 
@@ -98,44 +99,44 @@ def test_relations_between_indices(values):
         assert jain == pytest.approx(1 / (1 + variation**2))
 
 
-@every_index
 @quick
 @given(values=vectors(), scale=st.sampled_from([1e-290, 1e-3, 7.0, 1e290]))
-def test_scale_does_not_matter(index, values, scale):
-    assert index(values * scale) == pytest.approx(index(values), abs=1e-9)
+def test_scale_does_not_matter(values, scale):
+    for name, index in INDICES.items():
+        assert index(values * scale) == pytest.approx(index(values), abs=1e-9), name
 
 
-@every_index
 @quick
 @given(values=vectors(), random=st.randoms())
-def test_names_do_not_matter(index, values, random):
+def test_names_do_not_matter(values, random):
     shuffled = np.array(random.sample(values.tolist(), len(values)))
-    assert index(shuffled) == pytest.approx(index(values), abs=1e-12)
+    for name, index in INDICES.items():
+        assert index(shuffled) == pytest.approx(index(values), abs=1e-12), name
 
 
-@every_index
 @quick
 @given(values=positive_vectors(min_size=2), part=st.floats(0.0, 0.5), data=st.data())
-def test_a_transfer_to_the_poorer_never_raises_inequality(index, values, part, data):
+def test_a_transfer_to_the_poorer_never_raises_inequality(values, part, data):
     i, j = data.draw(st.permutations(range(len(values))))[:2]
     rich, poor = (i, j) if values[i] > values[j] else (j, i)
     after = values.copy()
     given_away = part * (values[rich] - values[poor])
     after[rich] -= given_away
     after[poor] += given_away
-    assert index(after) <= index(values) + 1e-12
+    for name, index in INDICES.items():
+        assert index(after) <= index(values) + 1e-12, name
 
 
-@every_index
-def test_a_real_transfer_lowers_inequality(index):
-    assert index(np.array([2.0, 2.0, 5.0])) < index(np.array([1.0, 3.0, 5.0])) - 1e-4
+def test_a_real_transfer_lowers_inequality():
+    for name, index in INDICES.items():
+        assert index(np.array([2.0, 2.0, 5.0])) < index(np.array([1.0, 3.0, 5.0])) - 1e-4, name
 
 
-@every_index
 @quick
 @given(values=vectors(max_size=6), copies=st.integers(2, 4))
-def test_copies_of_the_federation_are_as_unequal(index, values, copies):
-    assert index(np.tile(values, copies)) == pytest.approx(index(values), abs=1e-9)
+def test_copies_of_the_federation_are_as_unequal(values, copies):
+    for name, index in INDICES.items():
+        assert index(np.tile(values, copies)) == pytest.approx(index(values), abs=1e-9), name
 
 
 @quick
@@ -163,10 +164,10 @@ def test_one_client_has_everything():
     assert metrics.burden(values, math.inf) == pytest.approx(n - 1)
 
 
-@every_index
 @pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [0.0], [3.0], [0.1] * 3])
-def test_equality_is_zero_also_at_zero_and_alone(index, values):
-    assert index(np.array(values)) == pytest.approx(0.0, abs=1e-12)
+def test_equality_is_zero_also_at_zero_and_alone(values):
+    for name, index in INDICES.items():
+        assert index(np.array(values)) == pytest.approx(0.0, abs=1e-12), name
 
 
 @quick
@@ -194,10 +195,86 @@ def test_cosine_takes_negative_values():
     assert metrics.cosine([-1.0, 1.0]) == 0
 
 
-@pytest.mark.parametrize("name", sorted(set(INDICES) - {"one minus cosine"}))
-def test_negative_values_are_refused_by_position(name):
-    with pytest.raises(ValueError, match=r"must not be negative.*positions 1 are"):
-        INDICES[name](np.array([1.0, -2.0, 3.0]))
+def test_negative_values_are_refused_by_position():
+    ratios = {"palma": metrics.palma, "20:20": metrics.twenty_twenty}
+    for name, index in (INDICES | ratios).items():
+        if name != "one minus cosine":
+            with pytest.raises(ValueError, match=r"must not be negative.*positions 1 are"):
+                index(np.array([1.0, -2.0, 3.0]))
+
+
+# -- ratios of tails ------------------------------------------------------------------------------
+
+
+def capped_extreme(values, level, sense):
+    """The linear programme over the capped simplex, by a generic solver."""
+    n = len(values)
+    cap = 1 / (level * n)
+    solved = linprog(sense * values, A_eq=np.ones((1, n)), b_eq=[1], bounds=[(0, cap)] * n)
+    assert solved.success
+    return sense * solved.fun
+
+
+def test_ratios_by_hand():
+    losses = np.array([4.0, 1.0, 3.0, 2.0])
+    assert metrics.relative_unfairness(losses, 0.25, 0.25) == 4.0
+    assert metrics.relative_unfairness(losses, 0.5, 0.5) == pytest.approx(3.5 / 1.5)
+    # 0.375 * 4 = 1.5 clients: (4 + 3 / 2) / 1.5 over (1 + 2 / 2) / 1.5
+    assert metrics.relative_unfairness(losses, 0.375, 0.375) == pytest.approx(5.5 / 2)
+
+
+def test_named_ratios_are_means_of_tails():
+    values = np.random.default_rng(0).permutation(np.arange(1.0, 101.0))
+    assert metrics.twenty_twenty(values) == pytest.approx(
+        np.arange(81, 101).mean() / np.arange(1, 21).mean()
+    )
+    assert metrics.palma(values) == pytest.approx(
+        np.arange(91, 101).mean() / np.arange(1, 41).mean()
+    )
+
+
+@quick
+@given(positive_vectors(max_size=8), st.floats(0.02, 1.0), st.floats(0.02, 1.0))
+def test_relative_unfairness_is_the_ratio_of_two_programmes(values, alpha, beta):
+    expected = capped_extreme(values, alpha, -1) / capped_extreme(values, beta, 1)
+    assert metrics.relative_unfairness(values, alpha, beta) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_relative_unfairness_agrees_with_an_interior_point_solver(seed):
+    rng = np.random.default_rng(seed)
+    n, (alpha, beta) = 11, rng.uniform(0.05, 1, 2)
+    values = rng.exponential(size=n)
+    a, b = cp.Variable(n, nonneg=True), cp.Variable(n, nonneg=True)
+    top = cp.Problem(cp.Maximize(values @ a), [cp.sum(a) == 1, a <= 1 / (alpha * n)])
+    bottom = cp.Problem(cp.Minimize(values @ b), [cp.sum(b) == 1, b <= 1 / (beta * n)])
+    expected = top.solve(solver=cp.CLARABEL) / bottom.solve(solver=cp.CLARABEL)
+    assert metrics.relative_unfairness(values, alpha, beta) == pytest.approx(expected, rel=1e-6)
+
+
+@quick
+@given(positive_vectors(), st.floats(0.02, 1.0), st.floats(0.02, 1.0), st.floats(1e-3, 1e3))
+def test_relative_unfairness_properties(values, alpha, beta, scale):
+    ratio = metrics.relative_unfairness(values, alpha, beta)
+    assert ratio >= 1
+    assert metrics.relative_unfairness(values * scale, alpha, beta) == pytest.approx(ratio)
+    assert metrics.relative_unfairness(values[::-1], alpha, beta) == pytest.approx(ratio)
+    smaller_tails = metrics.relative_unfairness(values, alpha / 2, beta / 2)
+    assert smaller_tails >= ratio - 1e-9 * ratio
+
+
+@quick
+@given(positive_vectors())
+def test_mean_over_minimum_is_atkinson_with_infinite_aversion(values):
+    ratio = metrics.relative_unfairness(values, 1.0, 1 / len(values))
+    assert 1 - 1 / ratio == pytest.approx(metrics.atkinson(values, math.inf), abs=1e-12)
+
+
+def test_zeros_are_defined():
+    assert metrics.relative_unfairness([0.0, 0.0], 0.2, 0.2) == 1.0
+    assert metrics.relative_unfairness([0.0, 1.0], 0.2, 0.2) == math.inf
+    assert metrics.relative_unfairness([2.0], 0.2, 0.2) == 1.0
+    assert metrics.relative_unfairness([0.0, 1.0], 0.5, 1.0) == 2.0
 
 
 def test_messages():
@@ -207,3 +284,7 @@ def test_messages():
         metrics.burden([1.0, 2.0], math.nan)
     with pytest.raises(ValueError, match="positions 0"):
         metrics.gini([math.nan, 1.0])
+    with pytest.raises(ValueError, match=r"alpha must lie in \(0, 1\], got 0"):
+        metrics.relative_unfairness([1.0], 0, 0.5)
+    with pytest.raises(ValueError, match="beta must lie"):
+        metrics.relative_unfairness([1.0], 0.5, 40)

@@ -119,14 +119,10 @@ def test_the_interval_is_built_as_proved():
 
 
 def test_one_client_gives_its_own_interval():
-    for method, single in (
-        ("wilson", metrics.wilson_interval),
-        ("clopper_pearson", metrics.clopper_pearson_interval),
-    ):
-        worst = metrics.worst_client_interval([31], [40], method=method)
-        lower, upper = single([31], [40])
-        assert worst.interval.lower == pytest.approx(lower[0], rel=1e-9)
-        assert worst.interval.upper == pytest.approx(upper[0], rel=1e-9)
+    worst = metrics.worst_client_interval([31], [40])
+    lower, upper = metrics.clopper_pearson_interval([31], [40])
+    assert worst.interval.lower == pytest.approx(lower[0], rel=1e-9)
+    assert worst.interval.upper == pytest.approx(upper[0], rel=1e-9)
 
 
 def test_more_clients_raise_the_upper_limit_only():
@@ -155,8 +151,6 @@ def test_messages():
         metrics.wilson_interval([1], [2, 3])
     with pytest.raises(ValueError, match="got 95; write 95 %"):
         metrics.clopper_pearson_interval([1], [2], level=95)
-    with pytest.raises(ValueError, match="method must be"):
-        metrics.worst_client_interval([1], [2], method="wald")
     with pytest.raises(ValueError, match="nothing was measured"):
         metrics.worst_client_interval([0, 0], [0, 0])
     with pytest.raises(ValueError, match=r"no whole count .* positions 1"):

@@ -13,7 +13,7 @@ from tests.problems import Problem, least_squares, logistic
 
 import equifed as ef
 from equifed.contract.clients import Clients
-from equifed.metrics.intervals import Interval
+from equifed.metrics import Interval
 from equifed.runs.frontier import Frontier, FrontierPoint, _pick
 from equifed.training.files import RunFolderError
 from equifed.training.stopping import StopAtGap

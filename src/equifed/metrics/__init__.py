@@ -1,6 +1,6 @@
 """Fairness of one number per client: reducers, a summary under stable names, and how sure it is."""
 
-from equifed.metrics.bootstrap import bootstrap_accuracies, bootstrap_clients
+from equifed.metrics.bootstrap import accuracy_intervals, summary_intervals
 from equifed.metrics.chance import (
     EqualService,
     chance_floor,
@@ -26,6 +26,7 @@ from equifed.metrics.intervals import (
     WorstClient,
     clopper_pearson_interval,
     correct_counts,
+    mean_interval,
     wilson_interval,
     worst_client_interval,
 )
@@ -35,8 +36,6 @@ from equifed.metrics.levels import (
     best,
     best_fraction,
     cvar,
-    hcvar,
-    hcvar_by_tail,
     maximum,
     minimum,
     spread,
@@ -46,8 +45,7 @@ from equifed.metrics.levels import (
     worst_fraction,
 )
 from equifed.metrics.metric import METRICS, Metric, as_metric, as_metrics, find_metric
-from equifed.metrics.paired import mean_interval, paired_difference
-from equifed.metrics.paired_samples import (
+from equifed.metrics.paired import (
     Gain,
     assume_independent,
     combine_sources,
@@ -55,9 +53,9 @@ from equifed.metrics.paired_samples import (
     difference_intervals,
     gain_of_pairs,
     newcombe_interval,
+    paired_difference,
 )
 from equifed.metrics.summary import Direction, Reducer, describe, reducers, summary
-from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
 
 __all__ = [
     "METRICS",
@@ -77,8 +75,6 @@ __all__ = [
     "average_by_sample",
     "best",
     "best_fraction",
-    "bootstrap_accuracies",
-    "bootstrap_clients",
     "burden",
     "chance_floor",
     "clopper_pearson_interval",
@@ -95,8 +91,6 @@ __all__ = [
     "find_worse_means",
     "gain_of_pairs",
     "gini",
-    "hcvar",
-    "hcvar_by_tail",
     "jain",
     "lorenz_curve",
     "maximum",

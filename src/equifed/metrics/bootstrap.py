@@ -1,11 +1,9 @@
-r"""Seeded bootstrap intervals for summaries, and what each of them is about.
+r"""Seeded bootstrap intervals for every reducer at once, and what they are about.
 
-* :func:`bootstrap_clients`: *other clients* from the same population, measured in the same way. The
+* :func:`summary_intervals`: *other clients* from the same population, measured in the same way. The
   test noise of each client is part of the answer.
-* :func:`bootstrap_accuracies` of other ``"samples"``: these clients, *other test samples*. How far
-  may the summary of their true accuracies lie from the measured one?
-* :func:`bootstrap_accuracies` of ``"both"``: other clients, and their *true* accuracies. The test
-  noise is estimated and taken out.
+* :func:`accuracy_intervals`: these clients, *other test samples*. How far may the summary of their
+  true accuracies lie from the measured one?
 
 **The interval.** With the estimate t, and the mean and standard deviation of the same statistic
 over the resamples,
@@ -20,37 +18,37 @@ degrees of freedom times :math:`\sqrt{n/(n-1)}`, which the plain bootstrap of n 
 
 **Near equality.** When all clients are truly alike, inequality is at its least and every resample
 lies above it: no bootstrap reaches down to the truth. So if the counts do not reject one common
-accuracy (chi-square test of homogeneity at the same level), the interval of
-``bootstrap_accuracies`` is extended to what the statistic would be under a common accuracy, within
-its Wilson limits. This only ever widens the interval.
+accuracy (chi-square test of homogeneity at the same level), the interval of an accuracy's summary
+is extended to what the statistic would be under a common accuracy, within its Wilson limits. This
+only ever widens the interval.
 
 **What it cannot do.** With few clients (30) intervals that resample clients hold five to ten points
-less than they promise for the indices of inequality, whose distribution is skewed. A statistic that
-rests on one client (minimum, maximum, range) has no valid bootstrap: see
-:func:`~equifed.metrics.worst_client_interval`. :mod:`equifed.metrics.summary_intervals` knows which
-those are.
+less than they promise for the indices of inequality, whose distribution is skewed. A client with
+nothing or everything right shows no variation, so with a handful of samples each the interval is
+too short. A statistic that rests on one client (minimum, maximum, range) has no valid bootstrap:
+see :func:`~equifed.metrics.worst_client_interval`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equifed.contract.streams import Stream
-from equifed.metrics.checks import Reduced, Values, check_finite, name_positions
-from equifed.metrics.intervals import Interval, check_counts, check_level, wilson_interval
-
-Statistic: TypeAlias = Callable[..., Reduced]
-"""Takes one array (b, n) for each column given, and returns (b,) numbers; every reducer is one."""
-
-Resample: TypeAlias = Literal["samples", "both"]
-"""What is drawn anew: test samples of these clients, or clients and then their samples."""
+from equifed.metrics.intervals import (
+    Interval,
+    check_counts,
+    check_level,
+    wilson_interval,
+    worst_client_interval,
+)
+from equifed.metrics.levels import Values, check_finite, name_positions
+from equifed.metrics.summary import Direction, Reducer, reducers
 
 _BLOCK = 2_000_000  # numbers resampled at a time, so that memory does not grow with resamples
 
@@ -64,15 +62,6 @@ def split_resamples(resamples: int, clients: int) -> Iterator[int]:
     rows = max(1, _BLOCK // clients)
     for start in range(0, resamples, rows):
         yield min(rows, resamples - start)
-
-
-def client_quantile(level: float, clients: int) -> float:
-    """Return c for resampled clients; infinite for a single one, which shows no variation."""
-    if clients < 2:
-        return math.inf
-    from scipy.special import stdtrit
-
-    return float(stdtrit(clients - 1, (1 + level) / 2)) * math.sqrt(clients / (clients - 1))
 
 
 def corrected_interval(
@@ -100,141 +89,130 @@ def corrected_interval(
     return Interval(estimate, lower, upper, level, corrected)
 
 
-def _columns(columns: Sequence[ArrayLike]) -> list[Values]:
-    arrays = [check_finite(column, f"column {i}") for i, column in enumerate(columns)]
-    if not arrays or any(a.ndim != 1 or a.shape != arrays[0].shape for a in arrays):
-        shapes = [a.shape for a in arrays]
-        raise ValueError(
-            f"columns must be vectors of one length, one entry per client, got {shapes}."
-        )
-    return arrays
+def summary_intervals(
+    values: ArrayLike,
+    *,
+    higher_is_better: bool,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+    names: Collection[str] | None = None,
+) -> dict[str, Interval]:
+    """Return an interval for each reducer over the population that the clients were drawn from.
 
+    For losses and for anything else that is one number per client; clients are drawn with
+    replacement. Sensible only if the clients are a sample of something larger; one client gives no
+    finite limits. Reducers that rest on one client are left out, and so are those that are not
+    defined for negative values when there are any, and all but ``names`` where these are given.
 
-def resample_clients(columns: list[Values], resamples: int, seed: int) -> Iterator[list[Values]]:
-    """Yield blocks of resamples, each a list with one array (b, n) for each column."""
+    >>> intervals = summary_intervals([0.2, 0.4, 0.3, 0.9], higher_is_better=False, resamples=100)
+    >>> "gini" in intervals, "worst" in intervals
+    (True, False)
+    """
+    array = check_finite(values)
+    n, positive = array.size, bool((array >= 0).all())
+    check_level(level)
+    quantile = math.inf  # a single client shows no variation
+    if n > 1:
+        from scipy.special import stdtrit
+
+        quantile = float(stdtrit(n - 1, (1 + level) / 2)) * math.sqrt(n / (n - 1))
     draw = Stream(seed).at("bootstrap", "clients").generator()
-    clients = columns[0].size
-    for rows in split_resamples(resamples, clients):
-        pick = draw.integers(clients, size=(rows, clients))
-        yield [column[pick] for column in columns]
+    blocks = (
+        array[draw.integers(n, size=(rows, n))] for rows in split_resamples(resamples, n)
+    )  # fmt: skip
+    chosen = [r for r in _choose(names) if positive or r.signed]
+    return _bound(chosen, array, blocks, higher_is_better, quantile, level)
 
 
-def resample_samples(k: Values, m: Values, resamples: int, seed: int) -> Iterator[Values]:
-    """Yield blocks (b, n) of accuracies, the counts of each client drawn anew."""
-    draw = Stream(seed).at("bootstrap", "samples").generator()
-    trials, accuracy = m.astype(np.int64), k / m
-    for rows in split_resamples(resamples, k.size):
-        yield draw.binomial(trials, accuracy, size=(rows, k.size)) / m
+def accuracy_intervals(
+    correct: ArrayLike,
+    trials: ArrayLike,
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+    names: Collection[str] | None = None,
+) -> dict[str, Interval]:
+    r"""Return an interval for each reducer of the clients' *true* accuracies.
 
+    These clients and other test samples: each client's count is drawn anew, :math:`k_i^* \sim
+    \mathrm{Bin}(m_i, k_i/m_i)`. The worst client (``worst`` and ``minimum``) has the interval of
+    :func:`~equifed.metrics.worst_client_interval` in place of the bootstrap. Of ``names``, where
+    given, alone.
 
-def resample_both(k: Values, m: Values, resamples: int, seed: int) -> Iterator[Values]:
-    """Yield blocks (b, n) of accuracies of clients drawn anew, with counts drawn anew."""
-    draw = Stream(seed).at("bootstrap", "both").generator()
-    for chosen, trials in resample_clients([k / m, m], resamples, seed):
-        yield draw.binomial(trials.astype(np.int64), chosen) / trials
-
-
-def check_measured(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]:
-    """Return counts as :func:`check_counts` does, and refuse clients without test samples."""
+    >>> intervals = accuracy_intervals([60, 80, 95], [100, 100, 100], resamples=100)
+    >>> round(intervals["worst"].estimate, 2), intervals["worst"].lower < 0.6
+    (0.6, True)
+    """
     k, m = check_counts(correct, trials)
     if (m == 0).any():
         raise ValueError(
             f"clients at positions {name_positions(m == 0)} have no test sample; leave them out."
         )
-    return k, m
+    z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
+    chosen = [  # levels of service lie between 0 and 1
+        replace(r, bounds=(0.0, 1.0)) if r.direction is Direction.AS_VALUES else r
+        for r in _choose(names)
+    ]
+    result = _bound(chosen, k / m, resample_samples(k, m, resamples, seed), True, z, level)
+    common = _common_accuracies(k, m, level)
+    for r in chosen:
+        if common is not None:
+            at, found = r.compute(common, True), result[r.name]
+            ends = min(found.lower, float(at.min())), max(found.upper, float(at.max()))
+            result[r.name] = replace(found, lower=ends[0], upper=ends[1])
+    if names is None:
+        result["worst"] = result["minimum"] = worst_client_interval(k, m, level).interval
+    return result
 
 
-def common_accuracies(k: Values, m: Values, level: float) -> Values | None:
+def resample_samples(k: Values, m: Values, resamples: int, seed: int) -> Iterator[Values]:
+    """Yield blocks (b, n) of accuracies, the counts of each client drawn anew."""
+    draw = Stream(seed).at("bootstrap", "samples").generator()
+    for rows in split_resamples(resamples, k.size):
+        yield draw.binomial(m.astype(np.int64), k / m, size=(rows, k.size)) / m
+
+
+def _choose(names: Collection[str] | None) -> list[Reducer]:
+    """Return the reducers that rest on more than one client, or those of them that are named."""
+    return [r for r in reducers() if not r.extreme and (names is None or r.name in names)]
+
+
+def _bound(
+    chosen: Sequence[Reducer],
+    values: Values,
+    blocks: Iterable[Values],
+    higher_is_better: bool,
+    quantile: float,
+    level: float,
+) -> dict[str, Interval]:
+    """Return the interval of every chosen reducer from one set of resamples."""
+    draws = [[r.compute(block, higher_is_better) for r in chosen] for block in blocks]
+    return {
+        r.name: corrected_interval(
+            r.compute(values, higher_is_better),
+            np.concatenate(found),
+            quantile=quantile,
+            level=level,
+            bounds=r.bounds,
+        )
+        for r, found in zip(chosen, zip(*draws, strict=True), strict=True)
+    }
+
+
+def _common_accuracies(k: Values, m: Values, level: float) -> Values | None:
     r"""Return the Wilson limits of one common accuracy as equal vectors, (2, n), if it may be.
 
     It may be when :math:`\sum_i (k_i - m_i \bar p)^2 / (m_i \bar p (1 - \bar p))`, with :math:`\bar
-    p` pooled, does not exceed the chi-square quantile with n - 1 degrees of freedom; otherwise
-    None.
+    p` pooled, does not exceed the chi-square quantile with n - 1 degrees of freedom.
     """
     pooled = k.sum() / m.sum()
-    if 0 < pooled < 1:
+    if 0 < pooled < 1 and k.size > 1:
         from scipy.special import chdtri
 
         distance = (np.square(k - m * pooled) / (m * pooled * (1 - pooled))).sum()
-        if k.size > 1 and distance > chdtri(k.size - 1, 1 - level):
+        if distance > chdtri(k.size - 1, 1 - level):
             return None
     limits = np.concatenate(wilson_interval(k.sum(), m.sum(), level))
     return np.repeat(limits[:, None], k.size, axis=1)
-
-
-def widen(interval: Interval, at: Values) -> Interval:
-    """Return the interval, extended to hold all the numbers in ``at``."""
-    lower, upper = min(interval.lower, float(at.min())), max(interval.upper, float(at.max()))
-    return replace(interval, lower=lower, upper=upper)
-
-
-def bootstrap_clients(
-    statistic: Statistic,
-    *columns: ArrayLike,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return an interval for a summary over the population from which the clients were drawn.
-
-    Clients are drawn with replacement, each with all its columns: ``bootstrap_clients(gini,
-    losses)``, ``bootstrap_clients(average_by_sample, accuracies, sizes)``. Sensible only if the
-    clients are a sample of something larger; for a federation that is all there is, see
-    :func:`bootstrap_accuracies`. One client gives infinite limits.
-
-    >>> from equifed.metrics.levels import average_by_client
-    >>> mean = bootstrap_clients(average_by_client, [0.5, 0.7, 0.9, 0.7], resamples=500)
-    >>> mean.lower < 0.7 < mean.upper
-    True
-    """
-    arrays = _columns(columns)
-    blocks = resample_clients(arrays, resamples, seed)
-    draws = np.concatenate([np.atleast_1d(statistic(*block)) for block in blocks])
-    c = client_quantile(check_level(level), arrays[0].size)
-    return corrected_interval(float(statistic(*arrays)), draws, quantile=c, level=level)
-
-
-def bootstrap_accuracies(
-    statistic: Statistic,
-    correct: ArrayLike,
-    trials: ArrayLike,
-    *,
-    resample: Resample = "samples",
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    r"""Return an interval for a summary of the clients' *true* accuracies.
-
-    ``"samples"``: these clients and other test samples. Each client's count is drawn anew,
-    :math:`k_i^* \sim \mathrm{Bin}(m_i, k_i/m_i)`. A client with nothing or everything right shows
-    no variation, so with a handful of samples each the interval is too short.
-
-    ``"both"``: other clients of the same kind. Clients are drawn with replacement, then counts
-    within each. For an average this is cautious: the variance between measured clients already
-    holds the test noise :math:`\sigma_w^2`, and the second level adds it again,
-    :math:`(\sigma_b^2 + 2\sigma_w^2)/n` in place of :math:`(\sigma_b^2 + \sigma_w^2)/n`.
-
-    >>> from equifed.metrics.inequality import gini
-    >>> 0.0 < bootstrap_accuracies(gini, [60, 80, 95], [100, 100, 100], resamples=500).lower
-    True
-    """
-    k, m = check_measured(correct, trials)
-    c, blocks = resample_accuracies(k, m, resample, level, resamples, seed)
-    draws = np.concatenate([np.atleast_1d(statistic(block)) for block in blocks])
-    interval = corrected_interval(float(statistic(k / m)), draws, quantile=c, level=level)
-    common = common_accuracies(k, m, level)
-    return interval if common is None else widen(interval, np.asarray(statistic(common)))
-
-
-def resample_accuracies(
-    k: Values, m: Values, resample: Resample, level: float, resamples: int, seed: int
-) -> tuple[float, Iterator[Values]]:
-    """Return the c of the interval, and blocks (b, n) of accuracies."""
-    check_level(level)
-    if resample == "samples":
-        z = NormalDist().inv_cdf((1 + level) / 2)
-        return z, resample_samples(k, m, resamples, seed)
-    if resample == "both":
-        return client_quantile(level, k.size), resample_both(k, m, resamples, seed)
-    raise ValueError(f"resample must be 'samples' or 'both', got {resample!r}.")

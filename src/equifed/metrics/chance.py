@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics.checks import Values, check_finite
 from equifed.metrics.intervals import check_counts
-from equifed.metrics.levels import count_of_fraction, worst_fraction
+from equifed.metrics.levels import Values, check_finite, count_of_fraction, worst_fraction
 
 LEVEL = 0.025
 """Clients that are served equally are said to be unequal at most this often."""
@@ -203,12 +202,8 @@ def find_worse_means(means: ArrayLike, errors: ArrayLike, sizes: ArrayLike) -> t
         return ()
     others = (mean.sum() - mean) / (n - 1)
     noise = np.sqrt((error**2).sum() - error**2) / (n - 1)
-    found = []
-    for i in range(n):
-        if m[i] < 2 or error[i] <= 0 or mean[i] <= 0 or others[i] <= 0:
-            continue
-        width = math.hypot(error[i] / mean[i], noise[i] / others[i])
-        tail = stdtr(m[i] - 1, math.log(others[i] / mean[i]) / width)
-        if n * tail <= LEVEL:
-            found.append(i)
-    return tuple(found)
+    some = np.flatnonzero((m >= 2) & (error > 0) & (mean > 0) & (others > 0))
+    mean, error, others, noise = mean[some], error[some], others[some], noise[some]
+    width = np.hypot(error / mean, noise / others)
+    tails = stdtr(m[some] - 1, np.log(others / mean) / width)
+    return tuple(some[n * tails <= LEVEL].tolist())

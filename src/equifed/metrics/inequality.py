@@ -20,16 +20,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics.checks import (
+from equifed.metrics.levels import (
     Reduced,
     Values,
+    average_top,
     check_finite,
     check_fraction,
     check_nonnegative,
     compute_shares,
     unwrap,
 )
-from equifed.metrics.levels import average_top
 
 
 def lorenz_curve(values: ArrayLike) -> tuple[Values, Values]:
@@ -122,34 +122,27 @@ def cosine(values: ArrayLike) -> Reduced:
     return unwrap(np.clip(relative.sum(axis=-1) / length, -1.0, 1.0))
 
 
-def _power_mean(positive: Values, exponent: float) -> Values:
-    r"""Return :math:`(\frac1n\sum_i u_i^s)^{1/s}` of numbers u >= 0, with its limits at 0, ±∞.
-
-    In logarithms, shifted by the largest term: no overflow for large |s|, no cancellation near s =
-    0.
-    """
+def _mean_felt(values: ArrayLike, aversion: float, sign: int) -> Values:
+    """Return the power mean of v / mean(v) with the exponent 1 ± aversion, 0 and ±∞ included."""
+    # In logarithms, shifted by the largest term: no overflow for large exponents, no cancellation
+    # near 0.
+    if not aversion >= 0:
+        raise ValueError(f"aversion must be at least 0 (infinity is allowed), got {aversion}.")
+    exponent = 1.0 + sign * aversion
+    relative = compute_shares(values) * np.shape(values)[-1]
     if np.isinf(exponent):
-        extreme: Values = positive.max(axis=-1) if exponent > 0 else positive.min(axis=-1)
-        return extreme
-    vanishes = (positive == 0).any(axis=-1) & (exponent <= 0)
+        return np.asarray(relative.max(axis=-1) if exponent > 0 else relative.min(axis=-1))
+    vanishes = (relative == 0).any(axis=-1) & (exponent <= 0)
     # Where the mean vanishes the logarithms are not needed; 1 stands in for the zeros.
-    safe = np.where(vanishes[..., None] & (positive == 0), 1.0, positive)
+    safe = np.where(vanishes[..., None] & (relative == 0), 1.0, relative)
     with np.errstate(divide="ignore"):
         logs = np.log(safe)
     if exponent == 0:
-        result = np.exp(logs.mean(axis=-1))
-    else:
-        terms = exponent * logs
-        top = terms.max(axis=-1, keepdims=True)
-        log_mean = top[..., 0] + np.log1p(np.expm1(terms - top).mean(axis=-1))
-        result = np.exp(log_mean / exponent)
-    return np.where(vanishes, 0.0, result)
-
-
-def _aversion(aversion: float) -> float:
-    if not aversion >= 0:
-        raise ValueError(f"aversion must be at least 0 (infinity is allowed), got {aversion}.")
-    return float(aversion)
+        return np.where(vanishes, 0.0, np.exp(logs.mean(axis=-1)))
+    terms = exponent * logs
+    top = terms.max(axis=-1, keepdims=True)
+    log_mean = top[..., 0] + np.log1p(np.expm1(terms - top).mean(axis=-1))
+    return np.where(vanishes, 0.0, np.exp(log_mean / exponent))
 
 
 def atkinson(values: ArrayLike, aversion: float) -> Reduced:
@@ -173,9 +166,7 @@ def atkinson(values: ArrayLike, aversion: float) -> Reduced:
     >>> round(atkinson([1.0, 3.0], aversion=2.0), 12), atkinson([1.0, 3.0], aversion=float("inf"))
     (0.25, 0.5)
     """
-    relative = np.asarray(compute_shares(values)) * np.shape(values)[-1]
-    index = 1.0 - _power_mean(relative, 1.0 - _aversion(aversion))
-    return unwrap(np.clip(index, 0.0, 1.0))
+    return unwrap(np.clip(1.0 - _mean_felt(values, aversion, -1), 0.0, 1.0))
 
 
 def burden(losses: ArrayLike, aversion: float) -> Reduced:
@@ -192,8 +183,7 @@ def burden(losses: ArrayLike, aversion: float) -> Reduced:
     >>> burden([1.0, 3.0], aversion=float("inf"))
     0.5
     """
-    relative = np.asarray(compute_shares(losses)) * np.shape(losses)[-1]
-    return unwrap(np.maximum(_power_mean(relative, 1.0 + _aversion(aversion)) - 1.0, 0.0))
+    return unwrap(np.maximum(_mean_felt(losses, aversion, 1) - 1.0, 0.0))
 
 
 def relative_unfairness(values: ArrayLike, alpha: float, beta: float) -> Reduced:

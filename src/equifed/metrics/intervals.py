@@ -3,6 +3,30 @@ r"""How sure an accuracy is: intervals for one client, and for the worst of many
 A client's accuracy is measured on m test samples. Taken as independent draws from that client's
 population, the number of correct answers is binomial, and the intervals here are for the client's
 *true* accuracy, the one on its population.
+
+**The worst of many.** With 100 equal clients the lowest measurement lies well below the common
+truth, and the ordinary interval of that client misses far too often. With :math:`\gamma = 1 -
+\mathrm{level}` and exact one-sided limits :math:`L_i(\cdot), U_i(\cdot)` of client i (Clopper and
+Pearson's),
+
+.. math:: \Bigl[\min_i L_i(\gamma/2),\ \min_i U_i(\gamma')\Bigr],
+          \qquad \gamma' = 1 - (1-\gamma/2)^{1/n}
+
+covers :math:`p_{\min}` with probability at least ``level``. *Proof.* Let j be a client with
+:math:`p_j = p_{\min}`.
+
+* The lower limit needs no adjustment: :math:`\min_i L_i \le L_j`, so it exceeds :math:`p_j` only if
+  :math:`L_j` does, which has probability at most :math:`\gamma/2`.
+* The upper limit does: if :math:`\min_i U_i < p_j`, then some i has :math:`U_i < p_j \le p_i`.
+  Clients are independent, so none has :math:`U_i < p_i` with probability at least
+  :math:`(1-\gamma')^n = 1 - \gamma/2`.
+
+The two misses together have probability at most :math:`\gamma`. ∎
+
+Who is the worst? The *candidates* are the clients with :math:`L_i(\gamma') \le \min_k
+U_k(\gamma')`: when all simultaneous intervals hold (probability at least ``level``), :math:`L_j \le
+p_j \le p_k \le U_k` for all k, so j is among them. A client without samples has [0, 1]: it is
+always a candidate and the lower limit is 0.
 """
 
 from __future__ import annotations
@@ -10,14 +34,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from equifed.metrics.checks import Values, check_nonnegative, name_positions
-
-Method: TypeAlias = Literal["wilson", "clopper_pearson"]
+from equifed.metrics.levels import Values, check_nonnegative, name_positions
 
 
 @dataclass(frozen=True)
@@ -105,27 +126,23 @@ def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
     return whole
 
 
-def limit_one_side(k: Values, m: Values, miss: float, method: Method) -> tuple[Values, Values]:
-    """Return limits that each miss the true accuracy on their side with probability ``miss``."""
-    if method == "wilson":
-        lower, upper = _wilson(k, m, NormalDist().inv_cdf(1 - miss))
-    elif method == "clopper_pearson":
-        from scipy.special import betaincinv  # lazily: metrics stay cheap to import
-
-        # The places where a parameter would be 0 are overwritten below.
-        lower = np.asarray(betaincinv(np.maximum(k, 0.5), m - k + 1, miss), dtype=np.float64)
-        upper = np.asarray(betaincinv(k + 1, np.maximum(m - k, 0.5), 1 - miss), dtype=np.float64)
-    else:
-        raise ValueError(f"method must be 'wilson' or 'clopper_pearson', got {method!r}.")
-    return np.where(k == 0, 0.0, lower), np.where(k == m, 1.0, upper)
-
-
-def _wilson(k: Values, m: Values, z: float) -> tuple[Values, Values]:
-    samples = np.maximum(m, 1.0)  # no sample: the caller's limits are 0 and 1
+def limit_wilson(k: Values, m: Values, miss: float) -> tuple[Values, Values]:
+    """Return Wilson's limits, each missing on its side with probability ``miss``, about."""
+    z, samples = NormalDist().inv_cdf(1 - miss), np.maximum(m, 1.0)  # no sample: 0 and 1 below
     p, shrink = k / samples, 1 + z**2 / samples
     centre = (p + z**2 / (2 * samples)) / shrink
     half = z / shrink * np.sqrt(p * (1 - p) / samples + (z / (2 * samples)) ** 2)
-    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+    lower, upper = np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+    return np.where(k == 0, 0.0, lower), np.where(k == m, 1.0, upper)
+
+
+def limit_exactly(k: Values, m: Values, miss: float) -> tuple[Values, Values]:
+    """Return limits that each miss on their side with probability at most ``miss``."""
+    from scipy.special import betaincinv  # lazily: metrics stay cheap to import
+
+    lower = betaincinv(np.maximum(k, 0.5), m - k + 1, miss)  # the beta quantile, vectorised
+    upper = betaincinv(k + 1, np.maximum(m - k, 0.5), 1 - miss)
+    return np.where(k == 0, 0.0, lower), np.where(k == m, 1.0, upper)
 
 
 def wilson_interval(
@@ -146,8 +163,7 @@ def wilson_interval(
     >>> [limit.round(4) for limit in wilson_interval([45, 0], [50, 10])]
     [array([0.7864, 0.    ]), array([0.9565, 0.2775])]
     """
-    k, m = check_counts(correct, trials)
-    return limit_one_side(k, m, (1 - check_level(level)) / 2, "wilson")
+    return limit_wilson(*check_counts(correct, trials), (1 - check_level(level)) / 2)
 
 
 def clopper_pearson_interval(
@@ -165,59 +181,18 @@ def clopper_pearson_interval(
     >>> [limit.round(4) for limit in clopper_pearson_interval([45, 0], [50, 10])]
     [array([0.7819, 0.    ]), array([0.9667, 0.3085])]
     """
-    k, m = check_counts(correct, trials)
-    return limit_one_side(k, m, (1 - check_level(level)) / 2, "clopper_pearson")
-
-
-def _simultaneous(miss: float, clients: int) -> float:
-    """Return Sidak's level for each of n independent statements that hold together at 1 - miss."""
-    return -math.expm1(math.log1p(-miss) / clients)
+    return limit_exactly(*check_counts(correct, trials), (1 - check_level(level)) / 2)
 
 
 def worst_client_interval(
-    correct: ArrayLike,
-    trials: ArrayLike,
-    level: float = 0.95,
-    method: Method = "clopper_pearson",
+    correct: ArrayLike, trials: ArrayLike, level: float = 0.95
 ) -> WorstClient:
     r"""Return an interval for :math:`p_{\min} = \min_i p_i`, the worst-served client's accuracy.
 
-    The lowest of many *measured* accuracies looks bad by chance: with 100 equal clients the lowest
-    measurement lies well below the common truth, and the ordinary interval of that client misses
-    far too often. With :math:`\gamma = 1 - \mathrm{level}` and one-sided limits :math:`L_i(\cdot),
-    U_i(\cdot)` of client i,
-
-    .. math:: \Bigl[\min_i L_i(\gamma/2),\ \min_i U_i(\gamma')\Bigr],
-              \qquad \gamma' = 1 - (1-\gamma/2)^{1/n}
-
-    covers :math:`p_{\min}` with probability at least ``level``. *Proof.* Let j be a client with
-    :math:`p_j = p_{\min}`.
-
-    * The lower limit needs no adjustment: :math:`\min_i L_i \le L_j`, so it exceeds :math:`p_j`
-      only if :math:`L_j` does, which has probability at most :math:`\gamma/2`.
-    * The upper limit does: if :math:`\min_i U_i < p_j`, then some i has
-      :math:`U_i < p_j \le p_i`. Clients are independent, so none has :math:`U_i < p_i` with
-      probability at least :math:`(1-\gamma')^n = 1 - \gamma/2`.
-
-    The two misses together have probability at most :math:`\gamma`. ∎ The proof needs one-sided
-    limits that are exact, so ``clopper_pearson`` is the default; with ``wilson`` the statement is
-    approximate.
-
-    Who is the worst? ``candidates`` are the clients with :math:`L_i(\gamma') \le \min_k
-    U_k(\gamma')`: when all simultaneous intervals hold (probability at least ``level``), :math:`L_j
-    \le p_j \le p_k \le U_k` for all k, so j is among them. A client without samples has [0, 1]: it
-    is always a candidate and the lower limit is 0.
-
-    There is no such interval for losses without the losses of single samples: nothing bounds them.
-
-    Parameters
-    ----------
-    correct, trials
-        Correct answers and test samples of each client, shape (n,).
-    level
-        Confidence of the interval, and separately of the set of candidates.
-    method
-        Limits of a single client.
+    It allows for the lowest of many *measured* accuracies being low by chance; the module's
+    docstring has the proof. ``level`` is the confidence of the interval, and separately of the set
+    of candidates. There is no such interval for losses without the losses of single samples:
+    nothing bounds them.
 
     >>> worst = worst_client_interval(correct=[90, 45, 49], trials=[100, 50, 100])
     >>> worst.observed, worst.candidates
@@ -229,11 +204,46 @@ def worst_client_interval(
     if not (m > 0).any():
         raise ValueError("trials are zero for every client: nothing was measured.")
     half = (1 - check_level(level)) / 2
-    adjusted = _simultaneous(half, k.size)
-    lower, _ = limit_one_side(k, m, half, method)
-    low, high = limit_one_side(k, m, adjusted, method)
+    adjusted = -math.expm1(math.log1p(-half) / k.size)  # gamma', Sidak's
+    lower, _ = limit_exactly(k, m, half)
+    low, high = limit_exactly(k, m, adjusted)
     measured = np.divide(k, m, out=np.full(k.shape, np.inf), where=m > 0)
     observed = int(measured.argmin())
     interval = Interval(float(measured[observed]), float(lower.min()), float(high.min()), level)
-    candidates: NDArray[np.int64] = np.flatnonzero(low <= high.min())
-    return WorstClient(interval, observed, tuple(int(i) for i in candidates))
+    return WorstClient(interval, observed, tuple(np.flatnonzero(low <= high.min()).tolist()))
+
+
+def student_half(values: Values, level: float) -> float:
+    """Return half the width of Student's interval for a mean."""
+    from scipy.special import stdtrit
+
+    t = float(stdtrit(len(values) - 1, (1 + level) / 2))
+    return t * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def mean_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
+    r"""Return the mean over seeds with an interval for the mean over all seeds there could be.
+
+    :math:`\bar d \pm t_{s-1}\, \mathrm{sd}/\sqrt s`, exact for normal values. One seed tells
+    nothing about the others: the limits are infinite. Equal values give an interval of width 0.
+
+    >>> interval = mean_interval([1.0, 2.0, 3.0])
+    >>> interval.estimate, round(interval.lower, 4), round(interval.upper, 4)
+    (2.0, -0.4841, 4.4841)
+    """
+    array = check_seeds(values, "values")
+    check_level(level)
+    half = student_half(array, level) if array.size > 1 else math.inf
+    estimate = float(array.mean())
+    return Interval(estimate, estimate - half, estimate + half, level)
+
+
+def check_seeds(values: ArrayLike, name: str) -> Values:
+    """Return one finite number per seed, or say what is wrong."""
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
+        raise ValueError(
+            f"{name} must hold one finite number per seed, got shape {array.shape} with "
+            f"non-finite entries at {np.flatnonzero(~np.isfinite(array)).tolist()}."
+        )
+    return array

@@ -1,7 +1,10 @@
 r"""How well clients are served: averages, the worst, the best, and how far they lie apart.
 
-``higher_is_better`` says whether the values are something like accuracies (True) or something like
-losses (False). It decides who is *worst*. None of these reducers minds negative values.
+Every reducer takes finite numbers, one per client along the last axis: a vector of shape (n,) gives
+a float, a stack of shape (b, n) gives (b,) numbers, which the bootstrap uses. A client without a
+value (NaN) is refused with its position: whether it is left out is for the caller to decide.
+``higher_is_better`` says whether values are like accuracies (True) or like losses (False), which
+decides who is *worst*. Negative values are allowed here.
 
 CVaR is a maximum over the capped simplex at level alpha, :math:`\Delta_\alpha = \{a \ge 0, \sum_i
 a_i = 1, a_i \le 1/(\alpha n)\}`. The largest :math:`\langle a, v\rangle` over it is the mean of the
@@ -13,18 +16,83 @@ nothing at all when alpha n < 1; there the capped simplex gives the extreme clie
 from __future__ import annotations
 
 import math
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from equifed.metrics.checks import (
-    Reduced,
-    Values,
-    check_finite,
-    check_fraction,
-    normalise_sizes,
-    unwrap,
-)
+Values: TypeAlias = NDArray[np.float64]
+"""One number per client, shape (n,), or several such vectors, shape (b, n)."""
+
+Reduced: TypeAlias = Any
+"""A float for a vector (n,); an array (b,) for a stack of vectors (b, n)."""
+
+
+def unwrap(result: ArrayLike) -> Reduced:
+    """Return a Python float for one vector and an array for a stack of them."""
+    array = np.asarray(result, dtype=np.float64)
+    return float(array) if array.ndim == 0 else array
+
+
+def name_positions(wrong: NDArray[np.bool_]) -> str:
+    """Name the clients (positions along the last axis) for which something is wrong.
+
+    >>> name_positions(np.array([False, True, True]))
+    '1, 2'
+    """
+    clients = np.flatnonzero(wrong.reshape(-1, wrong.shape[-1]).any(axis=0))
+    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    return ", ".join(map(str, clients[:10])) + more
+
+
+def check_finite(values: ArrayLike, name: str = "values") -> Values:
+    """Return ``values`` as float64 with at least one client, all finite, or say which are not."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim == 0 or array.shape[-1] == 0:
+        raise ValueError(
+            f"{name} must hold one number per client along the last axis, got shape {array.shape}."
+        )
+    wrong = ~np.isfinite(array)
+    if wrong.any():
+        raise ValueError(
+            f"{name} must be finite, but clients at positions {name_positions(wrong)} are not; "
+            "leave clients without a value out explicitly (summary(..., missing='drop') does)."
+        )
+    return array
+
+
+def check_nonnegative(values: ArrayLike, name: str = "values") -> Values:
+    """Return ``values`` as :func:`check_finite` does, and refuse negative ones."""
+    array = check_finite(values, name)
+    if (array < 0).any():
+        raise ValueError(
+            f"{name} must not be negative (shares and ratios lose their meaning), but clients at "
+            f"positions {name_positions(array < 0)} are; use variance, spread or worst_fraction."
+        )
+    return array
+
+
+def compute_shares(values: ArrayLike) -> Values:
+    r"""Return the shares :math:`p_i = v_i / \sum_j v_j`; equal ones when all values are 0.
+
+    Zero for everyone is perfect equality, and 1/n is the limit of the shares of (c, ..., c) as c
+    goes to 0. The division by the largest value first keeps the sum from overflowing.
+
+    >>> compute_shares([1.0, 3.0]), compute_shares([0.0, 0.0])
+    (array([0.25, 0.75]), array([0.5, 0.5]))
+    """
+    array = check_nonnegative(values)
+    top = array.max(axis=-1, keepdims=True)
+    relative = np.divide(array, top, out=np.ones_like(array), where=top > 0)
+    out: Values = relative / relative.sum(axis=-1, keepdims=True)
+    return out
+
+
+def check_fraction(value: float, name: str) -> float:
+    """Return a fraction in (0, 1], or say that it is not one."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} must lie in (0, 1], got {value}; write 20 % as 0.2.")
+    return float(value)
 
 
 def average_by_client(values: ArrayLike) -> Reduced:
@@ -46,8 +114,15 @@ def average_by_sample(values: ArrayLike, sizes: ArrayLike) -> Reduced:
     >>> average_by_sample([0.9, 0.5], sizes=[300, 100])
     0.8
     """
-    array = check_finite(values)
-    return unwrap((normalise_sizes(sizes, array) * array).sum(axis=-1))
+    array, m = check_finite(values), check_nonnegative(sizes, "sizes")
+    if m.shape[-1] != array.shape[-1]:
+        raise ValueError(
+            f"sizes must hold one number for each of the {array.shape[-1]} clients, "
+            f"got {m.shape[-1]}."
+        )
+    if not (m.sum(axis=-1) > 0).all():
+        raise ValueError("sizes must not all be zero.")
+    return unwrap((compute_shares(m) * array).sum(axis=-1))
 
 
 def count_of_fraction(fraction: float, clients: int) -> int:
@@ -137,12 +212,6 @@ def spread(values: ArrayLike) -> Reduced:
     return unwrap(np.ptp(check_finite(values), axis=-1))
 
 
-def _from_first(values: ArrayLike) -> Values:
-    """Return the distances to the first client: equal values then vary by exactly 0."""
-    array = check_finite(values)
-    return array - array[..., :1]
-
-
 def variance(values: ArrayLike) -> Reduced:
     r"""Return :math:`\frac1n\sum_i (v_i - \bar v)^2`.
 
@@ -152,7 +221,8 @@ def variance(values: ArrayLike) -> Reduced:
     >>> variance([1.0, 2.0, 3.0, 6.0])
     3.5
     """
-    return unwrap(_from_first(values).var(axis=-1))
+    array = check_finite(values)
+    return unwrap((array - array[..., :1]).var(axis=-1))  # equal values: exactly 0
 
 
 def standard_deviation(values: ArrayLike) -> Reduced:
@@ -161,22 +231,17 @@ def standard_deviation(values: ArrayLike) -> Reduced:
     >>> standard_deviation([1.0, 3.0])
     1.0
     """
-    return unwrap(_from_first(values).std(axis=-1))
-
-
-def _top_weights(level: float, clients: int) -> Values:
-    """Return the weights of the capped simplex's maximiser, for values in decreasing order."""
-    steps = np.arange(clients + 1) / (level * clients)
-    # Rounding must not leave a crumb of weight beyond an integer level * clients.
-    steps = np.where(np.abs(steps - 1.0) < 1e-12, 1.0, steps)
-    return np.diff(np.minimum(steps, 1.0))
+    return unwrap(np.sqrt(variance(values)))
 
 
 def average_top(values: Values, level: float) -> Values:
     """Return the mean of the largest fraction ``level`` of the values, the last one in part."""
-    descending = -np.sort(-values, axis=-1)
-    out: Values = (descending * _top_weights(level, values.shape[-1])).sum(axis=-1)
-    return out
+    n = values.shape[-1]
+    steps = np.arange(n + 1) / (level * n)
+    # Rounding must not leave a crumb of weight beyond an integer level * n.
+    steps = np.where(np.abs(steps - 1.0) < 1e-12, 1.0, steps)
+    weights = np.diff(np.minimum(steps, 1.0))  # of the capped simplex's maximiser
+    return np.asarray((-np.sort(-values, axis=-1) * weights).sum(axis=-1))
 
 
 def cvar(losses: ArrayLike, tail: float, *, higher_is_better: bool = False) -> Reduced:
@@ -199,92 +264,3 @@ def cvar(losses: ArrayLike, tail: float, *, higher_is_better: bool = False) -> R
     array = check_finite(losses)
     sign = -1.0 if higher_is_better else 1.0
     return unwrap(sign * average_top(sign * array, check_fraction(tail, "tail")))
-
-
-def hcvar(losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None) -> Reduced:
-    r"""Return the heterogeneous CVaR, where each client has its own level :math:`\alpha_i`.
-
-    .. math:: \max_q \sum_i p_i q_i \ell_i,\quad 0 \le q_i \le 1/\alpha_i,\ \sum_i p_i q_i = 1
-              \qquad = \min_\eta\ \eta + \sum_i \frac{p_i}{\alpha_i} (\ell_i - \eta)_+
-
-    The variational form is the definition here; :func:`hcvar_by_tail` is RC's conditional
-    expectation, which is the same number where an atom at the quantile is counted in part
-    (Lemma 1). The maximiser fills the caps in decreasing
-    order of loss. Equal levels give :func:`cvar`, levels of 1 the weighted average.
-
-    Parameters
-    ----------
-    losses
-        Any finite numbers; higher is worse.
-    alphas
-        One level in (0, 1] for each client, or one for all. A level below p_i acts like p_i.
-    weights
-        The p_i, up to a factor (sample counts will do); equal when left out.
-
-    References
-    ----------
-    RC, Definitions 1 and 2, Lemma 1.
-
-    >>> hcvar([1.0, 2.0], alphas=[1.0, 1.0]), hcvar([1.0, 2.0], alphas=[1.0, 0.5])
-    (1.5, 2.0)
-    """
-    array, mass = _capped_mass(losses, alphas, weights)
-    order = np.argsort(-array, axis=-1, kind="stable")
-    caps = np.take_along_axis(mass, order, axis=-1)
-    filled = np.minimum(np.cumsum(caps, axis=-1), 1.0)
-    filled[..., -1] = 1.0  # the caps sum to at least 1; rounding must not lose the last crumb
-    used = np.diff(filled, axis=-1, prepend=0.0)
-    return unwrap((used * np.take_along_axis(array, order, axis=-1)).sum(axis=-1))
-
-
-def hcvar_by_tail(
-    losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None = None
-) -> Reduced:
-    r"""Return the heterogeneous CVaR as the conditional expectation of RC's Definition 2.
-
-    .. math:: \mathbb E_\alpha[\ell_i \mid \ell_i > v], \qquad P_\alpha(i) = \frac{p_i}{\alpha_i
-              \tau_\alpha}, \quad \tau_\alpha = \sum_i \frac{p_i}{\alpha_i}, \quad
-              v \text{ the } (1 - 1/\tau_\alpha)\text{-quantile}
-
-    Client losses have atoms, so that the clients above v rarely have exactly the mass
-    :math:`1/\tau_\alpha`, and sometimes none. Those at v are counted in the part that completes
-    it, :math:`\tau_\alpha\{\mathbb E_\alpha[\ell_i; \ell_i > v] + v\,(1/\tau_\alpha -
-    P_\alpha(\ell_i > v))\}`, which makes it :func:`hcvar`. Without atoms it is the formula above.
-
-    Parameters
-    ----------
-    losses, alphas, weights
-        As for :func:`hcvar`.
-
-    References
-    ----------
-    RC, Definition 2 and Lemma 1; Rockafellar and Uryasev (2002) for atoms.
-
-    >>> hcvar_by_tail([1.0, 2.0], alphas=[1.0, 1.0]), hcvar_by_tail([1.0, 2.0], alphas=[1.0, 0.5])
-    (1.5, 2.0)
-    """
-    array, mass = _capped_mass(losses, alphas, weights)  # tau P_alpha
-    order = np.argsort(-array, axis=-1, kind="stable")
-    held = np.cumsum(np.take_along_axis(mass, order, axis=-1), axis=-1)
-    first = np.minimum((held < 1.0 - 1e-12).sum(axis=-1, keepdims=True), array.shape[-1] - 1)
-    v = np.take_along_axis(np.take_along_axis(array, order, axis=-1), first, axis=-1)
-    above = np.where(array > v, mass, 0.0)
-    rest = 1.0 - above.sum(axis=-1)
-    return unwrap((above * array).sum(axis=-1) + rest * v[..., 0])
-
-
-def _capped_mass(
-    losses: ArrayLike, alphas: ArrayLike, weights: ArrayLike | None
-) -> tuple[Values, Values]:
-    """Return the losses and p_i / alpha_i, in one shape."""
-    array = check_finite(losses)
-    levels = check_finite(np.atleast_1d(np.asarray(alphas)), "alphas")
-    if levels.shape not in ((1,), array.shape[-1:]):
-        raise ValueError(
-            f"alphas must be one level for each of the {array.shape[-1]} clients, or one for all, "
-            f"got shape {levels.shape}."
-        )
-    if not ((levels > 0) & (levels <= 1)).all():
-        raise ValueError(f"alphas must lie in (0, 1], got {np.asarray(alphas).tolist()}.")
-    p = normalise_sizes(np.ones(array.shape[-1]) if weights is None else weights, array, "weights")
-    return array, np.broadcast_to(p / levels, array.shape)

@@ -1,28 +1,43 @@
 """What is measured for every client, and which way is better: decided here and nowhere else.
 
-A metric is a function of a client's targets and of what the model answers, computed where the
-samples are; :mod:`equifed.metrics.scores` holds the functions. What is known by name is in
-``METRICS``; a function of one's own becomes a metric by :func:`as_metric`.
+A metric is a function of a client's targets ``y`` (classes 0..K - 1, or values) and of what the
+model answers, computed where the samples are. What is known by name is in ``METRICS``; a function
+of your own becomes a metric by :func:`as_metric`.
+
+Scores and probabilities of two classes are one number per sample, that of class 1, the positive
+one; of more classes one per class, and recall, precision, F1, AUROC and average precision are then
+means over the classes that the client has ("macro", one against the rest). Where scikit-learn warns
+that a metric is not defined, it is NaN.
+
+Limits for other samples of the same client: ratios of counts (accuracy; recall and precision of two
+classes) have Wilson's, means over samples Student's, all others those of a bootstrap over the
+client's samples. Where the samples cannot tell, there are none (NaN): below ``FEWEST`` samples, or
+when resamples do not vary.
 """
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from equifed.contract.streams import Stream
-from equifed.metrics import scores
-from equifed.metrics.checks import Values
-from equifed.metrics.sample_limits import Counts, limit_metric
+from equifed.metrics.intervals import student_half, wilson_interval
+from equifed.metrics.levels import Values
 
 Needs = Literal["prediction", "score", "probability", "loss"]
 Task = Literal["any", "classes", "values"]
 DIRECTED = ("_score", "_error", "_loss")
 """Endings of names that say which way is better: more, or less of it."""
+RESAMPLES = 200
+FEWEST = 5
+"""A bootstrap of fewer samples knows too few of the values that others could have."""
+NOTHING = (float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,8 @@ class Metric:
         Whether a value is the fraction of samples that were answered correctly. Fractions are
         written in percent, their differences in points, and binomial intervals apply to them.
     compute
-        ``f(y, answers)`` of one client; NaN where it is not defined.
+        ``f(y, answers)`` of one client; NaN where it is not defined. By default the mean of
+        ``each``.
     needs
         What ``answers`` are: the ``"prediction"`` (a class, or values), the ``"score"`` (two
         classes: how far the second is ahead, shape (m,); more: one output each; values: the
@@ -69,7 +85,7 @@ class Metric:
     task: Task = "any"
     label: str = ""
     each: Callable[[Any, Any], Values] | None = None
-    counts: Callable[[Any, Any], Counts | None] | None = None
+    counts: Callable[[Any, Any], tuple[int, int] | None] | None = None
     undefined: str = ""
 
     def __post_init__(self) -> None:
@@ -77,6 +93,8 @@ class Metric:
             raise ValueError(f"A metric needs a name of one line, got {self.name!r}.")
         if not self.label:
             object.__setattr__(self, "label", self.name.replace("_", " "))
+        if self.compute is None and self.each is not None:
+            object.__setattr__(self, "compute", partial(_average, self.each))
 
     @property
     def sign(self) -> float:
@@ -115,26 +133,202 @@ class Metric:
         if len(y) == 0:
             return float("nan")
         try:
-            value = float(self.compute(y, answers))
+            return float(self.compute(y, answers))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"The metric {self.name} failed on {len(y)} samples with {self.needs}s of shape "
                 f"{np.shape(answers)}: {error}"
             ) from error
-        return value
 
     def limits(self, y: Any, answers: Any, stream: Stream) -> tuple[float, float]:
         """Return 95 % limits for other samples of the same client; NaN where nothing is known."""
-        return limit_metric(self, y, answers, stream)
+        counts = None if self.counts is None or len(y) == 0 else self.counts(y, answers)
+        if counts is not None:
+            (lower,), (upper,) = wilson_interval(counts[:1], counts[1:])
+            return (float(lower), float(upper)) if counts[1] else NOTHING
+        if self.each is not None:
+            return limit_mean(self.each(y, answers))
+        if len(y) < FEWEST or np.isnan(self._try_measure(y, answers)):
+            return NOTHING
+        draw = stream.at("bootstrap", self.name).generator()
+        rows = draw.integers(len(y), size=(RESAMPLES, len(y)))
+        values = np.array([self._try_measure(y[row], answers[row]) for row in rows])
+        known = values[np.isfinite(values)]  # a resample may lack a class
+        if len(known) < RESAMPLES / 2 or np.ptp(known) == 0:
+            return NOTHING
+        lower, upper = np.quantile(known, [(1 - 0.95) / 2, (1 + 0.95) / 2])
+        return float(lower), float(upper)
+
+    def _try_measure(self, y: Any, answers: Any) -> float:
+        """Return the metric; NaN where a function does not take a resample, as of one class."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return self.measure(y, answers)
+            except ValueError:
+                return float("nan")
+
+
+def limit_mean(values: Values) -> tuple[float, float]:
+    """Return Student's limits of a mean; those of numbers that are never negative stay above 0.
+
+    >>> limit_mean(np.array([1.0, 1.0]))
+    (nan, nan)
+    """
+    if len(values) < 2 or not np.isfinite(values).all() or np.ptp(values) == 0:
+        return NOTHING
+    mean, half = float(values.mean()), student_half(values, 0.95)
+    return max(mean - half, 0.0) if values.min() >= 0 else mean - half, mean + half
+
+
+# -- the functions ---------------------------------------------------------------------------------
+
+
+def _average(each: Callable[[Any, Any], Values], y: Any, answers: Any) -> float:
+    return float(each(y, answers).mean())
+
+
+def _take_losses(y: Any, losses: Any) -> Values:
+    return np.asarray(losses, dtype=np.float64)
+
+
+def _correct(y: Any, predicted: Any) -> Values:
+    return np.asarray(y == predicted, dtype=np.float64)
+
+
+def _count_correct(y: Any, predicted: Any) -> tuple[int, int]:
+    return int(np.count_nonzero(y == predicted)), len(y)
+
+
+def _balanced_accuracy(y: Any, predicted: Any) -> float:
+    """Return the mean over the client's classes of the fraction answered correctly."""
+    hits = _correct(y, predicted)
+    return float(np.mean([hits[y == k].mean() for k in np.unique(y)]))
+
+
+Rate = Literal["recall", "precision", "f1"]
+
+
+def _list_rates(y: Any, score: Any, rate: Rate) -> list[tuple[int, int]]:
+    """Return the ratio of counts of the positive class, or of every class that y has."""
+    binary, out = score.ndim == 1, []
+    predicted = (score > 0).astype(np.int64) if binary else score.argmax(axis=1)
+    for k in [1] if binary else np.unique(y):
+        hits, said, true = (
+            int(x.sum()) for x in ((y == k) & (predicted == k), predicted == k, y == k)
+        )
+        out.append(
+            {"recall": (hits, true), "precision": (hits, said), "f1": (2 * hits, said + true)}[rate]
+        )
+    return out
+
+
+def _average_rate(y: Any, score: Any, rate: Rate) -> float:
+    """Return the mean over classes; 0/0 is not defined for one class, and 0 among several."""
+    parts = _list_rates(y, score, rate)
+    if score.ndim == 1 and parts[0][1] == 0:
+        return float("nan")
+    return float(np.mean([k / m if m else 0.0 for k, m in parts]))
+
+
+def _count_rate(y: Any, score: Any, rate: Rate) -> tuple[int, int] | None:
+    return _list_rates(y, score, rate)[0] if score.ndim == 1 else None
+
+
+def _auroc(y: Any, score: Any) -> float:
+    """Return how often a positive sample is ranked before a negative one, ties counting half."""
+    if score.ndim == 2:
+        return _one_against_rest(_auroc, y, score)
+    positive = y == 1
+    p, n = int(positive.sum()), int((~positive).sum())
+    if p == 0 or n == 0:
+        return float("nan")
+    _, place, count = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place]  # equal scores share their mean rank
+    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
+
+
+def _average_precision(y: Any, score: Any) -> float:
+    """Return the mean precision at the ranks of the positive samples, equal scores together."""
+    if score.ndim == 2:
+        return _one_against_rest(_average_precision, y, score)
+    positive = y == 1
+    if positive.all() or not positive.any():
+        return float("nan")
+    order = np.argsort(-score, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(score[order])), len(y) - 1)  # the last of each score
+    found = np.cumsum(positive[order])[ends]
+    gained = np.diff(found, prepend=0) / positive.sum()
+    return float((gained * found / (ends + 1)).sum())
+
+
+def _one_against_rest(metric: Any, y: Any, score: Any) -> float:
+    classes = np.unique(y)
+    if len(classes) < 2:
+        return float("nan")
+    powers = np.exp(score - score.max(axis=1, keepdims=True))
+    chances = powers / powers.sum(axis=1, keepdims=True)
+    return float(np.mean([metric((y == k).astype(np.int64), chances[:, k]) for k in classes]))
+
+
+def _squared_distances(y: Any, probability: Any) -> Values:
+    """Return the squared distance of every answer from the truth; of two classes, of the second."""
+    if probability.ndim == 1:
+        return np.asarray((probability - y) ** 2, dtype=np.float64)
+    truth = np.eye(probability.shape[1])[y]
+    return np.asarray(((probability - truth) ** 2).sum(axis=1))
+
+
+def _log_losses(y: Any, probability: Any) -> Values:
+    """Return minus the logarithm of the probability of the true class, which is at least 2e-16."""
+    two = probability.ndim == 1
+    chances = np.column_stack([1 - probability, probability]) if two else probability
+    least = np.finfo(np.float64).eps
+    return np.asarray(-np.log(np.clip(chances[np.arange(len(y)), y], least, 1 - least)))
+
+
+def _errors(y: Any, predicted: Any) -> Values:
+    """Return the errors of every sample, one column per target."""
+    return np.asarray(np.asarray(y, np.float64) - predicted).reshape(len(y), -1)
+
+
+def _squared_errors(y: Any, predicted: Any) -> Values:
+    return np.asarray((_errors(y, predicted) ** 2).mean(axis=1))
+
+
+def _absolute_errors(y: Any, predicted: Any) -> Values:
+    return np.asarray(np.abs(_errors(y, predicted)).mean(axis=1))
+
+
+def _rmse(y: Any, predicted: Any) -> float:
+    """Return the root of the mean squared error; of several targets the mean of their roots."""
+    return float(np.sqrt((_errors(y, predicted) ** 2).mean(axis=0)).mean())
+
+
+def _r2(y: Any, predicted: Any) -> float:
+    """Return which fraction of the variance of the client's targets is explained."""
+    truth = np.asarray(y, np.float64).reshape(len(y), -1)
+    spread = ((truth - truth.mean(axis=0)) ** 2).sum(axis=0)
+    if len(y) < 2 or not (np.ptp(truth, axis=0) > 0).all():
+        return float("nan")
+    rest = ((truth - np.asarray(predicted, np.float64).reshape(truth.shape)) ** 2).sum(axis=0)
+    return float((1 - rest / spread).mean())
+
+
+# -- by name ---------------------------------------------------------------------------------------
 
 
 def _of_classes(name: str, higher: bool, needs: Needs = "score", **more: Any) -> Metric:
     return Metric(name, higher, needs=needs, task="classes", **more)
 
 
-def _of_values(name: str, label: str, compute: Callable[[Any, Any], float], **more: Any) -> Metric:
-    higher = more.pop("higher", False)
-    return Metric(name, higher, compute=compute, task="values", label=label, **more)
+def _of_values(name: str, label: str, higher: bool = False, **more: Any) -> Metric:
+    return Metric(name, higher, task="values", label=label, **more)
+
+
+def _of_rate(name: Rate, undefined: str, **more: Any) -> Metric:
+    compute = partial(_average_rate, rate=name)
+    return _of_classes(name, True, compute=compute, undefined=undefined, **more)
 
 
 _ONE = "a client whose samples are all of one class has none"
@@ -142,26 +336,24 @@ _ONE = "a client whose samples are all of one class has none"
 METRICS = {
     metric.name: metric
     for metric in (
-        _of_classes("accuracy", True, "prediction", is_fraction=True, compute=scores.accuracy,
-                    each=scores.correct, counts=scores.count_correct),
-        _of_values("mse", "MSE", scores.mse, each=scores.squared_errors),
-        Metric("loss", False, compute=scores.mean_loss, each=scores.take_losses, needs="loss"),
-        _of_classes("balanced_accuracy", True, "prediction", compute=scores.balanced_accuracy),
-        _of_classes("recall", True, compute=scores.recall, counts=scores.count_recalled,
-                    undefined="a client without a sample of the positive class has none"),
-        _of_classes("precision", True, compute=scores.precision, counts=scores.count_precise,
-                    undefined="a client none of whose samples is predicted positive has none"),
-        _of_classes("f1", True, compute=scores.f1, label="F1",
-                    undefined="a client without positive samples, true or predicted, has none"),
-        _of_classes("auroc", True, compute=scores.auroc, label="AUROC", undefined=_ONE),
-        _of_classes("average_precision", True, compute=scores.average_precision, undefined=_ONE),
-        _of_classes("brier", False, "probability", compute=scores.brier, label="Brier score",
-                    each=scores.squared_distances),
-        _of_classes("log_loss", False, "probability", compute=scores.log_loss,
-                    each=scores.log_losses),
-        _of_values("rmse", "RMSE", scores.rmse),
-        _of_values("mae", "MAE", scores.mae, each=scores.absolute_errors),
-        _of_values("r2", "R²", scores.r2, higher=True,
+        _of_classes("accuracy", True, "prediction", is_fraction=True, each=_correct,
+                    counts=_count_correct),
+        _of_values("mse", "MSE", each=_squared_errors),
+        Metric("loss", False, each=_take_losses, needs="loss"),
+        _of_classes("balanced_accuracy", True, "prediction", compute=_balanced_accuracy),
+        _of_rate("recall", "a client without a sample of the positive class has none",
+                 counts=partial(_count_rate, rate="recall")),
+        _of_rate("precision", "a client none of whose samples is predicted positive has none",
+                 counts=partial(_count_rate, rate="precision")),
+        _of_rate("f1", "a client without positive samples, true or predicted, has none",
+                 label="F1"),
+        _of_classes("auroc", True, compute=_auroc, label="AUROC", undefined=_ONE),
+        _of_classes("average_precision", True, compute=_average_precision, undefined=_ONE),
+        _of_classes("brier", False, "probability", label="Brier score", each=_squared_distances),
+        _of_classes("log_loss", False, "probability", each=_log_losses),
+        _of_values("rmse", "RMSE", compute=_rmse),
+        _of_values("mae", "MAE", each=_absolute_errors),
+        _of_values("r2", "R²", True, compute=_r2,
                    undefined="a client whose targets are all the same, or one sample, has none"),
     )
 }  # fmt: skip

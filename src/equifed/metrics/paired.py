@@ -1,101 +1,289 @@
-r"""Means over seeds, and paired differences between two methods that saw the same seeds.
+r"""Differences between two methods: over seeds, and between models that answered the same samples.
 
 Runs with the same seed share data split, initial model and sampled clients, so the difference of
-two methods *within a seed* varies far less than either method over seeds. The interval of the mean
-difference is therefore built from the differences.
+two methods *within a seed* varies far less than either method over seeds:
+:func:`paired_difference` is built from the differences.
+
+Of a client's m samples, a are answered correctly by both models, b by ours alone, c by theirs alone
+and d by neither; the accuracies differ by (b - c)/m. The four counts say how far the two models'
+luck with the samples is shared, which an interval from two separate accuracies ignores.
+
+* One client: Newcombe's interval, two Wilson intervals put together with the correlation of the
+  answers. It is never of width zero, however few the samples.
+* Averages over clients: clients are independent, so the distances from each client's difference to
+  its limits add up as squares (the MOVER of Zou and Donner).
+* The worst client: the intervals of the two worst clients, which allow for the lowest of many
+  measurements being low by chance, put together in the same way; with the correlation of the
+  answers if it is the same client, and without any, which is cautious, if it is not.
+* Other reducers that rest on more than one client: a bootstrap of the four counts.
+
+* One client that may change its model: :func:`gain_of_pairs`, with a one-sided test beside the
+  interval, so that several clients can be named with a stated error.
+
+When it is not known who answered which sample correctly, :func:`assume_independent` stands in for
+the counts; intervals are then usually too wide.
+
+References
+----------
+Newcombe, "Improved confidence intervals for the difference between binomial proportions based on
+paired data", Statistics in Medicine 17, 1998 (method 10). Zou and Donner, Statistics in Medicine
+27, 2008.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from equifed.contract.streams import Stream
-from equifed.metrics.checks import Values
-from equifed.metrics.intervals import Interval, check_level
+from equifed.metrics.bootstrap import split_resamples
+from equifed.metrics.intervals import (
+    Interval,
+    check_level,
+    check_seeds,
+    limit_wilson,
+    mean_interval,
+    worst_client_interval,
+)
+from equifed.metrics.levels import Values, check_nonnegative
+from equifed.metrics.summary import Reducer, describe
 
-Kind: TypeAlias = Literal["t", "bootstrap"]
-
-
-def _one_per_seed(values: ArrayLike, name: str) -> Values:
-    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
-        raise ValueError(
-            f"{name} must hold one finite number per seed, got shape {array.shape} with "
-            f"non-finite entries at {np.flatnonzero(~np.isfinite(array)).tolist()}."
-        )
-    return array
-
-
-def mean_interval(
-    values: ArrayLike,
-    *,
-    level: float = 0.95,
-    kind: Kind = "t",
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
-    r"""Return the mean over seeds with an interval for the mean over all seeds there could be.
-
-    ``"t"``: :math:`\bar d \pm t_{s-1}\, \mathrm{sd}/\sqrt s`, exact for normal values.
-    ``"bootstrap"``: percentiles of the means of resampled seeds, at levels widened for few seeds
-    (Hesterberg's expanded percentile interval), :math:`\Phi(-t_{s-1}\sqrt{s/(s-1)})`; it follows
-    skewness but never reaches beyond the observed values, so with fewer than about eight seeds
-    ``"t"`` is the better choice.
-
-    One seed tells nothing about the others: the limits are infinite. Equal values give an interval
-    of width 0.
-
-    References
-    ----------
-    Hesterberg, "What teachers should know about the bootstrap", The American Statistician 69, 2015.
-
-    >>> interval = mean_interval([1.0, 2.0, 3.0])
-    >>> interval.estimate, round(interval.lower, 4), round(interval.upper, 4)
-    (2.0, -0.4841, 4.4841)
-    """
-    array = _one_per_seed(values, "values")
-    estimate, s = float(array.mean()), array.size
-    check_level(level)
-    if kind not in ("t", "bootstrap"):
-        raise ValueError(f"kind must be 't' or 'bootstrap', got {kind!r}.")
-    if s == 1:
-        return Interval(estimate, -math.inf, math.inf, level)
-    from scipy.special import stdtrit
-
-    t = float(stdtrit(s - 1, (1 + level) / 2))
-    if kind == "t":
-        half = t * float(array.std(ddof=1)) / math.sqrt(s)
-        return Interval(estimate, estimate - half, estimate + half, level)
-    pick = Stream(seed).at("bootstrap", "seeds").generator().integers(s, size=(resamples, s))
-    tail = NormalDist().cdf(-t * math.sqrt(s / (s - 1)))
-    lower, upper = np.quantile(array[pick].mean(axis=1), [tail, 1 - tail])
-    return Interval(estimate, float(lower), float(upper), level)
+Joint = Values
+"""Counts (n, 4) of each client: right for both, for ours alone, for theirs alone, for neither."""
 
 
-def paired_difference(
-    values: ArrayLike,
-    baseline: ArrayLike,
-    *,
-    level: float = 0.95,
-    kind: Kind = "t",
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> Interval:
+def paired_difference(values: ArrayLike, baseline: ArrayLike, *, level: float = 0.95) -> Interval:
     """Return the mean of ``values - baseline`` over seeds, with its interval.
 
-    Entry i of both must come from the same seed. Options as for :func:`mean_interval`.
+    Entry i of both must come from the same seed; see :func:`~equifed.metrics.mean_interval`.
 
     >>> paired_difference([0.75, 0.5, 1.0], baseline=[0.5, 0.25, 0.75])
     Interval(estimate=0.25, lower=0.25, upper=0.25, level=0.95)
     """
-    ours, theirs = _one_per_seed(values, "values"), _one_per_seed(baseline, "baseline")
+    ours, theirs = check_seeds(values, "values"), check_seeds(baseline, "baseline")
     if ours.shape != theirs.shape:
         raise ValueError(
             f"values and baseline must come from the same seeds, got {ours.size} and {theirs.size}."
         )
-    return mean_interval(ours - theirs, level=level, kind=kind, resamples=resamples, seed=seed)
+    return mean_interval(ours - theirs, level=level)
+
+
+def count_pairs(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], sizes: ArrayLike) -> Joint:
+    """Count the pairs of answers of each client; samples lie one client after the other.
+
+    >>> both, ours = np.array([True, True, False]), np.array([True, False, False])
+    >>> count_pairs(ours, both, [2, 1])
+    array([[1., 0., 1., 0.],
+           [0., 0., 0., 1.]])
+    """
+    m = np.asarray(sizes, dtype=np.int64)
+    if not len(ours) == len(theirs) == m.sum():
+        raise ValueError(f"expected {m.sum()} answers of both, got {len(ours)} and {len(theirs)}.")
+    cell = 2 * ~ours + ~theirs
+    owner = np.repeat(np.arange(len(m)), m)
+    counts = np.bincount(4 * owner + cell, minlength=4 * len(m))
+    return counts.reshape(len(m), 4).astype(np.float64)
+
+
+def assume_independent(ours: ArrayLike, theirs: ArrayLike, sizes: ArrayLike) -> Joint:
+    """Return the counts that are expected if who is right about a sample does not depend on it.
+
+    >>> assume_independent([3], [2], [4])
+    array([[1.5, 1.5, 0.5, 0.5]])
+    """
+    m = check_nonnegative(sizes, "sizes")
+    p, q = np.asarray(ours) / m, np.asarray(theirs) / m
+    shares: Joint = np.stack([p * q, p * (1 - q), (1 - p) * q, (1 - p) * (1 - q)], axis=1)
+    return m[:, None] * shares
+
+
+def correlate(joint: Joint) -> Values:
+    """Return the correlation of the two models' answers of each client, cautiously: Newcombe's."""
+    a, b, c, d = joint.T
+    product, m = a * d - b * c, joint.sum(axis=1)
+    shared = np.where(product > 0, np.maximum(product - m / 2, 0.0), product)
+    scale = np.sqrt((a + b) * (c + d) * (a + c) * (b + d))
+    out: Values = np.zeros(len(joint))
+    np.divide(shared, scale, out=out, where=scale > 0)
+    return out
+
+
+def newcombe_interval(joint: Joint, level: float = 0.95) -> tuple[Values, Values, Values]:
+    r"""Return each client's difference of accuracies, and its limits, shape (n,) each.
+
+    With Wilson's limits l and u of both accuracies p and q and their correlation phi,
+
+    .. math:: p - q - \sqrt{(p-l_p)^2 - 2\phi(p-l_p)(u_q-q) + (u_q-q)^2}
+
+    and in the same way upwards. Like Wilson's, it covers at its level on average over true
+    accuracies, above or below at single ones.
+
+    >>> counts = np.array([[36.0, 12.0, 2.0, 0.0]])  # the paper's Table II
+    >>> [limit.round(4).item() for limit in newcombe_interval(counts)]
+    [0.2, 0.0569, 0.3404]
+    """
+    m, k = joint.sum(axis=1), (joint[:, 0] + joint[:, 1], joint[:, 0] + joint[:, 2])
+    miss, phi = (1 - check_level(level)) / 2, correlate(joint)
+    (p, below, above), (q, low, high) = (_distances(count, m, miss) for count in k)
+    lower = p - q - _combine(below, high, phi)
+    upper = p - q + _combine(above, low, phi)
+    return p - q, np.maximum(lower, -1.0), np.minimum(upper, 1.0)
+
+
+def _distances(k: Values, m: Values, miss: float) -> tuple[Values, Values, Values]:
+    """Return accuracies, and how far below and above them Wilson's limits lie."""
+    lower, upper = limit_wilson(k, m, miss)
+    p = k / m
+    return p, np.maximum(p - lower, 0.0), np.maximum(upper - p, 0.0)
+
+
+def _combine(x: Values | float, y: Values | float, correlation: Values | float) -> Values:
+    return np.sqrt(np.maximum(np.square(x) - 2 * correlation * x * y + np.square(y), 0.0))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one client gains by our model: ours minus theirs, its 95 % limits, and a test.
+
+    ``p`` is the chance of samples that speak as much for our model although it is not better. In
+    the metric's units: with errors a gain is negative.
+    """
+
+    difference: float
+    lower: float
+    upper: float
+    p: float
+
+
+def gain_of_pairs(
+    ours: Values, theirs: Values, *, higher_is_better: bool, fraction: bool
+) -> Gain:  # fmt: skip
+    """Compare what two models do with the same samples of one client.
+
+    Right or wrong answers (1 or 0) have Newcombe's interval and McNemar's exact test; errors have
+    Student's of their differences. Where samples cannot tell, limits are infinite.
+
+    >>> gain_of_pairs(
+    ...     np.array([1.0, 1.0, 1.0, 0.0]), np.zeros(4), higher_is_better=True, fraction=True
+    ... ).p
+    0.125
+    """
+    from scipy.special import bdtrc, stdtr, stdtrit
+
+    if fraction:
+        joint = count_pairs(ours > 0.5, theirs > 0.5, [len(ours)])
+        found, lower, upper = (float(limit[0]) for limit in newcombe_interval(joint))
+        ahead, behind = map(int, joint[0, 1:3] if higher_is_better else joint[0, 2:0:-1])
+        p = 1.0 if ahead == 0 else float(bdtrc(ahead - 1, ahead + behind, 0.5))
+        return Gain(found, lower, upper, p)
+    change = ours - theirs
+    m, mean = len(change), float(change.mean()) if len(change) else math.nan
+    error = float(change.std(ddof=1)) / math.sqrt(m) if m > 1 else 0.0
+    if not (math.isfinite(error) and error > 0):
+        return Gain(mean, -math.inf, math.inf, 1.0)
+    half = float(stdtrit(m - 1, 0.975)) * error
+    p = float(stdtr(m - 1, (-1 if higher_is_better else 1) * mean / error))
+    return Gain(mean, mean - half, mean + half, p)
+
+
+def combine_sources(estimate: float, intervals: Iterable[Interval]) -> Interval:
+    """Return limits for an estimate that varies for several independent reasons.
+
+    >>> sources = [Interval(0.0, -3.0, 6.0), Interval(0.0, -4.0, 8.0)]
+    >>> combine_sources(1.0, sources)
+    Interval(estimate=1.0, lower=-4.0, upper=11.0, level=0.95)
+    """
+    listed = list(intervals)
+    below = math.hypot(*(i.estimate - i.lower for i in listed))
+    above = math.hypot(*(i.upper - i.estimate for i in listed))
+    return Interval(estimate, estimate - below, estimate + above, listed[0].level)
+
+
+def average_difference(joint: Joint, weights: ArrayLike) -> Interval:
+    """Return the difference of two weighted averages over clients; the weights add up to 1."""
+    w = np.asarray(weights, dtype=np.float64)
+    found, lower, upper = newcombe_interval(joint)
+    estimate = float(w @ found)
+    below = math.sqrt(float(np.square(w * (found - lower)).sum()))
+    above = math.sqrt(float(np.square(w * (upper - found)).sum()))
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def worst_difference(joint: Joint) -> Interval:
+    """Return the difference of the lowest accuracies under the two models."""
+    if len(joint) == 1:
+        return average_difference(joint, [1.0])
+    m = np.rint(joint.sum(axis=1))
+    ours, theirs = (
+        worst_client_interval(np.rint(joint[:, 0] + joint[:, alone]), m) for alone in (1, 2)
+    )
+    same = ours.observed == theirs.observed
+    phi = float(correlate(joint)[ours.observed]) if same else 0.0
+    a, b = ours.interval, theirs.interval
+    estimate = a.estimate - b.estimate
+    below = float(_combine(a.estimate - a.lower, b.upper - b.estimate, phi))
+    above = float(_combine(a.upper - a.estimate, b.estimate - b.lower, phi))
+    return Interval(estimate, estimate - below, estimate + above)
+
+
+def bootstrap_difference(reducer: Reducer, joint: Joint, resamples: int = 1000) -> Interval:
+    """Return the difference of a reducer of accuracies, the four counts drawn anew.
+
+    Each client's counts are drawn with one sample's worth of doubt spread over the four cells: no
+    client shows no variation at all.
+    """
+
+    def reduce(shares: Values) -> Values:
+        ours, theirs = shares[..., 0] + shares[..., 1], shares[..., 0] + shares[..., 2]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(reducer.compute(ours, True) - reducer.compute(theirs, True))
+
+    sizes = joint.sum(axis=1, keepdims=True)
+    m, chances = np.rint(sizes[:, 0]).astype(np.int64), (joint + 0.25) / (sizes + 1.0)
+    draw = Stream(0).at("bootstrap", "pairs").generator()
+    counts = (
+        draw.multinomial(m, chances, size=(rows, len(m)))
+        for rows in split_resamples(resamples, 4 * len(m))
+    )
+    draws = np.concatenate([reduce(block / m[:, None]) for block in counts])
+    estimate = float(reduce(joint / sizes))
+    if not (np.isfinite(draws).all() and math.isfinite(estimate)):  # a ratio over zero
+        return Interval(estimate, -math.inf, math.inf)
+    half = NormalDist().inv_cdf(0.975) * float(draws.std())
+    return Interval(estimate, estimate - half, estimate + half)
+
+
+def _reduces_to_worst(name: str, clients: int) -> bool:
+    """Tell whether a reducer is the lowest accuracy, whatever the accuracies: a bootstrap errs."""
+    if name in ("worst", "minimum"):
+        return True
+    stem, _, percent = name.removesuffix("_percent").partition("_")
+    return stem == "worst" and float(percent.replace("_", ".")) / 100 * clients <= 1
+
+
+def difference_intervals(
+    joint: Joint, names: Sequence[str], *, resamples: int = 1000
+) -> dict[str, Interval]:
+    """Return a 95 % interval for the difference of each named reducer, if there is a valid one.
+
+    >>> joint = np.array([[3.0, 2.0, 0.0, 3.0], [5.0, 1.0, 1.0, 1.0]])
+    >>> found = difference_intervals(joint, ["average_by_client", "worst", "spread"])
+    >>> list(found), found["average_by_client"].estimate
+    (['average_by_client', 'worst'], 0.125)
+    """
+    sizes, out = joint.sum(axis=1), {}
+    for name in names:
+        if name == "average_by_client":
+            out[name] = average_difference(joint, np.full(len(joint), 1 / len(joint)))
+        elif name == "average_by_sample":
+            out[name] = average_difference(joint, sizes / sizes.sum())
+        elif _reduces_to_worst(name, len(joint)):
+            out[name] = worst_difference(joint)
+        elif not describe(name).extreme:
+            out[name] = bootstrap_difference(describe(name), joint, resamples)
+    return out

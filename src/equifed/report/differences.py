@@ -25,7 +25,7 @@ from equifed.metrics import (
     difference_intervals,
     paired_difference,
 )
-from equifed.metrics.paired_samples import Joint
+from equifed.metrics.paired import Joint
 from equifed.report.methods import RunData
 from equifed.report.scales import Scale
 

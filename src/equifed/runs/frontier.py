@@ -14,10 +14,13 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.data.tables import Table
-from equifed.metrics.intervals import Interval
-from equifed.metrics.metric import find_metric
-from equifed.metrics.summary import percent_name, summary
-from equifed.metrics.summary_intervals import accuracy_intervals, summary_intervals
+from equifed.metrics import (
+    Interval,
+    accuracy_intervals,
+    find_metric,
+    summary,
+    summary_intervals,
+)
 from equifed.objectives.base import SaddleObjective
 from equifed.runs.built import build, limit_threads
 from equifed.runs.config import RunConfig
@@ -27,7 +30,7 @@ from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.frames import open_axes
 from equifed.training.history import History, RoundRecord
 
-AVERAGE, TAIL = "average_by_client", percent_name("worst", 0.2)
+AVERAGE, TAIL = "average_by_client", "worst_20_percent"
 TABLE, PICTURE, CHOSEN = "frontier.csv", "frontier.png", "chosen"
 
 

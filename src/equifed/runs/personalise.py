@@ -15,9 +15,7 @@ from equifed.contract.arrays import Index, Losses
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Split
-from equifed.metrics.intervals import Interval
-from equifed.metrics.paired import mean_interval
-from equifed.metrics.paired_samples import count_pairs, newcombe_interval
+from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_interval
 from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
 from equifed.runs.fine_tune import Tuned, fine_tune
