@@ -16,6 +16,7 @@ held out of fold 0 and looked at in place of all test images: settings are compa
 from __future__ import annotations
 
 import argparse
+import importlib
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -31,12 +32,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from equifed import Federation
 from equifed.metrics import compare_to_chance, worst_fraction
-from equifed.models.class_shares import share_shifts
-from equifed.models.client_offsets import fit_offsets, leading_components
 
 Array = NDArray[np.float64]
 BATCH, CLASSES, TRUST = 50, 62, 0.5
 KINDS = ("as it is", "own shares", "own shares and offsets")
+MOVED: tuple[dict[str, Any], ...] = ({}, {"shares": True}, {"shares": True, "trust": TRUST})
+measured = importlib.import_module("experiments.femnist-cnn.measured")
 
 
 def train(data: Federation, model: dict[str, Any], steps: int, lr: float, l2: float) -> Any:
@@ -76,21 +77,13 @@ def train_and_test(fold: int, given: argparse.Namespace) -> tuple[list[str], lis
     model |= {"channels": given.channels, "hidden": [given.hidden], "dropout": [given.dropout]}
     network = train(data, model, given.steps, given.lr, settings["run"]["model"]["l2"])
     n, split = len(data.names), "validation" if given.validation else "test"
-    counts = [np.bincount(plain.train.client(i)[1], minlength=CLASSES) for i in range(n)]
-    kinds = np.repeat(np.arange(3), settings["class_kinds"]).tolist()
-    shifts = share_shifts(np.stack(counts), kinds)
-    seen = leading_components(plain.train.inputs, given.offsets)
-    owners = np.repeat(np.arange(n), plain.train.sizes)
-    weight, bias = fit_offsets(
-        seen.of(plain.train.inputs), plain.train.targets, owners, n, CLASSES
-    ).shifts()
+    moves = measured.Moves.of(plain, settings["fit"]["class_kinds"], given.offsets)
     told = []
     with torch.no_grad():
         for i in range(n):
             images, labels = data.splits()[split].client(i)
             logits = network(torch.as_tensor(images)).double().numpy()
-            moved = shifts[i] + TRUST * (seen.of(images) @ weight[i].T + bias[i])
-            said = [(logits + own).argmax(1) for own in (np.zeros(CLASSES), shifts[i], moved)]
+            said = [(logits + moves.of_images(i, images, one)).argmax(1) for one in MOVED]
             told.append(np.stack([labels, *(k == labels for k in said)], axis=1).astype(float))
     return list(data.names), told
 
@@ -112,7 +105,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.3)
-    parser.add_argument("--offsets", type=int, default=definition("femnist-cnn")["offsets"])
+    parser.add_argument("--offsets", type=int, default=definition("femnist-cnn")["fit"]["offsets"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--validation", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -187,14 +187,9 @@ def _tries(context: Context, methods: list[str]) -> list[Task]:
             seed = settings["tuning_seed"]
             table = hasten(_table(settings, variant, seed, settings["tries"]), factor)
             name = slug(f"{method} try {words}")
-            task = Task(method, words, table, seed, out / f"{name}.json", kinds)
-            tasks.append(_with_own(context, task))
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds,
+                              fit=settings.get("fit")))  # fmt: skip
     return tasks
-
-
-def _with_own(context: Context, task: Task) -> Task:
-    offsets = context.settings.get("offsets")
-    return replace(task, class_kinds=_class_kinds(context), offsets=offsets)
 
 
 def _kinds(context: Context, method: str) -> tuple[str, ...]:
@@ -214,15 +209,9 @@ def _chosen_runs(context: Context, methods: Sequence[str], seeds: Sequence[int])
             tuned = (
                 _of_the_try(context, method, words).tuned if set(kinds) & set(MEASURED) else None
             )
-            task = Task(method, words, table, seed, out / f"{name}.json", kinds, tuned)
-            tasks.append(_with_own(context, task))
+            tasks.append(Task(method, words, table, seed, out / f"{name}.json", kinds, tuned,
+                              settings.get("fit")))  # fmt: skip
     return tasks
-
-
-def _class_kinds(context: Context) -> tuple[int, ...] | None:
-    """Return for every class the number of its kind; a definition says how many each kind has."""
-    sizes = context.settings.get("class_kinds")
-    return None if sizes is None else tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
 
 
 def _of_the_try(context: Context, method: str, words: str) -> Result:

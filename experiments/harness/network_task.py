@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -57,7 +58,8 @@ class Task:
     after training, and those of saying what is most frequent among a client's training samples. A
     try's file has them on validation samples: those of own biases on samples that they were not
     fitted to, those of fine-tuning with the steps that these samples chose; the chosen runs take
-    these steps.
+    these steps. ``fit`` names a function of the experiment's own that fits the measured kinds, and
+    its settings; fine-tuning needs none.
     """
 
     method: str
@@ -67,8 +69,7 @@ class Task:
     path: Path
     personalise: tuple[str, ...] = ()
     tuned: Tuned | None = None
-    class_kinds: tuple[int, ...] | None = None
-    offsets: int | None = None
+    fit: Settings | None = None
 
     def __str__(self) -> str:
         return f"{self.method}, {self.words}, seed {self.seed}, {self.table['rounds']} rounds"
@@ -181,22 +182,26 @@ def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
     shown = data if chosen else replace(data, test=data.validation)
     choices: dict[str, Mapping[str, Any]] = dict(task.tuned or {})
     for kind in (k for k in MEASURED if k in task.personalise):
-        given: dict[str, Any] = {"class_kinds": task.class_kinds}
-        given |= {} if kind == "shares" else {"offsets": task.offsets}
-        given |= {} if kind == "all" else {"steps": 0}
-        if chosen and kind in choices:
-            how = choices[kind]
-            given = {"lr": how["lr"], "steps": how["steps"], "trust": how.get("trust"),
-                     "offsets": task.offsets if "trust" in how else None,
-                     "class_kinds": task.class_kinds if "shares" in how else None}  # fmt: skip
-        fitted = trained.personalise(shown, own="all", device=where, **given)
-        split = f"{'test' if chosen else 'validation'}, {OWN_KINDS[kind]}"
-        told[split] = _told(fitted.after, fitted.sizes)
-        choices[kind] = fitted.choices["train"].to_dict()
+        how = choices.get(kind) if chosen else None
+        choices[kind], values, sizes = _fit(task, trained, shown, kind, how, where)
+        told[f"{'test' if chosen else 'validation'}, {OWN_KINDS[kind]}"] = _told(values, sizes)
     if task.personalise and chosen:
         sizes = data.splits()["test"].sizes
         told[MAJORITY] = _told(_say_the_most_frequent(data), sizes)
     return told, choices or None
+
+
+def _fit(
+    task: Task, history: Any, data: Federation, kind: str, how: Mapping[str, Any] | None, where: str
+) -> tuple[Mapping[str, Any], Array, NDArray[Any]]:
+    """Return what was chosen, or ``how``, and accuracies and numbers of test samples with it."""
+    if task.fit is not None:
+        module, _, name = task.fit["name"].partition(":")
+        given = {key: value for key, value in task.fit.items() if key != "name"}
+        fit = getattr(importlib.import_module(module), name)
+        return fit(history, data, kind, how, where, **given)  # type: ignore[no-any-return]
+    found = history.personalise(data, own="all", device=where, **(how or {}))
+    return found.choices["train"].to_dict(), found.after, found.sizes
 
 
 def _held_out(history: Any, data: Federation) -> tuple[Array, NDArray[Any]]:

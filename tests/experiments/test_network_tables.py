@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -28,7 +29,7 @@ from experiments.harness.shards_table import floor_of_minimum
 
 import equifed as ef
 from equifed.contract import Stream
-from equifed.runs import RunConfig, build, fine_tune, merge_tables
+from equifed.runs import RunConfig, build, merge_tables
 
 SHARDS = ["fedmdfg-fashion", "fedmdfg-cifar10"]
 STORED = sorted(ROOT.glob(f"*/{KEPT}"))
@@ -231,8 +232,9 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     if not (folder / "femnist").is_dir():
         pytest.skip(f"no data files: set EQUIFED_DATA (looked at {folder})")
     monkeypatch.setenv("EQUIFED_DATA", str(folder))
-    monkeypatch.setattr(fine_tune, "RATES", (0.03,))
-    monkeypatch.setattr(fine_tune, "STEPS", (5,))
+    measured = importlib.import_module("experiments.femnist-cnn.measured")
+    monkeypatch.setattr(measured, "RATES", (0.03,))
+    monkeypatch.setattr(measured, "STEPS", (5,))
     whole = ef.load("femnist", writers=6)
     parts = [folded_femnist(k, 2, writers=6, validation=True) for k in (0, 1)]
     seen = []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,21 +106,6 @@ def personalise(
     steps: Annotated[
         int | None, typer.Option(help="With --own all: number of steps; chosen by default.")
     ] = None,
-    class_kinds: Annotated[
-        str | None,
-        typer.Option(
-            help="With --own all: also own shares of classes, by class (classes) or by kinds of "
-            "classes, as 0-9,10-61 for digits and letters."
-        ),
-    ] = None,
-    offsets: Annotated[
-        int | None,
-        typer.Option(help="With --own all: also own offsets, in so many components of the inputs."),
-    ] = None,
-    trust: Annotated[
-        float | None,
-        typer.Option(help="With --offsets: the part of what they say, 0 to 1; chosen by default."),
-    ] = None,
     client: Annotated[str | None, typer.Option(help="With ROWS: the new client's name.")] = None,
     out: Annotated[Path | None, typer.Option(help="With ROWS: folder for its model.")] = None,
     own_l2: Annotated[
@@ -141,10 +125,9 @@ def personalise(
         from equifed.runs.personalise import personalise as fit
 
         if rows is not None:
-            if {own, temperature, penalty, lr, steps, class_kinds, offsets, trust} != {None}:
+            if {own, temperature, penalty, lr, steps} != {None}:
                 raise ValueError(
-                    "--own, --temperature, --penalty, --lr, --steps, --class-kinds, --offsets and "
-                    "--trust are for the run's clients."
+                    "--own, --temperature, --penalty, --lr and --steps are for the run's clients."
                 )
             _personalise_newcomer(run, rows, client, out, own_l2, personalised, json)
             return
@@ -154,8 +137,7 @@ def personalise(
                 "equifed personalise RUN rows.csv --client NAME --out FOLDER"
             )
         found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
-                    steps=steps, class_kinds=_read_kinds(class_kinds), offsets=offsets,
-                    trust=trust)  # fmt: skip
+                    steps=steps)  # fmt: skip
         path = found.save(run)
         if json:
             print_json({"run": str(run), **found.to_dict()})
@@ -180,25 +162,6 @@ def personalise(
             told = f"{average.lower:+.3g} to {average.upper:+.3g}"
             typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
         typer.echo(f"{describe(found)}: {path}", err=True)
-
-
-def _read_kinds(text: str | None) -> Literal["classes"] | list[int] | None:
-    """Return for every class the number of its kind, from ranges of classes.
-
-    >>> _read_kinds("0-2,3,4-5")
-    [0, 0, 0, 1, 2, 2]
-    """
-    if text is None or text == "classes":
-        return text  # type: ignore[return-value]
-    ranges = [re.fullmatch(r" *(\d+)(?: *- *(\d+))? *", part) for part in text.split(",")]
-    ends = [(int(r[1]), int(r[2] or r[1])) for r in ranges if r]
-    starts = [0, *(last + 1 for _, last in ends)]
-    if not all(ranges) or any(a != s or b < a for (a, b), s in zip(ends, starts, strict=False)):
-        raise ValueError(
-            "--class-kinds is classes, or ranges of class numbers that follow each other from 0 "
-            f"on, as 0-9,10-61; got {text!r}."
-        )
-    return [k for k, (a, b) in enumerate(ends) for _ in range(a, b + 1)]
 
 
 def _personalise_newcomer(

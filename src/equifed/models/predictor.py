@@ -17,7 +17,6 @@ from equifed.data.federation import Federation
 from equifed.data.foreign import is_frame
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
-from equifed.models.client_offsets import Beside
 from equifed.models.fit_own import FittedLoss, fit_new_client, fitted_loss
 from equifed.models.own_prediction import OwnParameters, check_own, group_by_module, module_of
 from equifed.models.thresholds import Rule, best_threshold
@@ -233,11 +232,6 @@ class Predictor:
         mean = replace(self, **alone)
         if rows is None:
             return mean
-        if isinstance(self.module, Beside):
-            raise ValueError(
-                "Own offsets are measured for a run's clients together; a new client gets the "
-                "shared model: leave rows and targets out."
-            )
         features, truth = mean.features(rows, client), torch.as_tensor(self.encode_targets(targets))
         if len(truth) != len(features) or not len(truth):
             raise DataError(

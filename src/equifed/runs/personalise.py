@@ -19,7 +19,7 @@ from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_inter
 from equifed.runs.built import load_data
 from equifed.runs.config import RunConfig
 from equifed.runs.fine_tune import Tuned, fine_tune
-from equifed.runs.trained import BESIDE, PERSONAL_PARTS, PERSONALISED, load_predictor
+from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
 from equifed.training.provenance import CONFIG, RUN
@@ -28,7 +28,6 @@ from equifed.training.tables import MODEL
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from equifed.models.class_shares import ClassKinds
     from equifed.models.predictor import Predictor
 
 TEMPERATURES = (1.0, 2.0, 4.0)
@@ -118,13 +117,8 @@ class Personalised:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
         from safetensors.torch import save
 
-        from equifed.models.client_offsets import Beside
-
-        path, module = Path(folder), self.predictor.module
-        rows = dict(self.predictor.own)
-        if isinstance(module, Beside):
-            rows |= {BESIDE + name: buffer for name, buffer in module.named_buffers(recurse=False)}
-        parts = save({name: part.contiguous() for name, part in rows.items()})
+        path = Path(folder)
+        parts = save({name: part.contiguous() for name, part in self.predictor.own.items()})
         held = {"parts": digest(parts), "model": digest((path / MODEL).read_bytes())}
         write_file(path / PERSONAL_PARTS, parts)
         write_file(path / PERSONALISED, seal({**self.to_dict(), **held}))
@@ -145,9 +139,6 @@ def personalise(
     lr: float | None = None,
     steps: int | None = None,
     device: str = "cpu",
-    class_kinds: ClassKinds | None = None,
-    offsets: int | None = None,
-    trust: float | None = None,
 ) -> Personalised:
     """Fit an own part to every client at the shared parameters of a finished model.
 
@@ -177,17 +168,6 @@ def personalise(
         Of fine-tuning: use these; both are needed where the data have no validation split.
     device : str
         Where fine-tuning computes.
-    class_kinds : "classes" or sequence of int, optional
-        Of fine-tuning: also try own shares of classes (``equifed.models.class_shares``), counted by
-        class or by kinds of classes: for every class the number of its kind, as 0 for digits and 1
-        for letters. Where ``lr`` and ``steps`` are given (0 steps is enough) they are used and not
-        chosen, and need no validation samples.
-    offsets : int, optional
-        Of fine-tuning: also try own offsets of the inputs (``equifed.models.client_offsets``), in
-        so many of their principal components, at most one for every ten training samples.
-    trust : float, optional
-        Of own offsets: use so large a part of what they say, from 0 to 1; needed where the data
-        have no validation split.
 
     Examples
     --------
@@ -213,14 +193,11 @@ def personalise(
             raise ValueError(
                 "temperature and penalty are of own biases; own='all' has lr and steps."
             )
-        choice, told = fine_tune(predictor, data, lr, steps, device, class_kinds, offsets, trust)
+        choice, told = fine_tune(predictor, data, lr, steps, device)
         sources = tuple("train" if size else "nothing" for size in data.train.sizes)
         return _compare(predictor, told, data, tuple(told.own), {"train": choice}, sources)
-    if {lr, steps, offsets, trust} != {None} or class_kinds is not None:
-        raise ValueError(
-            "lr, steps, class_kinds, offsets and trust are of fine-tuning, own='all', got "
-            f"own={own!r}."
-        )
+    if (lr, steps) != (None, None):
+        raise ValueError(f"lr and steps are of fine-tuning, own='all', got own={own!r}.")
     fit = _Fit(predictor, data, choose_own(predictor.module, own))
     choices = _choose(fit, temperature, penalty)
     parts, fitted_on = [], []
@@ -434,9 +411,7 @@ def _score_samples(
 def describe(found: Personalised) -> str:
     """Return in words what was fitted and how it was chosen."""
     chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    tuned = (one.steps > 0 or not (one.shares or one.trust)
-             for one in found.choices.values() if isinstance(one, Tuned))  # fmt: skip
-    if any(tuned):
+    if any(isinstance(one, Tuned) for one in found.choices.values()):
         return f"all parameters fine-tuned after training ({chosen})"
     return f"own part {', '.join(found.names)} fitted after training ({chosen})"
 

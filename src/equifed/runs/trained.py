@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
 """What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
-BESIDE = "beside:"
-"""Before the names of what clients share beside the network, where they have own offsets; no name
-of a parameter begins like that."""
 
 
 def load_predictor(
@@ -53,7 +50,6 @@ def load_predictor(
     from safetensors.torch import load_file
 
     from equifed.models.checks import load_weights
-    from equifed.models.client_offsets import Beside
     from equifed.models.export import DESCRIPTION, load_exported
     from equifed.models.predictor import Predictor, link_of, name_classes
 
@@ -83,9 +79,8 @@ def load_predictor(
         link = link_of(SECTIONS["losses"][config.model["loss"]].load())
         dtype, (loss, own_l2) = dtype_of(config), _read_loss(config, module, told)
         own = {} if personalised else _read_own(path, config.model.get("own"))
-    beside: dict[str, Any] = {}
     if personalised:
-        own, beside = _read_personalised(path)
+        own = _read_personalised(path)
     check_folder(path)
     try:
         loaded = load_weights(module.to(dtype), load_file(path / MODEL))
@@ -94,8 +89,6 @@ def load_predictor(
             f"The module does not fit the weights in {path / MODEL} ({' '.join(str(error).split())}"
             "); hand over the module that was trained."
         ) from None
-    if beside:
-        loaded = Beside(loaded, **beside, outputs=own["linear.bias"].shape[1])
     return Predictor(
         loaded,
         input_shape=tuple(told["input_shape"]),
@@ -160,11 +153,8 @@ def _read_loss(
     return fitted_loss(loss) if model.get("class_weights") is None else None, part.l2
 
 
-def _read_personalised(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the own parts that were fitted after training, and what clients share beside it.
-
-    They must belong to this model.
-    """
+def _read_personalised(path: Path) -> dict[str, Any]:
+    """Return the own parts that were fitted after training; they must belong to this model."""
     from safetensors.torch import load
 
     if not (path / PERSONALISED).exists():
@@ -179,10 +169,12 @@ def _read_personalised(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"again with: equifed personalise {path}"
         )
     parts = load(content)
-    beside = {
-        name: parts.pop(BESIDE + name) for name in ("centre", "axes") if BESIDE + name in parts
-    }
-    return parts, beside
+    if any(name.startswith("beside:") for name in parts):
+        raise RunFolderError(
+            f"{path / PERSONALISED} has own offsets of version 0.2, which are no longer part of "
+            f"equifed; fit own parts again with: equifed personalise {path}"
+        )
+    return parts
 
 
 def _read_own(path: Path, named: Any) -> dict[str, Any]:
