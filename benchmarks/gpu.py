@@ -22,7 +22,7 @@ import torch
 from benchmarks.results import FOLDER, store
 from tests.problems import classification
 
-from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.streams import Stream
 from equifed.data import Federation, Split
 from equifed.engines.in_process import InProcessClients
@@ -89,9 +89,9 @@ def agreement() -> float:
     everything = {"proximal": 0.1, "radius": 2.0, "average": True, "mean_gradient": True}
     everything |= {"snapshot": 2, "hinge": SmoothedHinge(1.0, 0.1)}
     works = [
-        LocalSGD(lr=0.1, steps=4, batch_size=8),
-        LocalSGD(lr=0.1, steps=3),
-        LocalSGD(lr=0.1, epochs=2, batch_size=8, **everything),
+        LocalWork(lr=0.1, steps=4, batch_size=8),
+        LocalWork(lr=0.1, steps=3),
+        LocalWork(lr=0.1, epochs=2, batch_size=8, **everything),
     ]
     modules = [
         build("mlp", (20,), 10, dropout=0.3),

@@ -131,7 +131,7 @@ def test_the_mean_bend_of_drfas_snapshots_over_all_subsets_is_that_of_everybody(
     work, weights = LocalSGD(lr=0.05, steps=4), np.abs(SIGNED) / 2.4
     state = replace(DRFA(work).init(clients, x), weights=weights)
     t = int(stream.at("snapshot").generator().integers(1, 5))
-    moved = clients.local_steps(x, replace(work, snapshot=t), stream.at("local"))
+    moved = clients.local_steps(x, work.work(snapshot=t), stream.at("local"))
     assert moved.snapshot is not None
     full = moved.snapshot.weighted_sum(weights) - x
     full = full + t / 4 * moved.displacement.weighted_sum(weights)

@@ -149,7 +149,7 @@ def test_a_long_vector_is_clipped_and_an_absurd_one_has_the_usual_length(factor:
 
 
 def test_models_of_a_client_whose_step_is_too_long_are_those_of_the_server() -> None:
-    honest, work = clients(), replace(WORK, snapshot=2, average=True)
+    honest, work = clients(), WORK.work(snapshot=2, average=True)
     x = honest.initial(Stream(0)) + 1.0
     view = GuardedClients(with_liar(honest, 0, update=1e9), watch())
     moved, true = view.local_steps(x, work, Stream(0)), honest.local_steps(x, work, Stream(0))

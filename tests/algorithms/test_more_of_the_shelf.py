@@ -119,7 +119,7 @@ def test_a_multiplier_is_the_correction_and_the_pull(engine: str) -> None:
     clients, x = problem.clients(engine), torch.as_tensor(start(problem))
     _, control = clients.value_and_gradient(x, Stream(0))
     target = torch.arange(problem.d, dtype=torch.float64)
-    work = LocalSGD(lr=0.05, steps=3, proximal=0.4, multiplier=True)
+    work = LocalSGD(lr=0.05, steps=3, proximal=0.4).work(multiplier=True)
     moved = clients.local_steps(x, work, Stream(0), control=control, target=target)
     for e in np.eye(problem.n):
         expected = control.weighted_sum(e) - target + 0.4 * moved.displacement.weighted_sum(e)

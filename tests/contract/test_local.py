@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
+from equifed.runs.config import ConfigError, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,12 @@ from equifed.contract.local import LocalSGD, SmoothedHinge
         ({"lr": 0.1, "steps": 2, "batch_size": 0}, "batch_size must be a whole number"),
         ({"lr": 0.1, "steps": 2, "proximal": -1.0}, "proximal must be at least 0, got -1.0"),
         ({"lr": 0.1, "steps": 2, "radius": 0.0}, "radius must be positive, got 0.0"),
-        ({"lr": 0.1, "steps": 2, "snapshot": 3}, "snapshot=3 lies beyond the 2 steps"),
+        ({"lr": 0.1, "steps": 2, "snapshot": 3}, "snapshot=3 lies beyond the 2 local steps"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LocalSGD(**arguments)
+        LocalWork(**arguments)
 
 
 def test_a_hinge_needs_a_positive_smoothing() -> None:
@@ -32,8 +33,9 @@ def test_a_hinge_needs_a_positive_smoothing() -> None:
 
 
 def test_the_value_survives_json() -> None:
-    work = LocalSGD(lr=0.1, epochs=3, batch_size=7, radius=2.0, hinge=SmoothedHinge(0.3, 0.01))
-    assert LocalSGD.from_dict(json.loads(json.dumps(work.to_dict()))) == work
+    local = LocalSGD(lr=0.1, epochs=3, batch_size=7, radius=2.0)
+    work = local.work(hinge=SmoothedHinge(0.3, 0.01))
+    assert LocalWork.from_dict(json.loads(json.dumps(work.to_dict()))) == work
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,27 @@ def test_the_value_survives_json() -> None:
 )
 def test_epochs_count_the_last_smaller_batch(batch_size: int | None, steps: list[int]) -> None:
     assert LocalSGD(lr=1.0, epochs=2, batch_size=batch_size).steps_for([1, 4, 5]).tolist() == steps
+
+
+def test_users_set_seven_fields_and_algorithms_ask_for_more() -> None:
+    local = LocalSGD(lr=0.1, steps=3, proximal=0.2)
+    assert [*vars(local)] == [
+        "lr", "steps", "epochs", "batch_size", "proximal", "radius", "correction",
+    ]  # fmt: skip
+    work = local.work(snapshot=2).work(average=True)  # what was asked for before stays
+    assert (work.lr, work.steps, work.proximal) == (0.1, 3, 0.2)
+    assert work.results == ("displacement", "snapshot", "average")
+    assert local.work().results == ("displacement",)
+    with pytest.raises(TypeError, match="snapshot"):
+        LocalSGD(lr=0.1, steps=3, snapshot=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["snapshot", "average", "mean_gradient", "multiplier", "hinge"])
+def test_a_configuration_that_sets_an_internal_is_refused_by_name(name: str) -> None:
+    table = {
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2, name: 1}},
+        "data": {"name": "fashion-three"},
+        "rounds": 2,
+    }
+    with pytest.raises(ConfigError, match=rf"algorithm\.local\.{name}: there is no setting"):
+        RunConfig.from_dict(table)

@@ -13,7 +13,7 @@ from tests.problems import SIZES, classification, regression
 from torch import nn
 
 from equifed.contract.clients import ClientVectors, MissingClients, Moved
-from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
@@ -73,11 +73,11 @@ WORKS = {
     "full epochs": LocalSGD(lr=0.1, epochs=3),
     "proximal": LocalSGD(lr=0.1, steps=4, batch_size=2, proximal=0.7),
     "ball": LocalSGD(lr=0.3, steps=4, batch_size=2, radius=0.9),
-    "snapshot": LocalSGD(lr=0.1, epochs=2, batch_size=2, snapshot=3),
-    "average": LocalSGD(lr=0.1, epochs=2, batch_size=2, average=True),
-    "mean gradient": LocalSGD(lr=0.1, epochs=2, batch_size=2, mean_gradient=True),
-    "hinge": LocalSGD(lr=0.1, epochs=2, batch_size=2, hinge=SmoothedHinge(0.6, 0.2)),
-    "full, all but hinge and ball": LocalSGD(
+    "snapshot": LocalWork(lr=0.1, epochs=2, batch_size=2, snapshot=3),
+    "average": LocalWork(lr=0.1, epochs=2, batch_size=2, average=True),
+    "mean gradient": LocalWork(lr=0.1, epochs=2, batch_size=2, mean_gradient=True),
+    "hinge": LocalWork(lr=0.1, epochs=2, batch_size=2, hinge=SmoothedHinge(0.6, 0.2)),
+    "full, all but hinge and ball": LocalWork(
         lr=0.02,
         steps=12,
         proximal=0.4,
@@ -85,7 +85,7 @@ WORKS = {
         average=True,
         mean_gradient=True,
     ),
-    "everything": LocalSGD(
+    "everything": LocalWork(
         lr=0.1,
         epochs=2,
         batch_size=2,
@@ -165,7 +165,7 @@ def test_local_steps_agree(problem: str, work: str, mode: str, corrected: bool) 
         if corrected:
             gradients = engine.value_and_gradient(x, STREAM.at("gradient"))[1]
             options = {"control": gradients, "target": gradients.weighted_sum(WEIGHTS)}
-        if WORKS[work].hinge is not None:
+        if WORKS[work].work().hinge is not None:
             options["slopes"] = SLOPES
         moved.append(engine.local_steps(x, WORKS[work], STREAM.at("local"), **options))
     same_move(*moved)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts.trust import determinism
 
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.stacked.chunks import common_widths
 from equifed.engines.stacked.clients import StackedClients
@@ -63,7 +63,7 @@ def test_chunks_and_memory_change_no_bit(model: str, batch: int | None, memory: 
     federation, stream = determinism.federation(), Stream(0)
     if model == "own bias":
         batch = None  # profile losses are of all samples
-    work = LocalSGD(lr=0.1, steps=3, batch_size=batch, average=True)
+    work = LocalWork(lr=0.1, steps=3, batch_size=batch, average=True)
     weights = np.random.default_rng(1).random(determinism.CLIENTS)
     torch.manual_seed(0)
     found = set()

@@ -14,7 +14,7 @@ from tests.problems import classification
 from torch import nn
 
 from equifed.algorithms.scaffold import Scaffold
-from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.engines.minibatches import Minibatches
@@ -45,9 +45,9 @@ def chunk_of(*sizes: int) -> Chunk:
 
 
 def test_graphs_take_walks_of_clients_of_any_sizes_that_are_not_endless() -> None:
-    steps = LocalSGD(lr=1.0, steps=3, batch_size=4)
-    epochs = LocalSGD(lr=1.0, epochs=2, batch_size=4)
-    for work in (steps, epochs, replace(steps, snapshot=2), LocalSGD(lr=1.0, steps=3)):
+    steps = LocalWork(lr=1.0, steps=3, batch_size=4)
+    epochs = LocalWork(lr=1.0, epochs=2, batch_size=4)
+    for work in (steps, epochs, replace(steps, snapshot=2), LocalWork(lr=1.0, steps=3)):
         assert can_be_recorded(work, chunk_of(9, 2))
     assert not can_be_recorded(replace(epochs, snapshot=2), chunk_of(9, 2))  # some stop before it
     assert not can_be_recorded(replace(steps, steps=10**6), chunk_of(9, 2))
@@ -162,11 +162,11 @@ def test_cuda_agrees_with_the_loop_on_the_cpu(
     hinge = SmoothedHinge(1.0, 0.1)
     lr = 0.1 if name == "mlp" else 1e-4  # of many steps, which must not diverge
     works = [
-        LocalSGD(lr=0.1, steps=3, batch_size=4),
-        LocalSGD(lr=0.1, steps=2, hinge=hinge),
-        LocalSGD(lr=lr, epochs=3, batch_size=1, average=True),
-        LocalSGD(lr=lr, steps=70, batch_size=2, snapshot=1),
-        LocalSGD(lr=lr, steps=3, snapshot=1),
+        LocalWork(lr=0.1, steps=3, batch_size=4),
+        LocalWork(lr=0.1, steps=2, hinge=hinge),
+        LocalWork(lr=lr, epochs=3, batch_size=1, average=True),
+        LocalWork(lr=lr, steps=70, batch_size=2, snapshot=1),
+        LocalWork(lr=lr, steps=3, snapshot=1),
     ]
     weights = np.full(5, 0.2)
     for work in works:

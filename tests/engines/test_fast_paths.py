@@ -10,7 +10,7 @@ from tests.problems import classification, regression
 from torch import nn
 from torch.nn.utils import parametrize
 
-from equifed.contract.local import LocalSGD, SmoothedHinge
+from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.streams import Stream
 from equifed.engines.base import DenseVectors
 from equifed.engines.stacked.dense_layers import DenseLayersRule, slope_of
@@ -126,12 +126,12 @@ def test_least_squares_are_used_where_they_pay() -> None:
     _, clients = engines(regression(), nn.Linear(3, 1), losses.squared)
     quick = clients.least_squares
     assert quick is not None
-    assert quick.pays(LocalSGD(lr=0.1, steps=2), 2, size=9)
-    assert not quick.pays(LocalSGD(lr=0.1, steps=1), 1, size=9)
-    assert not quick.pays(LocalSGD(lr=0.1, steps=50, batch_size=2), 50, size=9)
-    assert not quick.pays(LocalSGD(lr=0.1, steps=50, radius=1.0), 50, size=9)
+    assert quick.pays(LocalWork(lr=0.1, steps=2), 2, size=9)
+    assert not quick.pays(LocalWork(lr=0.1, steps=1), 1, size=9)
+    assert not quick.pays(LocalWork(lr=0.1, steps=50, batch_size=2), 50, size=9)
+    assert not quick.pays(LocalWork(lr=0.1, steps=50, radius=1.0), 50, size=9)
     hinge = SmoothedHinge(0.1, 0.1)
-    assert not quick.pays(LocalSGD(lr=0.1, steps=50, hinge=hinge), 50, size=9)
+    assert not quick.pays(LocalWork(lr=0.1, steps=50, hinge=hinge), 50, size=9)
     _, logistic = engines(classification(), nn.Linear(3, 3), losses.cross_entropy)
     assert logistic.least_squares is None
     _, deep = engines(regression(), build("mlp", (3,), 1), losses.squared)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from equifed.algorithms.attendance import PATIENCE, take_attendance
@@ -158,11 +158,11 @@ class DRFA:
 
     def _work(self, stream: Stream) -> tuple[LocalSGD, float]:
         """Return the local work of this round, and which part of it leads to the snapshot w'."""
-        work = replace(self.local, average=self.output == "average")
+        work = self.local.work(average=self.output == "average")
         if self.ascent == "full" or work.steps is None:
             return work, 0.0
         t = int(stream.at("snapshot").generator().integers(1, work.steps + 1))
-        return replace(work, snapshot=t), t / work.steps
+        return work.work(snapshot=t), t / work.steps
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all local iterates (w-hat)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -184,7 +184,7 @@ class DRDM:
             share = part * share
         t = int(stream.at("snapshot").generator().integers(1, tau + 1))
         moved, kept = dynamic_steps(
-            chosen, state.x, replace(self.local, snapshot=t), self.alpha, state.multipliers, stream
+            chosen, state.x, self.local.work(snapshot=t), self.alpha, state.multipliers, stream
         )
         assert moved.snapshot is not None
         h, counted = self._tilt(state, moved, chosen, mix, roll.members)
@@ -236,9 +236,7 @@ def dynamic_steps(
     kept: ClientVectors | None, stream: Stream,
 ) -> tuple[Moved, ClientVectors]:  # fmt: skip
     """Return what came of local steps on f_i - <h_i, .> + alpha/2 |. - x|^2, and all h_i after."""
-    h, work = clients.remembered(kept, clients.index), replace(work, multiplier=True)
-    moved = clients.local_steps(
-        x, replace(work, proximal=alpha), stream.at("local"), control=h, target=torch.zeros_like(x)
-    )
+    h, work = clients.remembered(kept, clients.index), work.work(multiplier=True, proximal=alpha)
+    moved = clients.local_steps(x, work, stream.at("local"), control=h, target=torch.zeros_like(x))
     assert moved.multiplier is not None
     return moved, clients.remember(kept, clients.index, moved.multiplier)

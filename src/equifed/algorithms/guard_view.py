@@ -11,7 +11,7 @@ from equifed.algorithms.guard import Watch
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import ClientVectors, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalSGD, LocalWork
 from equifed.contract.participation import bound_share, limit_shares
 from equifed.contract.streams import Stream
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
@@ -176,13 +176,14 @@ class GuardedClients(ClientsView):
     def local_steps(
         self,
         x: Vector,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
         target: Vector | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
+        work = local.work()
         moved = super().local_steps(x, work, stream, control=control, target=target, slopes=slopes)
         for kind in ITERATES:
             models = getattr(moved, kind)
@@ -196,7 +197,7 @@ class GuardedClients(ClientsView):
         return moved
 
     def _possible_thresholds(
-        self, work: LocalSGD, steps: Index, slopes: Weights
+        self, work: LocalWork, steps: Index, slopes: Weights
     ) -> tuple[Losses, Losses]:
         """Return between what each client's threshold can end: a step is -lr (1 - s slope)."""
         assert work.hinge is not None

@@ -112,9 +112,10 @@ class _Scaling(ClientsView):
 
     @override
     def local_steps(
-        self, x: Vector, work: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
+        self, x: Vector, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
         target: Vector | None = None, slopes: Weights | None = None,
     ) -> Moved:  # fmt: skip
+        work = local.work()
         if control is not None or work.results != ("displacement",) or work.hinge is not None:
             raise ValueError(
                 f"Normalised scales plain local steps, but those of {self._who} have a correction, "

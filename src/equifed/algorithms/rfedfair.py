@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -107,7 +107,7 @@ class RFedFair:
             chosen, p = draw_clients(clients, everyone, self.clients_per_round, stream)  # Z
             p = total * p
         hinge = SmoothedHinge(state.threshold, self.smoothing)  # phi_mu(. - eta) of (5)
-        work = replace(self.local, hinge=hinge, average=self.output == "average")
+        work = self.local.work(hinge=hinge, average=self.output == "average")
         slopes = 1 / tails[chosen.index]
         moved = chosen.local_steps(state.x, work, stream.at("local"), slopes=slopes)  # kappa steps
         assert moved.thresholds is not None

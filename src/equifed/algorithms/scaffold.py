@@ -103,7 +103,7 @@ class Scaffold:
             _, new = clients.value_and_gradient(
                 state.x, stream.at("gradient"), self.gradient_batch_size
             )
-        work = replace(self.local, mean_gradient=new is None)
+        work = self.local.work(mean_gradient=new is None)
         moved = clients.local_steps(
             state.x, work, stream.at("local"), control=own, target=state.variate
         )

@@ -146,14 +146,14 @@ class Clients(ABC):
     def local_steps(
         self,
         x: Vector,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
         target: Vector | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        """Let every client do ``work`` from x.
+        """Let every client do ``local.work()`` from x.
 
         ``control`` and ``target`` are the SCAFFOLD-type correction (both or none); ``slopes`` are
         the factors of the hinge, one per client.

@@ -1,7 +1,8 @@
 """What a client does between two messages, as a value.
 
-A :class:`LocalSGD` is frozen and made of plain numbers, so every engine (one process, many, or a
-federation over the network) receives the same description and does the same work.
+A :class:`LocalSGD` is what a user sets; :class:`LocalWork` adds what an algorithm wants to know of
+it. Both are frozen and made of plain numbers, so every engine (one process, many, or a federation
+over the network) receives the same description and does the same work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from equifed.contract.arrays import Vector
 
@@ -76,18 +78,6 @@ class LocalSGD:
         less where control variates are noisy (gradients of few samples) or have a memory
         (:class:`equifed.Scaffold`); 0 leaves plain local steps. Less than 1 ends beside the
         solution where clients differ and take several steps, as FedAvg does.
-    snapshot : int, optional
-        Also return the iterate after this many steps (DRFA).
-    average : bool
-        Also return the mean of the iterates after each step (DRFA's averaged output).
-    mean_gradient : bool
-        Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
-        II).
-    multiplier : bool
-        Also return :math:`c_i - c + \text{proximal}\,(x - u)` at the end (FedDyn's :math:`h_i`,
-        which need the whole correction).
-    hinge : SmoothedHinge, optional
-        Outer transform of the client's loss (rFedFair).
 
     Examples
     --------
@@ -101,11 +91,6 @@ class LocalSGD:
     batch_size: int | None = None
     proximal: float = 0.0
     radius: float | None = None
-    snapshot: int | None = None
-    average: bool = False
-    mean_gradient: bool = False
-    multiplier: bool = False
-    hinge: SmoothedHinge | None = None
     correction: float = 1.0
 
     def __post_init__(self) -> None:
@@ -116,12 +101,9 @@ class LocalSGD:
                 f"LocalSGD needs either steps or epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}."
             )
-        for name in ("steps", "epochs", "batch_size", "snapshot"):
+        for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and (value != int(value) or value < 1):
-                raise ValueError(
-                    f"LocalSGD {name} must be a whole number of at least 1, got {value}."
-                )
+            _check_count(name, value)
             if name in ("steps", "epochs") and value is not None and value > MOST_STEPS:
                 raise ValueError(
                     f"LocalSGD {name} must be at most {MOST_STEPS:,} in one round, got {value}."
@@ -132,17 +114,16 @@ class LocalSGD:
             raise ValueError(
                 f"LocalSGD correction must lie in [0, 1], got {self.correction}; 1 is the papers'."
             )
-        if self.multiplier and self.correction != 1:
-            raise ValueError(
-                f"FedDyn's multipliers are its whole correction, got correction={self.correction}; "
-                "leave it at 1."
-            )
         if self.radius is not None and not self.radius > 0:
             raise ValueError(f"LocalSGD radius must be positive, got {self.radius}.")
-        if self.snapshot is not None and self.steps is not None and self.snapshot > self.steps:
-            raise ValueError(
-                f"LocalSGD snapshot={self.snapshot} lies beyond the {self.steps} steps."
-            )
+
+    def work(self, **asked: Any) -> LocalWork:
+        """Return the work that a verb sends: these steps, and what else is asked for.
+
+        >>> LocalSGD(lr=0.1, steps=3).work(average=True).results
+        ('displacement', 'average')
+        """
+        return LocalWork(**{**vars(self), **asked})
 
     def steps_for(self, sizes: NDArray[np.int64] | list[int]) -> NDArray[np.int64]:
         """Return how many steps clients with these numbers of samples take."""
@@ -151,21 +132,6 @@ class LocalSGD:
             return np.full(sizes.shape, self.steps, dtype=np.int64)
         assert self.epochs is not None
         return self.epochs * batches_per_pass(sizes, self.batch_size)
-
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The vectors that a client sends back, by their names in :class:`Moved`.
-
-        >>> LocalSGD(lr=0.1, steps=3, average=True).results
-        ('displacement', 'average')
-        """
-        optional = {
-            "snapshot": self.snapshot is not None,
-            "average": self.average,
-            "mean_gradient": self.mean_gradient,
-            "multiplier": self.multiplier,
-        }
-        return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
 
     def project(self, x: Vector) -> Vector:
         """Return the nearest model within ``radius`` of the origin: x itself where there is none.
@@ -178,19 +144,77 @@ class LocalSGD:
         return x if self.radius is None or norm <= self.radius else x * (self.radius / norm)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers for a message or a file; :meth:`from_dict` reads them back.
-
-        >>> work = LocalSGD(lr=0.1, steps=3, hinge=SmoothedHinge(1.0, 0.1))
-        >>> LocalSGD.from_dict(work.to_dict()) == work
-        True
-        """
+        """Return plain numbers for a message or a file; :meth:`LocalWork.from_dict` reads them."""
         return dataclasses.asdict(self)
 
+
+@dataclass(frozen=True)
+class LocalWork(LocalSGD):
+    r"""What ``local_steps`` sends: a user's local steps, and what an algorithm wants of them.
+
+    Parameters
+    ----------
+    lr, steps, epochs, batch_size, proximal, radius, correction
+        As for :class:`LocalSGD`.
+    snapshot : int, optional
+        Also return the iterate after this many steps (DRFA).
+    average : bool
+        Also return the mean of the iterates after each step (DRFA's averaged output).
+    mean_gradient : bool
+        Also return the mean of the plain gradients :math:`g_i` along the way (SCAFFOLD's option
+        II).
+    multiplier : bool
+        Also return :math:`c_i - c + \text{proximal}\,(x - u)` at the end (FedDyn's :math:`h_i`,
+        which need the whole correction).
+    hinge : SmoothedHinge, optional
+        Outer transform of the client's loss (rFedFair).
+    """
+
+    snapshot: int | None = None
+    average: bool = False
+    mean_gradient: bool = False
+    multiplier: bool = False
+    hinge: SmoothedHinge | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count("snapshot", self.snapshot)
+        if self.multiplier and self.correction != 1:
+            raise ValueError(
+                f"FedDyn's multipliers are its whole correction, got correction={self.correction}; "
+                "leave it at 1."
+            )
+        if self.snapshot is not None and self.steps is not None and self.snapshot > self.steps:
+            raise ValueError(f"snapshot={self.snapshot} lies beyond the {self.steps} local steps.")
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The vectors that a client sends back, by their names in :class:`Moved`."""
+        optional = {
+            "snapshot": self.snapshot is not None,
+            "average": self.average,
+            "mean_gradient": self.mean_gradient,
+            "multiplier": self.multiplier,
+        }
+        return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
+
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LocalSGD:
-        """Build the value that :meth:`to_dict` described."""
+    def from_dict(cls, values: dict[str, Any]) -> LocalWork:
+        """Build the value that :meth:`to_dict` described.
+
+        >>> work = LocalSGD(lr=0.1, steps=3).work(hinge=SmoothedHinge(1.0, 0.1))
+        >>> LocalWork.from_dict(work.to_dict()) == work
+        True
+        """
         hinge = values.get("hinge")
         return cls(**{**values, "hinge": SmoothedHinge(**hinge) if hinge else None})
+
+
+def _check_count(name: str, value: float | None) -> None:
+    """Refuse what is no whole number of at least 1."""
+    if value is not None and (value != int(value) or value < 1):
+        raise ValueError(f"LocalSGD {name} must be a whole number of at least 1, got {value}.")
 
 
 def batches_per_pass(sizes: NDArray[np.int64], batch_size: int | None) -> NDArray[np.int64]:

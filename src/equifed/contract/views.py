@@ -164,7 +164,7 @@ class ClientsView(Clients):
     def local_steps(
         self,
         x: Vector,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
@@ -173,10 +173,10 @@ class ClientsView(Clients):
     ) -> Moved:
         plain = None if control is None else control.behind
         moved = self.behind.local_steps(
-            x, work, stream, control=plain, target=target, slopes=slopes
+            x, local, stream, control=plain, target=target, slopes=slopes
         )
         seen: dict[str, Any] = {}
-        for kind in work.results:
+        for kind in local.work().results:
             vectors = getattr(moved, kind)
             seen[kind] = self.see_vectors(vectors, kind, x, stream, control is not None)  # type: ignore[arg-type]
         if moved.thresholds is not None:

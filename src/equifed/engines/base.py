@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import Clients, MissingClients, Traffic, check_index
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.names import show_text
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
@@ -136,7 +136,7 @@ class TorchClients(OwnParts, Clients):
         down = self.model.size + (0 if thin is None else thin.numel())
         self.traffic.record(self.index, down=width * down, up=width * hessian.numbers(thin))
 
-    def _book_local(self, work: LocalSGD, corrected: bool) -> None:
+    def _book_local(self, work: LocalWork, corrected: bool) -> None:
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
     def refuse_non_finite(self, values: Losses, what: str) -> None:
@@ -148,13 +148,13 @@ class TorchClients(OwnParts, Clients):
 
 
 def check_local_arguments(
-    work: LocalSGD, control: object | None, target: object | None, slopes: object | None
+    work: LocalWork, control: object | None, target: object | None, slopes: object | None
 ) -> None:
     """Refuse half a correction, a multiplier without one, or a hinge without slopes."""
     if (control is None) != (target is None):
         raise ValueError("local_steps takes control and target together or neither.")
     if work.multiplier and control is None:
-        raise ValueError("local.multiplier is c_i - c + proximal (x - u): it needs a control.")
+        raise ValueError("The multiplier is c_i - c + proximal (x - u): it needs a control.")
     if work.correction != 1 and control is None:
         raise ValueError(
             f"local.correction = {work.correction} damps a correction of local steps, and this "
@@ -162,8 +162,7 @@ def check_local_arguments(
         )
     if (work.hinge is None) != (slopes is None):
         raise ValueError(
-            "local_steps takes slopes exactly when the local work has a hinge: rFedFair sets "
-            "local.hinge itself, and no other algorithm has one; leave it out."
+            "local_steps takes slopes exactly when the local work has a hinge, as rFedFair's has."
         )
 
 

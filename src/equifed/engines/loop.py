@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import Moved
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalSGD, LocalWork
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
@@ -80,13 +80,14 @@ class LoopClients(InProcessClients):
     def local_steps(
         self,
         x: Tensor,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
+        work = local.work()
         self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors)
@@ -151,7 +152,7 @@ class LoopClients(InProcessClients):
     def _walk(
         self,
         x: Tensor,
-        work: LocalSGD,
+        work: LocalWork,
         stream: Stream,
         k: int,
         steps: int,
@@ -201,7 +202,7 @@ class LoopClients(InProcessClients):
     def _walk_with_own(
         self,
         x: Tensor,
-        work: LocalSGD,
+        work: LocalWork,
         stream: Stream,
         k: int,
         steps: int,

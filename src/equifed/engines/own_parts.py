@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import Index
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.own import Inexactness, OwnL2, OwnSteps, own_strength
 from equifed.data.federation import Federation
 from equifed.engines.profile import OFFSETS, Offsets, error_bounds
@@ -49,9 +49,9 @@ class OwnRows:
         self.after = self.start.index_copy(0, torch.as_tensor(index, device=rows.device), rows)
 
 
-def plain_work(work: LocalSGD) -> LocalSGD:
+def plain_work(work: LocalWork) -> LocalWork:
     """Return the steps on own parameters that precede alternating work on the shared ones."""
-    return LocalSGD(work.lr, work.steps, work.epochs, work.batch_size)
+    return LocalWork(work.lr, work.steps, work.epochs, work.batch_size)
 
 
 class OwnParts:

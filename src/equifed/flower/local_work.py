@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.clients import Moved
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests
 from equifed.flower.secure.ledger import Sum
@@ -18,7 +18,7 @@ from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import Reply, WireError, expect_number
 
 
-class LocalWork:
+class RequestedWork:
     """One call of ``local_steps``: asked for at once, or together with the first hidden sum.
 
     ``control`` are vectors on the clients that the work refers to.
@@ -28,7 +28,7 @@ class LocalWork:
         self,
         messenger: Messenger,
         requests: Requests,
-        work: LocalSGD,
+        work: LocalWork,
         control: FlowerVectors | None,
         x: Tensor,
         target: Tensor | None,

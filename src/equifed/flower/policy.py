@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalSGD, LocalWork
 from equifed.flower.site import SiteError
 from equifed.flower.wire import OPERATIONS
 from equifed.runs.settings import Checker, ConfigError, settings
@@ -142,7 +142,7 @@ class Policy:
         for op in plan.get("requests", ()):
             self.check_request(str(op))
         if plan.get("work") is not None:
-            self.check_work(LocalSGD.from_dict(plan["work"]), samples)
+            self.check_work(LocalWork.from_dict(plan["work"]), samples)
 
     def shorten(self, vector: NDArray[Any]) -> NDArray[Any]:
         """Return a vector that is not longer than the site's limit.

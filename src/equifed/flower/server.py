@@ -19,7 +19,7 @@ from equifed.contract.vectors import ClientVectors, KeyedMemory
 from equifed.engines.answers import check_metrics
 from equifed.engines.base import check_local_arguments
 from equifed.flower.curvature import FlowerCurvature
-from equifed.flower.local_work import LocalWork
+from equifed.flower.local_work import RequestedWork
 from equifed.flower.mailbox import Answers, Mailbox
 from equifed.flower.measured import check_detail, expect_nothing, read_evaluation
 from equifed.flower.members import Members
@@ -174,7 +174,7 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
     def local_steps(
         self,
         x: Vector,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
@@ -182,6 +182,7 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
         slopes: Weights | None = None,
     ) -> Moved:
         # Where vectors are hidden the work is asked for together with the first sum of its result.
+        work = local.work()
         self.members.engine.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, FlowerVectors)
@@ -194,7 +195,7 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
                 request.args["control"] = control.key_of(i)
             if slopes is not None:
                 request.args["slope"] = float(slopes[k])
-        return LocalWork(self, requests, work, control, x, target).start()
+        return RequestedWork(self, requests, work, control, x, target).start()
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.base import DenseVectors
@@ -147,7 +147,7 @@ class Worker:
 
     def local(self) -> Reply:
         """Do local work, and keep or send what comes of it."""
-        work = LocalSGD.from_dict(self.args["work"])
+        work = LocalWork.from_dict(self.args["work"])
         self.client.policy.check_work(work, len(self.federation.train))
         target, slope = None, self.args["slope"]
         control = self._control()

@@ -207,7 +207,7 @@ class DistributedClients(TorchClients):
     def local_steps(
         self,
         x: Tensor,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
@@ -215,12 +215,11 @@ class DistributedClients(TorchClients):
         slopes: Weights | None = None,
     ) -> Moved:
         assert control is None or isinstance(control, DistributedVectors)
-        places, part = self._part()
-
+        (places, part), work = self._part(), local.work()
         kept = None if control is None else control.own
         steep = None if slopes is None else slopes[places]
         more: dict[str, Any] = {"control": kept, "target": target, "slopes": steep}
-        own = self.guard(part, lambda local: local.local_steps(x, work, stream, **more))
+        own = self.guard(part, lambda here: here.local_steps(x, work, stream, **more))
         if self.remembers_own():
             self.own_rows.put(self.index, self._gather_own(places))
         self._book_local(work, corrected=target is not None)

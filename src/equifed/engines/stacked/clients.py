@@ -207,13 +207,14 @@ class StackedClients(InProcessClients):
     def local_steps(
         self,
         x: Tensor,
-        work: LocalSGD,
+        local: LocalSGD,
         stream: Stream,
         *,
         control: ClientVectors | None = None,
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
+        work = local.work()
         self.refuse_minibatches(work.batch_size)
         check_local_arguments(work, control, target, slopes)
         assert control is None or isinstance(control, DenseVectors | SharedGradients)

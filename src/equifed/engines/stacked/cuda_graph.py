@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import mix
 from equifed.engines.stacked.chunks import Chunk, Supply
 from equifed.engines.stacked.gradient_rules import PenalisedRule
@@ -181,7 +181,7 @@ class Graphs:
         return captured(given, room)
 
 
-def can_be_recorded(work: LocalSGD, chunk: Chunk) -> bool:
+def can_be_recorded(work: LocalWork, chunk: Chunk) -> bool:
     """Tell whether a walk is short enough, and its snapshot at one step for all clients."""
     steps = work.steps_for(chunk.sizes)
     short = steps.max() <= LONGEST and PlannedBatches.fits(chunk, steps)

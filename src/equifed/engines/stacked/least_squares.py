@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import DenseLayersRule, Linear
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, Samples
 from equifed.engines.stacked.walk import ChunkWork, Walk
@@ -138,7 +138,7 @@ class LeastSquares:
             return layer if isinstance(layer, Linear) else None
         return None
 
-    def pays(self, work: LocalSGD, steps: int, size: int) -> bool:
+    def pays(self, work: LocalWork, steps: int, size: int) -> bool:
         """Tell whether clients of so many samples gain: a matrix costs half its side in steps.
 
         The hinge needs losses, and the ball needs norms, which these coordinates do not keep.

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.base import DenseVectors, InProcessVectors, to_numpy, to_tensor
 from equifed.engines.minibatches import Keys
@@ -157,7 +157,7 @@ class LocalRun:
         self,
         clients: Maker,
         x: Tensor,
-        work: LocalSGD,
+        work: LocalWork,
         stream: Stream,
         control: DenseVectors | SharedGradients | None,
         target: Tensor | None,

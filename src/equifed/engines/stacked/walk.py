@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equifed.contract.arrays import Index
-from equifed.contract.local import LocalSGD
+from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.own_parts import plain_work
 from equifed.engines.resources import empty_rows
@@ -35,7 +35,7 @@ class ChunkWork:
     """
 
     x: Tensor
-    work: LocalSGD
+    work: LocalWork
     stream: Stream
     chunk: Chunk
     correction: Tensor | None
@@ -82,7 +82,7 @@ class Walk:
     ----------
     x : Tensor (d,) or (c, d)
         The server's model (in coordinates that each client may have of its own).
-    work : LocalSGD
+    work : LocalWork
         What to do.
     steps : array of int, shape (c,)
         Steps of each client, not increasing: those who still walk are always the first rows.
@@ -101,7 +101,7 @@ class Walk:
     def __init__(
         self,
         x: Tensor,
-        work: LocalSGD,
+        work: LocalWork,
         steps: Index,
         correction: Tensor | None,
         slope: Tensor | None,
