@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from equifed.data.federation import Federation, Split
+from equifed.data.federation import Federation
+from equifed.data.split import Split
 
 
 def head(clients: int = 1000, samples: int = 50, features: int = 1280) -> Federation:

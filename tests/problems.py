@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equifed.contract.streams import Stream
-from equifed.data.federation import Federation, Split
+from equifed.data.federation import Federation
+from equifed.data.split import Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.simulate import simulate
 from equifed.objectives import (

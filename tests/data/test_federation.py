@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from equifed.data import DataError, Federation, Split
-from equifed.data.tables import Table
+from equifed.data.describe import Table
 
 few = settings(deadline=None, max_examples=40)
 
@@ -110,7 +110,7 @@ def test_checksum_sees_every_change():
         federation([3, 4], dtype="float32"),
         base.subset(["c1", "c0"]),
         base.split(test=0.3),
-        Federation("own data", ("c0", "x"), base.train, classes=3),
+        Federation("your data", ("c0", "x"), base.train, classes=3),
     ]
     assert len({base.checksum(), *(fed.checksum() for fed in others)}) == 1 + len(others)
 
@@ -120,7 +120,7 @@ def test_table_shows_sizes_and_class_counts_as_text_and_by_rich():
     assert str(fed.table()).splitlines()[2].split() == ["north", "3", "1", "2"]
     screen = io.StringIO()
     Console(file=screen, width=80).print(fed.table())
-    assert "north" in screen.getvalue() and "own data" in screen.getvalue()
+    assert "north" in screen.getvalue() and "your data" in screen.getvalue()
 
 
 def test_a_narrow_console_shows_every_number_whole():

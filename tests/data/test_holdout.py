@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equifed.data import DataError, DataWarning, Federation, Holdout
-from equifed.data.columns import group_rows
-from equifed.data.holdout import divide_at_random, divide_by_time, divide_groups, read_moments
-from equifed.data.own_table import TableRequest
-from equifed.data.site_table import SiteTable
+from equifed.data.columns import group_rows, read_moments
+from equifed.data.split import divide_at_random, divide_by_time, divide_groups
+from equifed.data.table import TableRequest
+from equifed.flower.site_table import SiteTable
 
 some = settings(deadline=None, max_examples=80)
 fractions = st.sampled_from([(0.0, 0.3), (0.2, 0.0), (0.2, 0.2), (0.45, 0.45)])
@@ -30,7 +30,7 @@ def visits(draw):
 @given(visits())
 def test_all_rows_of_a_group_are_in_one_split(given_visits):
     clients, groups, holdout = given_visits
-    part = divide_groups(group_rows(clients), groups, holdout)
+    part = divide_groups(group_rows(clients), group_rows(groups), holdout)
     for group in set(groups):
         assert len({part[k] for k, g in enumerate(groups) if g == group}) == 1
     if holdout.validation == 0:
@@ -42,7 +42,7 @@ def test_all_rows_of_a_group_are_in_one_split(given_visits):
 def test_groups_meet_the_fractions_as_nearly_as_they_can():
     groups = np.repeat(np.arange(300), 3)
     owners = {"a": np.arange(600), "b": np.arange(600, 900)}
-    part = divide_groups(owners, groups.tolist(), Holdout(0.1, 0.2))
+    part = divide_groups(owners, group_rows(groups.tolist()), Holdout(0.1, 0.2))
     for rows in owners.values():
         assert abs(np.mean(part[rows] == "test") - 0.2) < 0.01
         assert abs(np.mean(part[rows] == "validation") - 0.1) < 0.01
@@ -51,7 +51,7 @@ def test_groups_meet_the_fractions_as_nearly_as_they_can():
 def test_groups_that_several_clients_share_meet_the_fractions_too():
     groups = [k // 4 for k in range(400)]
     owners = {"a": np.arange(0, 400, 2), "b": np.arange(1, 400, 2)}
-    part = divide_groups(owners, groups, Holdout(0.0, 0.3))
+    part = divide_groups(owners, group_rows(groups), Holdout(0.0, 0.3))
     assert np.mean(part == "test") == pytest.approx(0.3)
     assert all(len(set(part[4 * k : 4 * k + 4])) == 1 for k in range(100))
 

@@ -13,8 +13,8 @@ from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
 
 from equifed.data import DataError, DataWarning, Federation, Preparation, Prepare
-from equifed.data.fit_preparation import ask_kinds, combine, describe_rows, fit_preparation
-from equifed.data.preparation import Target
+from equifed.data.fit import ask_kinds, combine, describe_rows, fit_preparation
+from equifed.data.targets import Target
 
 TARGET = Target("y", ("a", "b"))
 

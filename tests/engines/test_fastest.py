@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import equifed as ef
 from equifed.contract.streams import Stream
-from equifed.data.cache import cache_folder
+from equifed.data.mapped import cache_folder
 from equifed.engines import fastest
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients

@@ -24,7 +24,6 @@ from typer.testing import CliRunner
 from equifed.cli.flower import app as flower_cli
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
-from equifed.data.site_table import SiteTable
 from equifed.data.split import DataError
 from equifed.engines.loop import LoopClients
 from equifed.flower.app import run_federation, run_leave_one_out
@@ -33,6 +32,7 @@ from equifed.flower.client import make_client_app
 from equifed.flower.hello import StartError
 from equifed.flower.memory import Memory, find_memories
 from equifed.flower.results import digest
+from equifed.flower.site_table import SiteTable
 from equifed.flower.welcome import welcome
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.models import architectures

@@ -18,7 +18,7 @@ def examine() -> dict[str, Any]:
     """Return the findings; None stands for what is not there."""
     import torch
 
-    from equifed.data.cache import cache_folder
+    from equifed.data.mapped import cache_folder
 
     given = os.environ.get("EQUIFED_DATA")
     return {

@@ -62,7 +62,7 @@ def show_data(
 def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
     """Return what there is to know about a federation, as tables and as a document."""
     from equifed.data.columns import read_columns
-    from equifed.data.describe_columns import describe_columns, tabulate_columns, tabulate_shares
+    from equifed.data.describe import describe_columns, tabulate_columns, tabulate_shares
 
     sizes, prepared = federation.table(), federation.preparation
     counts = {

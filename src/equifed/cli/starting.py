@@ -13,7 +13,7 @@ import typer
 from equifed.cli.terminal import Json, Overwrite, Quiet, explain_errors, print_json
 
 if TYPE_CHECKING:
-    from equifed.data.guess import Guess
+    from equifed.data.infer import Guess
     from equifed.runs.config import RunConfig
 
 Table = Annotated[Path, typer.Argument(help="CSV or Parquet file, one row a sample.")]
@@ -54,7 +54,7 @@ def _guess(
 ) -> Guess:
     """Return what the columns are: as given, as answered, else as guessed."""
     from equifed.data.columns import read_columns
-    from equifed.data.guess import (
+    from equifed.data.infer import (
         choose_categories,
         guess_client,
         guess_columns,

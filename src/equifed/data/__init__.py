@@ -1,8 +1,7 @@
-"""A federation, how to make one from your own data, and its preparation."""
+"""A federation, how to make one from your data, and its preparation."""
 
 from equifed.data.columns import read_columns
-from equifed.data.federation import Federation
-from equifed.data.holdout import Holdout
+from equifed.data.federation import Federation, standardise
 from equifed.data.mapped import FederationWriter, open_federation
 from equifed.data.partitions import (
     ByColumn,
@@ -14,10 +13,8 @@ from equifed.data.partitions import (
     Shards,
     build_partition,
 )
-from equifed.data.preparation import Preparation
-from equifed.data.prepare import Prepare
-from equifed.data.preprocess import fill_missing, standardise
-from equifed.data.split import DataError, DataWarning, Split
+from equifed.data.preparation import Preparation, Prepare
+from equifed.data.split import DataError, DataWarning, Holdout, Split
 
 __all__ = [
     "ByColumn",
@@ -36,7 +33,6 @@ __all__ = [
     "Shards",
     "Split",
     "build_partition",
-    "fill_missing",
     "open_federation",
     "read_columns",
     "standardise",

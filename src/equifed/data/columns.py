@@ -1,8 +1,11 @@
-"""Tables as named columns of Python values, from CSV, Parquet, data frames or mappings."""
+"""Columns of a table: cells cleaned once, and what they hold: numbers, categories, names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -11,14 +14,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.csv_files import read_csv
-from equifed.data.foreign import name_key, name_values
-from equifed.data.split import DataError
+from equifed.data.split import DataError, Rows, refuse_twice
 
-Columns = dict[str, list[Any]]
-"""Column name to values; a missing value is None."""
-
+BOOLS = (bool, np.bool_)
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
+DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}( .*)?")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+WHOLE = re.compile(r"([+-]?\d+)\.0+")
+
+
+class Columns(dict[str, list[Any]]):
+    """Named columns of one length with clean cells: a missing value is None.
+
+    :func:`read_columns` makes them and returns them as they are: a cell is cleaned once.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.values())))
+
+    def take(self, rows: Rows, names: Iterable[str] | None = None) -> Columns:
+        """Return some rows, of all columns or of those named."""
+        index = rows.tolist()
+        wanted = self if names is None else names
+        return Columns({name: [self[name][r] for r in index] for name in wanted})
+
+
+# -- reading --------------------------------------------------------------------------------------
 
 
 def read_columns(table: Any | str | Path) -> Columns:
@@ -27,18 +50,18 @@ def read_columns(table: Any | str | Path) -> Columns:
     >>> read_columns({"a": [1, float("nan")], "b": ["x", " ?"]})
     {'a': [1, None], 'b': ['x', None]}
     """
+    if isinstance(table, Columns):
+        return table
     where = f"The table {table}" if isinstance(table, str | Path) else "The table"
-    raw = _read_raw(table)
-    lengths = {str(name): len(values) for name, values in raw}
-    if len(lengths) != len(raw):
-        names = [str(name) for name, _ in raw]
-        twice = next(name for k, name in enumerate(names) if name in names[:k])
-        raise DataError(f"{where} has the column {twice!r} twice; rename or drop one of them.")
+    raw = _list_columns(table)
+    names = [str(name) for name, _ in raw]
+    refuse_twice(names, f"{where} has the column {{!r}} twice; rename or drop one of them.")
+    lengths = {name: len(values) for name, (_, values) in zip(names, raw, strict=True)}
     if not lengths or 0 in lengths.values():
         raise DataError(f"{where} needs rows, it has {len(lengths)} column(s) and none.")
     if len(set(lengths.values())) > 1:
         raise DataError(f"{where} needs columns of the same length, got {lengths}.")
-    return {str(name): clean_all(values) for name, values in raw}
+    return Columns(zip(names, (clean_column(values) for _, values in raw), strict=True))
 
 
 def find_categories(table: Any) -> list[str]:
@@ -54,6 +77,71 @@ def find_categories(table: Any) -> list[str]:
     marks = ("category", "categorical", "enum", "dictionary")
     pairs = zip(names, kinds, strict=False)
     return [str(name) for name, kind in pairs if str(kind).lower().startswith(marks)]
+
+
+def _list_columns(table: Any) -> list[tuple[Any, list[Any]]]:
+    """Return names and values of the columns, also of those whose names are the same."""
+    if isinstance(table, str | Path):
+        from equifed.data.files import read_file  # nothing else needs a reader of files
+
+        table = read_file(Path(table))
+    try:
+        if isinstance(table, Mapping):
+            pairs = list(table.items())
+        elif hasattr(table, "iloc"):  # pandas
+            pairs = [(name, table.iloc[:, k]) for k, name in enumerate(table.columns)]
+        elif hasattr(table, "column_names") and hasattr(table, "columns"):  # pyarrow
+            pairs = list(zip(table.column_names, table.columns, strict=True))
+        elif hasattr(table, "column_names") or hasattr(table, "columns"):  # Hugging Face, polars
+            pairs = [(n, table[n]) for n in getattr(table, "column_names", None) or table.columns]
+        else:
+            raise DataError(
+                "A table is a path, a data frame, a pyarrow Table or a mapping of columns, "
+                f"got {type(table).__name__}."
+            )
+        return [(name, _as_list(name, values)) for name, values in pairs]
+    except (TypeError, AttributeError, KeyError) as error:
+        raise DataError(f"Cannot read a {type(table).__name__} as a table: {error}.") from None
+
+
+def _as_list(name: Any, values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping):
+        raise DataError(f"Column {str(name)!r} must be a list or an array, got {values!r:.60}.")
+    if hasattr(values, "to_pylist"):  # pyarrow
+        return list(values.to_pylist())
+    return list(values.tolist() if hasattr(values, "detach") else values)
+
+
+def clean_column(values: Sequence[Any]) -> list[Any]:
+    """Return cells as they are, text without blanks around it, and None for nothing."""
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds <= {int, bool}:
+        return list(values)
+    if kinds <= {int, bool, float}:
+        return [None if v != v else v for v in values]
+    if kinds == {str}:
+        return [None if v is None or (t := v.strip()).lower() in MISSING else t for v in values]
+    return [_clean(v) for v in values]
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.strip()
+        return None if value.lower() in MISSING else value
+    if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    try:
+        return None if bool(value != value) else value  # NaN and NaT
+    except Exception:  # of arrays in cells, say; whoever uses the column refuses them
+        return value
+
+
+def find_gap(values: Sequence[Any]) -> int | None:
+    """Return the first row without a value."""
+    return next((k for k, v in enumerate(values) if v is None), None)
+
+
+# -- numbers and categories -----------------------------------------------------------------------
 
 
 def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
@@ -73,26 +161,163 @@ def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
         return None
 
 
-def one_hot(values: Sequence[Any], categories: Sequence[str] | None = None) -> NDArray[np.float64]:
-    """Return one 0/1 column per category (by default the distinct values in sorted order).
+def is_number(value: Any) -> bool:
+    """Tell whether a cell is a number, or a text that can be read as one; a boolean is neither."""
+    return not isinstance(value, BOOLS) and to_numbers([value]) is not None
 
-    A value outside ``categories`` gives a row of zeros.
 
-    >>> one_hot(["b", "a"])
+def read_numbers(
+    name: str, values: Sequence[Any], *, numbered: bool = False
+) -> NDArray[np.float64]:
+    """Return cleaned values as numbers, NaN where they are missing; or name the one that is none.
+
+    ``numbered`` adds its row to the message, where the caller's rows are the user's.
+
+    >>> read_numbers("age", ["1", None, 2.5])
+    array([1. , nan, 2.5])
+    """
+    numbers = to_numbers([np.nan if v is None else v for v in values])
+    if numbers is None:
+        row = next(k for k, v in enumerate(values) if v is not None and to_numbers([v]) is None)
+        text, place = str(values[row]), f" in row {row + 1}" if numbered else ""
+        cure = "correct it, leave it empty if not known, or list the column in categorical."
+        raise DataError(
+            f"Column {name!r} is not numeric (it has {text!r:.60}{place}); "
+            f"{explain_comma(text) if DECIMAL_COMMA.fullmatch(text) else cure}"
+        )
+    infinite = np.flatnonzero(np.isinf(numbers))
+    if len(infinite):
+        place = f", the first is row {infinite[0] + 1}" if numbered else ""
+        raise DataError(
+            f"Column {name!r} holds {numbers[infinite[0]]} in {len(infinite)} row(s){place}; "
+            "correct or remove them."
+        )
+    return numbers
+
+
+def explain_comma(text: str) -> str:
+    """Return what to do about a number with a decimal comma."""
+    return (
+        "numbers need a decimal point; replace the comma, or hand over "
+        f"pandas.read_csv(path, sep=';', decimal=',') if {text} is {text.replace(',', '.')}."
+    )
+
+
+def is_date(value: Any) -> bool:
+    """Tell whether a value is a date, or a text that looks like one.
+
+    >>> is_date("2024-05-31"), is_date("31.5.2024"), is_date("5-31")
+    (True, True, False)
+    """
+    if isinstance(value, str):
+        return DATE.fullmatch(value) is not None
+    return isinstance(value, datetime.date | np.datetime64)
+
+
+def read_moments(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return numbers, dates or ISO texts, none of them missing, as numbers that rise with time.
+
+    >>> read_moments("day", ["2024-01-02", "2024-01-01"]).tolist()
+    [1704153600.0, 1704067200.0]
+    """
+    numbers = to_numbers(values)
+    return numbers if numbers is not None else np.array([_read_moment(name, v) for v in values])
+
+
+def _read_moment(name: str, value: Any) -> float:
+    exact = isinstance(value, np.datetime64)
+    moment = value.astype("datetime64[us]").item() if exact else value
+    try:
+        if isinstance(moment, str):
+            moment = datetime.datetime.fromisoformat(moment)
+        elif isinstance(moment, datetime.date) and not isinstance(moment, datetime.datetime):
+            moment = datetime.datetime.combine(moment, datetime.time())
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+        return float(moment.timestamp())
+    except (ValueError, AttributeError, TypeError):
+        raise DataError(
+            f"Column {name!r} holds {str(value)!r:.60}, which is no number and no date like "
+            "2024-05-31; convert it (pandas.to_datetime)."
+        ) from None
+
+
+def name_category(value: Any) -> str:
+    """Return the text that tells a category, the same for a CSV file and a data frame.
+
+    >>> [name_category(v) for v in (1, 1.0, "1.0", "01", True, "TRUE", " x ")]
+    ['1', '1', '1', '01', 'True', 'True', 'x']
+    """
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    text = str(value).strip()
+    whole = WHOLE.fullmatch(text)
+    if whole:
+        return whole[1]
+    return text.capitalize() if text.lower() in ("true", "false") else text
+
+
+def name_categories(values: Sequence[Any]) -> list[str | None]:
+    """Return the text of every category, None where it is missing; each is looked at once."""
+    kinds = set(map(type, values)) - {type(None)}
+    if len(kinds) > 1:  # 1 and True are one key
+        return [None if v is None else name_category(v) for v in values]
+    known = {v: name_category(v) for v in set(values) if v is not None}
+    return [known.get(v) for v in values]
+
+
+def one_hot(values: Sequence[Any], categories: Sequence[str]) -> NDArray[np.float64]:
+    """Return one 0/1 column per category; a value that is none of them gives a row of zeros.
+
+    >>> one_hot(["b", "a"], ["a", "b"])
     array([[0., 1.],
            [1., 0.]])
     """
-    texts = [str(v) for v in values]
-    known = sorted(set(texts)) if categories is None else categories
-    column = {name: k for k, name in enumerate(known)}
-    codes = np.array([column.get(text, -1) for text in texts], dtype=np.int64)
-    table = np.zeros((len(texts), len(column)))
+    column = {name: k for k, name in enumerate(categories)}
+    codes = np.array([column.get(str(v), -1) for v in values], dtype=np.int64)
+    table = np.zeros((len(codes), len(column)))
     there = np.flatnonzero(codes >= 0)
     table[there, codes[there]] = 1.0
     return table
 
 
-def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, NDArray[np.int64]]:
+# -- clients --------------------------------------------------------------------------------------
+
+
+def name_values(values: Iterable[Hashable], what: str) -> dict[Hashable, str]:
+    """Return a name for each distinct value, in order of first appearance.
+
+    Different values have different names: 1 and "1", which print alike, are called ``1`` and
+    ``'1'``. Equal numbers are one value, as in a dictionary; True and 1 are not.
+
+    >>> name_values([1, "1", 2.0, 1], "client")
+    {(False, 1): '1', (False, '1'): "'1'", (False, 2.0): '2.0'}
+    """
+    names: dict[Hashable, str] = {}
+    taken: set[str] = set()
+    for value in values:
+        key = isinstance(value, BOOLS), value
+        try:
+            if key in names:
+                continue
+        except TypeError:
+            raise DataError(
+                f"{what} must be text or numbers, got a {type(value).__name__} ({value!r:.60})."
+            ) from None
+        candidates = (str(value), repr(value), f"{value!r} ({type(value).__name__})")
+        free = [name for name in candidates if name not in taken]
+        if not free:
+            raise DataError(f"{what}: {value!r:.60} prints like another value; rename it.")
+        names[key] = free[0]
+        taken.add(free[0])
+    return names
+
+
+def name_key(value: Hashable) -> Hashable:
+    """Return the key of a value in :func:`name_values`."""
+    return isinstance(value, BOOLS), value
+
+
+def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, Rows]:
     """Return the rows of each distinct value, by its name, in order of first appearance.
 
     >>> group_rows(["b", "a", "b"])
@@ -102,84 +327,24 @@ def group_rows(values: Sequence[Any], what: str = "Clients") -> dict[str, NDArra
     """
     names = name_values(values, what)
     place = {key: k for k, key in enumerate(names)}
-    codes = np.array([place[name_key(v)] for v in values], dtype=np.int64)
+    codes = np.array([place[isinstance(v, BOOLS), v] for v in values], dtype=np.int64)
     order = np.argsort(codes, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(codes, minlength=len(names)))[:-1])
     return dict(zip(names.values(), rows, strict=True))
 
 
-def clean_all(values: Sequence[Any]) -> list[Any]:
-    """Return a column's cells as :func:`clean` does; numbers of Python at once."""
-    kinds = set(map(type, values))
-    if kinds <= {int, bool, type(None)}:
-        return list(values)
-    if kinds <= {int, bool, type(None), float}:
-        return [None if v != v else v for v in values]
-    return [clean(v) for v in values]
+@contextmanager
+def naming(client: str) -> Iterator[None]:
+    """Say in a refusal whose rows it is about.
 
-
-def clean(value: Any) -> Any:
-    """Return a cell as it is, text without blanks around it, and None for all kinds of nothing."""
-    if isinstance(value, str):
-        value = value.strip()
-        return None if value.lower() in MISSING else value
-    if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
-        return None
+    >>> with naming("north"):
+    ...     raise DataError("Column 'age' holds inf.")
+    Traceback (most recent call last):
+    equifed.data.split.DataError: Client 'north': column 'age' holds inf.
+    """
     try:
-        return None if bool(value != value) else value  # NaN and NaT
-    except Exception:  # of arrays in cells, say; whoever uses the column refuses them
-        return value
-
-
-def _read_raw(table: Any) -> list[tuple[Any, list[Any]]]:
-    """Return names and values of the columns, also of those whose names are the same."""
-    if isinstance(table, str | Path):
-        path = Path(table)
-        if path.suffix == ".parquet" or _is_parquet(path):
-            return _read_raw(_read_parquet(path))
-        return list(read_csv(path).items())
-    try:
-        if isinstance(table, Mapping):
-            return [(name, _as_list(name, values)) for name, values in table.items()]
-        if hasattr(table, "column_names"):  # pyarrow.Table, datasets.Dataset
-            if hasattr(table, "columns"):
-                names, parts = table.column_names, table.columns
-                return [(n, p.to_pylist()) for n, p in zip(names, parts, strict=True)]
-            return [(name, list(table[name])) for name in table.column_names]
-        if hasattr(table, "iloc"):  # pandas.DataFrame, by position: names may be the same
-            return [(n, table.iloc[:, k].to_list()) for k, n in enumerate(table.columns)]
-        if hasattr(table, "columns"):  # polars.DataFrame
-            return [(name, table[name].to_list()) for name in table.columns]
-    except (TypeError, AttributeError, KeyError) as error:
-        raise DataError(f"Cannot read a {type(table).__name__} as a table: {error}.") from None
-    raise DataError(
-        "A table is a path, a data frame, a pyarrow Table or a mapping of columns, "
-        f"got {type(table).__name__}."
-    )
-
-
-def _as_list(name: Any, values: Any) -> list[Any]:
-    if isinstance(values, str | bytes | Mapping):
-        raise DataError(f"Column {str(name)!r} must be a list or an array, got {values!r:.60}.")
-    return list(values.tolist() if hasattr(values, "detach") else values)
-
-
-def _is_parquet(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
-    except (OSError, ValueError):
-        return False  # reading it as CSV says what is wrong
-
-
-def _read_parquet(path: Path) -> Any:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise DataError(
-            f"Reading {path} needs pyarrow: pip install 'equifed[data]', or save it as CSV."
-        ) from None
-    try:
-        return parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"Cannot read {path} as Parquet: {str(error)[:200]}.") from None
+        yield
+    except DataError as error:
+        text = str(error)
+        told = f"Client {client!r}: {text[0].lower()}{text[1:]}" if client else text
+        raise DataError(told) from None

@@ -15,20 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.holdout import Holdout, draw_rows
-from equifed.data.own import Clients, align_clients, read_partitions
-from equifed.data.own_table import TableRequest, read_table
-from equifed.data.preparation import Missing, Preparation
-from equifed.data.prepare import Prepare
-from equifed.data.split import (
-    Array,
-    DataError,
-    Split,
-    check_fractions,
-    check_names,
-    find_clients,
-)
-from equifed.data.tables import Table, describe_clients
+from equifed.data.arrays import Clients, align_clients, read_partitions
+from equifed.data.describe import Table, describe_clients
+from equifed.data.preparation import Missing, Preparation, Prepare
+from equifed.data.split import Array, DataError, Holdout, Split, check_names, draw_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +56,7 @@ class Federation:
     >>> fed.names, fed.classes, fed.train.sizes
     (('north', 'south'), 2, array([3, 3]))
     >>> print(fed.table())
-    own data: 2 clients
+    your data: 2 clients
     client  train  class 0  class 1
     north       3        1        2
     south       3        1        2
@@ -119,7 +109,7 @@ class Federation:
         *,
         validation: Clients | None = None,
         test: Clients | None = None,
-        name: str = "own data",
+        name: str = "your data",
         task: Literal["classification", "regression"] | None = None,
         classes: int | None = None,
         class_names: Sequence[str] = (),
@@ -257,20 +247,25 @@ class Federation:
         >>> table = {"site": ["n", "n", "s"], "age": [50, 61, 42], "ill": ["no", "yes", "no"]}
         >>> fed = Federation.from_table(table, client="site", target="ill")
         >>> fed, fed.preparation.columns[0].centre
-        (<Federation 'own data': 2 clients; samples: train 3>, 51.0)
+        (<Federation 'your data': 2 clients; samples: train 3>, 51.0)
         """
-        chosen = (features,) if isinstance(features, str) else features
-        wanted = None if chosen is None else tuple(chosen)
-        coded = categorical if isinstance(categorical, str) else tuple(categorical)
-        prepare = Prepare(scale, missing, coded, unknown, min_count, per_client)  # type: ignore[arg-type]
-        columns = client, target, wanted, split, group, time, task, classes, unit
-        request = TableRequest(*columns, Holdout(validation, test, seed), prepare, groups)
+        from equifed.data.table import TableRequest, read_table  # a federation needs no reader
+
+        wanted = (features,) if isinstance(features, str) else features
+        coded: Any = categorical if isinstance(categorical, str) else tuple(categorical)
+        named = {"split": split, "group": group, "time": time, "groups": groups}
+        request = TableRequest(
+            str(client), str(target), None if wanted is None else tuple(wanted),
+            **{k: None if column is None else str(column) for k, column in named.items()},
+            task=task, classes=classes, unit=unit, holdout=Holdout(validation, test, seed),
+            prepare=Prepare(scale, missing, coded, unknown, min_count, per_client),
+        )  # fmt: skip
         read = read_table(table, request)
         prepared: Preparation = read.pop("preparation")
         about = {"preparation": prepared.describe(), **(source or {})}
         if told := read.pop("told"):
             about["rows and columns"] = "; ".join(told)
-        title = name or (Path(table).stem if isinstance(table, str | Path) else "own data")
+        title = name or (Path(table).stem if isinstance(table, str | Path) else "your data")
         made = cls.from_clients(**read, name=title, dtype=dtype, source=about)
         return replace(made, preparation=prepared)
 
@@ -296,12 +291,25 @@ class Federation:
 
     def subset(self, clients: Iterable[str | int]) -> Federation:
         """Return the federation of some clients, by name or position, in the order given."""
-        index = find_clients(clients, self.names)
+        known = {name: i for i, name in enumerate(self.names)}
+        index = [self._find(client, known) for client in clients]
+        if not index or len(set(index)) != len(index):
+            raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
         held: dict[str, Any] = {
             label: split.take([np.arange(split.offsets[i], split.offsets[i + 1]) for i in index])
             for label, split in self.splits().items()
         }
         return replace(self, names=tuple(self.names[i] for i in index), **held)
+
+    def _find(self, client: str | int, known: Mapping[str, int]) -> int:
+        """Return the position of a client that is given by name or position."""
+        if isinstance(client, str) and client not in known:
+            shown = ", ".join(self.names[:12])
+            raise DataError(f"There is no client {client!r}; there are {shown}.")
+        position = known[client] if isinstance(client, str) else int(client)
+        if not 0 <= position < len(self):
+            raise DataError(f"Client positions must lie in 0..{len(self) - 1}, got {client}.")
+        return position
 
     def with_inputs(self, inputs: Mapping[str, Array]) -> Federation:
         """Return the federation with other features, by split, for the same samples."""
@@ -318,14 +326,19 @@ class Federation:
         address ``("split", client name)``: the same samples whatever other clients there are. At
         least one sample stays in training.
         """
-        check_fractions(self.name, self.splits(), validation=validation, test=test)
+        holdout = Holdout(validation, test, seed)
+        for label, fraction in (("validation", validation), ("test", test)):
+            if fraction > 0 and label in self.splits():
+                raise DataError(
+                    f"{self.name} already has a {label} split; ask for {label}=0 to keep it."
+                )
         if self.preparation is not None and self.preparation.is_fitted:
             raise DataError(
                 f"{self.name} was scaled and filled with numbers of all its rows: what is held out "
                 "now would have leaked; give test= and validation= to from_table."
             )
         drawn = [
-            draw_rows(name, int(size), Holdout(validation, test, seed))
+            draw_rows(name, int(size), holdout)
             for name, size in zip(self.names, self.train.sizes, strict=True)
         ]
         rows = {
@@ -359,3 +372,28 @@ class Federation:
         counts = None if self.classes is None else self.train.class_counts(self.classes)
         title = f"{self.name}: {len(self)} clients"
         return describe_clients(title, self.names, sizes, counts, self.class_names)
+
+
+def standardise(federation: Federation, columns: Sequence[int] | None = None) -> Federation:
+    """Shift and scale feature columns to mean 0 and deviation 1 over all training samples.
+
+    One mean and one deviation for all clients: clients send only sums and sums of squares, and
+    differences between clients stay visible to the model. A constant column is only shifted.
+    Held-out samples are transformed with the training numbers.
+
+    >>> X = np.array([[0.0], [2.0]])
+    >>> fed = Federation.from_clients({"a": (X, [0, 1])}, test={"a": (X + 2, [0, 1])})
+    >>> standardise(fed).train.inputs.ravel(), standardise(fed).test.inputs.ravel()
+    (array([-1.,  1.]), array([1., 3.]))
+    """
+    chosen = slice(None) if columns is None else list(columns)
+    train = federation.train.inputs[:, chosen].astype(np.float64)
+    mean, deviation = train.mean(0), train.std(0)
+    deviation = np.where(deviation > 1e-12 * np.maximum(1, np.abs(mean)), deviation, 1.0)
+
+    def scale(inputs: Array) -> Array:
+        scaled = inputs.copy()
+        scaled[:, chosen] = (inputs[:, chosen] - mean) / deviation
+        return scaled
+
+    return federation.with_inputs({k: scale(s.inputs) for k, s in federation.splits().items()})

@@ -1,15 +1,16 @@
-"""Federations on disk: samples stay in files, and a process reads those of its own clients.
+"""Federations on disk: samples stay in files, and a process reads those of its clients.
 
 The folder holds one file of numbers per array and ``federation.json``, which says what they are. A
 writer takes client after client, so that the whole need never be in memory; it checks each as a
 federation is checked. Opened, the arrays are memory-mapped: a distributed process copies the rows
-of its own clients and nothing else.
+of its clients and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,14 +64,14 @@ class FederationWriter:
     ...     for client in ("north", "south"):
     ...         writer.add(client, train=(np.zeros((3, 2)), np.array([0, 1, 1])))
     >>> open_federation(folder)
-    <Federation 'own data': 2 clients; samples: train 6>
+    <Federation 'your data': 2 clients; samples: train 6>
     """
 
     def __init__(
         self,
         folder: str | Path,
         *,
-        name: str = "own data",
+        name: str = "your data",
         classes: int | None = None,
         class_names: Sequence[str] = (),
     ) -> None:
@@ -192,3 +193,12 @@ def _open_split(folder: Path, label: str, told: Mapping[str, Any]) -> Split:
         mapped = np.memmap(file, dtype, "c", shape=shape) if wanted else np.empty(shape, dtype)
         arrays.append(mapped)
     return Split(arrays[0], arrays[1], offsets)
+
+
+def cache_folder() -> Path:
+    """Return where fetched data and measured choices are kept: ``EQUIFED_CACHE``, or a default."""
+    given = os.environ.get("EQUIFED_CACHE")
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "equifed"

@@ -1,59 +1,195 @@
 """What is done to the columns of a table before a model sees them, as one value.
 
 A :class:`Preparation` belongs to the data and to the model: it is fitted on training rows
-(:mod:`equifed.data.fit_preparation`), travels with the federation, lies in the run folder, and
-prepares new rows in the same way.
+(:mod:`equifed.data.fit`), travels with the federation, lies in the run folder, and prepares new
+rows in the same way. :class:`Prepare` is what a user chooses before anything is fitted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.columns import clean, group_rows, read_columns, to_numbers
-from equifed.data.prepared_columns import (
-    CategoryColumn,
-    NumberColumn,
-    name_category,
+from equifed.data.columns import (
+    Columns,
+    clean_column,
+    find_gap,
+    group_rows,
+    name_categories,
+    one_hot,
+    read_columns,
     read_numbers,
 )
-from equifed.data.split import DataError
+from equifed.data.split import DataError, refuse_twice
+from equifed.data.targets import Target
 
-Scale: TypeAlias = Literal["standard", "robust"] | None
+Scale: TypeAlias = Literal["standard", "robust"]
 Missing: TypeAlias = Literal["mean", "median", "indicator", "drop", "error"]
+Unknown: TypeAlias = Literal["other", "error"]
 
 FORMAT = 1
-NUMBER = re.compile(r"-?\d+")
+OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Target:
-    """The column to predict: its classes in order, or None for a regression, and its unit."""
+class Prepare:
+    """How columns become features; ``[data.prepare]`` in a configuration.
+
+    Parameters
+    ----------
+    scale : {"standard", "robust", None}
+        Subtract the mean and divide by the standard deviation of the training values there are; or
+        the median, and the distance of the quartiles (where that is 0, the deviation); or neither.
+        Constant columns are only shifted.
+    missing : {"indicator", "mean", "median", "drop", "error"}
+        Gaps take the mean, with a 0/1 column beside every column that has gaps in training rows
+        (in a column of categories, a gap is a category); the mean or the median alone; or rows
+        with gaps are left out, or refused.
+    categorical : "auto" or sequence of str
+        Columns that are categories; ``"auto"``: those with text, booleans, or pandas' ``category``.
+    unknown : {"other", "error"}
+        What to do with categories that no training row has.
+    min_count : int
+        Categories with fewer training rows in the whole federation go to ``other``; with
+        ``unknown="error"`` all are kept.
+    per_client : bool
+        Scale every client by its own numbers. Differences of level between clients are lost then.
+    """
+
+    scale: Scale | None = "standard"
+    missing: Missing = "indicator"
+    categorical: tuple[str, ...] | Literal["auto"] = "auto"
+    unknown: Unknown = "other"
+    min_count: int = 5
+    per_client: bool = False
+
+    def __post_init__(self) -> None:
+        allowed = {"scale": (*get_args(Scale), None), "missing": get_args(Missing)}
+        for key, values in {**allowed, "unknown": get_args(Unknown)}.items():
+            if getattr(self, key) not in values:
+                told = ", ".join(map(repr, values))
+                raise DataError(f"{key} must be one of {told}, got {getattr(self, key)!r}.")
+        coded: Any = self.categorical
+        if coded != "auto":
+            listed = (coded,) if isinstance(coded, str) else tuple(map(str, coded))
+            object.__setattr__(self, "categorical", listed)
+        count: Any = self.min_count
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise DataError(f"min_count must be a whole number of at least 1, got {count!r}.")
+        if self.per_client and self.scale is None:
+            raise DataError("per_client=True scales every client by itself; give a scale with it.")
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column of numbers: gaps are filled, then ``(value - centre) / scale``.
+
+    Parameters
+    ----------
+    name : str
+        Title of the column.
+    fill : float, optional
+        What stands for a missing value, in the column's own unit; None: a gap is refused.
+    centre, scale : float
+        In the column's own unit.
+    indicator : bool
+        Whether a 0/1 column follows that says where values were missing.
+    error : float
+        How far a median in ``fill`` or ``centre`` may be off, having been counted on a grid; the
+        distance of two quartiles in ``scale`` by twice that.
+    by_client : tuple of (str, float, float, float)
+        Client, and the centre, scale and fill value of its own; empty when all share one.
+    """
 
     name: str
-    classes: tuple[str, ...] | None = None
-    unit: str | None = None
+    fill: float | None = None
+    centre: float = 0.0
+    scale: float = 1.0
+    indicator: bool = False
+    error: float = 0.0
+    by_client: tuple[tuple[str, float, float, float | None], ...] = ()
 
-    def name_labels(self, values: Sequence[Any]) -> list[str]:
-        """Return labels as class names are written: numbers alike, however they were typed.
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        return (self.name, *([f"{self.name} missing"] if self.indicator else []))
 
-        >>> Target("y", ("-1", "1")).name_labels(["+1", 1.0, "01", "x"])
-        ['1', '1', '1', 'x']
-        """
-        if not all(NUMBER.fullmatch(name) for name in self.classes or ()):
-            return [name_category(v) for v in values]
-        numbers = [to_numbers([v]) for v in values]
-        return [
-            str(int(n[0])) if n is not None and float(n[0]).is_integer() else name_category(v)
-            for v, n in zip(values, numbers, strict=True)
-        ]
+    def encode(self, values: Sequence[Any], owners: Sequence[str | None]) -> NDArray[np.float64]:
+        """Return the features of cleaned values (None: missing), one row each."""
+        numbers = read_numbers(self.name, values, numbered=True)
+        gaps = np.isnan(numbers)
+        centre: Any = self.centre
+        scale: Any = self.scale
+        fill: Any = np.nan if self.fill is None else self.fill
+        if self.by_client:
+            scales = {name: numbers for name, *numbers in self.by_client}
+            common = [self.centre, self.scale, self.fill]
+            rows = [scales.get(str(owner), common) for owner in owners]
+            centre, scale, fill = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        filled = np.where(gaps, fill, numbers)
+        block = [(filled - centre) / scale, *([gaps * 1.0] if self.indicator else [])]
+        return np.stack(block, axis=1)
+
+
+@dataclass(frozen=True)
+class CategoryColumn:
+    """A column of categories: one 0/1 column each.
+
+    Parameters
+    ----------
+    name : str
+        Title of the column.
+    categories : tuple of str
+        Those with a column of their own.
+    other : bool
+        Whether a column ``NAME=other`` stands for rare categories, and those never seen. Without
+        one, a category never seen is a row of zeros.
+    unknown : {"other", "error"}
+        Whether a category never seen is taken so, or refused.
+    indicator : bool
+        Whether a 0/1 column follows that says where values were missing. Without one, a gap is
+        treated as a category never seen.
+    """
+
+    name: str
+    categories: tuple[str, ...]
+    other: bool = False
+    unknown: Unknown = "other"
+    indicator: bool = False
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        names = [f"{self.name}={c}" for c in (*self.categories, *([OTHER] if self.other else []))]
+        return (*names, *([f"{self.name} missing"] if self.indicator else []))
+
+    def encode(self, values: Sequence[Any], owners: Sequence[str | None]) -> NDArray[np.float64]:
+        """Return the features of cleaned values (None: missing), one row each."""
+        texts = name_categories(values)
+        known = set(self.categories)
+        gaps = np.array([t is None for t in texts])
+        new = np.array([t not in known for t in texts]) & ~(gaps & self.indicator)
+        if self.unknown == "error" and new.any():
+            row = int(np.flatnonzero(new)[0])
+            seen = "nothing" if texts[row] is None else repr(texts[row])
+            raise DataError(
+                f"Column {self.name!r}: row {row + 1} holds {seen}, which is none of the "
+                f"categories {', '.join(self.categories[:12])}; correct it, or fit with "
+                "unknown='other'."
+            )
+        blocks = [one_hot([t if t in known else "" for t in texts], self.categories)]
+        blocks[0][new | gaps] = 0.0
+        if self.other:
+            blocks.append(new[:, None].astype(np.float64))
+        if self.indicator:
+            blocks.append(gaps[:, None].astype(np.float64))
+        return np.hstack(blocks)
 
 
 @dataclass(frozen=True)
@@ -94,15 +230,12 @@ class Preparation:
     columns: tuple[NumberColumn | CategoryColumn, ...]
     target: Target
     client: str | None = None
-    scale: Scale = None
+    scale: Scale | None = None
     missing: Missing = "error"
     left_out: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        names = self.feature_names
-        twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
-        if twice is not None:
-            raise DataError(f"Two features would be called {twice!r}; rename a column.")
+        refuse_twice(self.feature_names, "Two features would be called {!r}; rename a column.")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -148,22 +281,8 @@ class Preparation:
 
     def encode_target(self, values: Any) -> NDArray[Any]:
         """Return labels 0..K - 1 (int64) of class names, or values (float64) of a regression."""
-        cells = [clean(v) for v in (values.tolist() if hasattr(values, "tolist") else values)]
-        where = f"Column {self.target.name!r}"
-        gap = next((k for k, v in enumerate(cells) if v is None), None)
-        if gap is not None:
-            raise DataError(f"{where} lacks a value in row {gap + 1}; leave such rows out.")
-        if self.target.classes is None:
-            return read_numbers(self.target.name, cells, numbered=True)
-        code = {name: k for k, name in enumerate(self.target.classes)}
-        texts = self.target.name_labels(cells)
-        odd = next((k for k, t in enumerate(texts) if t not in code), None)
-        if odd is not None:
-            raise DataError(
-                f"{where}: row {odd + 1} holds {texts[odd]!r}, which is none of the classes "
-                f"{', '.join(self.target.classes[:12])}; correct it or leave the row out."
-            )
-        return np.array([code[t] for t in texts], dtype=np.int64)
+        cells = values.tolist() if hasattr(values, "tolist") else list(values)
+        return self.target.encode(clean_column(cells))
 
     def describe(self) -> str:
         """Return what was done, in one line.
@@ -171,27 +290,27 @@ class Preparation:
         >>> Preparation((NumberColumn("age", 1.0),), Target("ill"), missing="mean").describe()
         '1 column became 1 feature; numbers not scaled; gaps filled with the mean'
         """
+        marked = sum(column.indicator for column in self.columns)
+        marks = f" and marked by a 0/1 column ({marked} columns had gaps)" if marked else ""
+        filled = {
+            "mean": "gaps filled with the mean",
+            "median": "gaps filled with the median",
+            "indicator": f"gaps filled with the mean{marks}",
+            "drop": "rows with gaps left out",
+            "error": "no gaps",
+        }[self.missing]
+        errors = [c.error / c.scale for c in self.columns if isinstance(c, NumberColumn)]
+        if errors and (self.scale == "robust" or self.missing == "median"):
+            filled += (
+                f"; medians and quartiles counted on a grid, off by at most {max(errors):.1g} of a "
+                "column's scale"
+            )
         scaled = {
             None: "numbers not scaled",
             "standard": "numbers scaled to mean 0 and deviation 1",
             "robust": "numbers scaled to median 0 and quartile distance 1",
         }[self.scale]
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
-        marked = sum(column.indicator for column in self.columns)
-        filled = {
-            "mean": "gaps filled with the mean",
-            "median": "gaps filled with the median",
-            "indicator": "gaps filled with the mean"
-            + (f" and marked by a 0/1 column ({marked} columns had gaps)" if marked else ""),
-            "drop": "rows with gaps left out",
-            "error": "no gaps",
-        }[self.missing]
-        errors = [c.error / c.scale for c in self.columns if isinstance(c, NumberColumn)]
-        if self.scale == "robust" or self.missing == "median":
-            filled += (
-                f"; medians and quartiles counted on a grid, off by at most {max(errors):.1g} of a "
-                "column's scale"
-            ) * bool(errors)
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
         return f"{shape}; {scaled}{whose}; {filled}"
@@ -217,15 +336,12 @@ class Preparation:
                     f"reads {FORMAT}; install the version that wrote it."
                 )
             given = {f.name: _freeze(told[f.name]) for f in fields(cls)}
-            columns = [(kinds[c["kind"]], {**c}) for c in told["columns"]]
-            for _, column in columns:
-                del column["kind"]
             given["columns"] = tuple(
-                kind(**{key: _freeze(value) for key, value in column.items()})
-                for kind, column in columns
+                kinds[column["kind"]](**{k: _freeze(v) for k, v in column.items() if k != "kind"})
+                for column in told["columns"]
             )
-            target = {key: _freeze(value) for key, value in told["target"].items()}
-            return cls(**{**given, "target": Target(**target)})
+            given["target"] = Target(**{k: _freeze(v) for k, v in told["target"].items()})
+            return cls(**given)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"This is no preparation ({type(error).__name__}: {error}); give what to_json() "
@@ -255,33 +371,28 @@ class Preparation:
                 "it, or give extra='ignore'."
             )
 
-    def _find_owners(self, columns: Mapping[str, list[Any]], client: str | None) -> list[Any]:
+    def _find_owners(self, columns: Columns, client: str | None) -> list[Any]:
         """Return whose row each is, if that makes a difference."""
-        rows = len(next(iter(columns.values())))
+        owners: list[Any] = [client] * columns.rows
         if not self.by_client:
-            return [client] * rows
-        known = {
-            name
-            for column in self.columns
-            if isinstance(column, NumberColumn)
-            for name, *_ in column.by_client
-        }
-        owners: list[Any] = [client] * rows
+            return owners
         if client is None and self.client is not None and self.client in columns:
             for name, mine in group_rows(columns[self.client]).items():
                 for row in mine:
                     owners[row] = name
-        strange = next((w for w in owners if w not in known), None)
-        if strange is not None or None in owners:
+        scaled = (c.by_client for c in self.columns if isinstance(c, NumberColumn))
+        known = {name for clients in scaled for name, *_ in clients}
+        strange = [who for who in owners if who not in known]
+        if strange:
             raise DataError(
-                f"Every client has scales of its own here, and there is no client {strange!r}; say "
-                f"client=NAME, one of {', '.join(sorted(known)[:12])}."
+                f"Every client has scales of its own here, and there is no client {strange[0]!r}; "
+                f"say client=NAME, one of {', '.join(sorted(known)[:12])}."
             )
         return owners
 
-    def _refuse_gaps(self, columns: Mapping[str, list[Any]]) -> None:
+    def _refuse_gaps(self, columns: Columns) -> None:
         for column in self.columns:
-            gap = next((k for k, v in enumerate(columns[column.name]) if v is None), None)
+            gap = find_gap(columns[column.name])
             if gap is not None:
                 raise DataError(
                     f"Column {column.name!r} lacks a value in row {gap + 1}, and the model was "

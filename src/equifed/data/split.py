@@ -1,4 +1,4 @@
-"""Samples of all clients, and what they must look like before anything is trained on them.
+"""Samples of all clients, what they must look like, and which of them are held out.
 
 A :class:`Split` holds the samples of all clients one after the other, without padding. Every
 refusal is a :class:`DataError` that names the client and the cause.
@@ -6,16 +6,19 @@ refusal is a :class:`DataError` that names the client and the cause.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equifed.contract.streams import Stream
+
 Array = NDArray[Any]
 Rows = NDArray[np.int64]
+Labels = NDArray[np.str_]
+"""The split of every row: train, validation or test."""
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 TOKENS = np.dtype(np.int64)
@@ -215,11 +218,8 @@ def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -
     """Refuse client names that are not different texts, and class names that are not one each."""
     if not (isinstance(names, tuple) and names and all(isinstance(n, str) and n for n in names)):
         raise DataError(f"Client names must be a non-empty tuple of texts, got {names!r:.200}.")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"Client names must differ, got {twice[0]!r} more than once.")
-    if classes is not None and (not isinstance(classes, int | np.integer) or classes < 1):
-        raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
+    refuse_twice(names, "Client names must differ, got {!r} more than once.")
+    check_classes(classes)
     if classes is not None and classes > MOST_CLASSES:
         raise DataError(
             f"There would be {classes} classes, and a model output for each; at most "
@@ -229,39 +229,156 @@ def check_names(names: Any, classes: int | None, class_names: tuple[str, ...]) -
         raise DataError(f"There are {classes} classes but {len(class_names)} class names.")
 
 
-def check_class_names(names: Any) -> tuple[str, ...]:
-    """Return names of classes as a tuple, or say that they are not texts."""
-    titles = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else None
-    if titles is None or not all(isinstance(title, str) for title in titles):
-        raise DataError(f"class_names must be a sequence of texts, got {names!r:.200}.")
-    return tuple(str(title) for title in titles)
+def check_classes(classes: Any) -> None:
+    """Refuse a number of classes that is none."""
+    whole = isinstance(classes, int | np.integer) and not isinstance(classes, bool)
+    if classes is not None and (not whole or classes < 1):
+        raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
 
 
-def check_fractions(name: str, held: Mapping[str, Split], **wanted: float) -> None:
-    """Refuse fractions that leave nothing, or would replace what is held out already."""
-    for label, fraction in wanted.items():
-        if not 0 <= fraction < 1:
-            raise DataError(f"The {label} fraction must lie in [0, 1), got {fraction}.")
-        if fraction > 0 and label in held:
-            raise DataError(f"{name} already has a {label} split; ask for {label}=0 to keep it.")
-    if sum(wanted.values()) >= 1:
-        raise DataError(f"The held-out fractions must sum to less than 1, got {wanted}.")
+def refuse_twice(names: Sequence[Hashable], message: str) -> None:
+    """Refuse names of which one occurs twice; ``{!r}`` in the message is that one."""
+    if len(set(names)) < len(names):
+        raise DataError(message.format(next(n for k, n in enumerate(names) if n in names[:k])))
 
 
-def find_clients(clients: Iterable[str | int], names: Sequence[str]) -> list[int]:
-    """Return the positions of different clients that are given by name or position."""
-    known = {name: i for i, name in enumerate(names)}
-    index = []
-    for client in clients:
-        if isinstance(client, str) and client not in known:
-            raise DataError(f"There is no client {client!r}; there are {', '.join(names[:12])}.")
-        position = known[client] if isinstance(client, str) else int(client)
-        if not 0 <= position < len(names):
-            raise DataError(f"Client positions must lie in 0..{len(names) - 1}, got {client}.")
-        index.append(position)
-    if not index or len(set(index)) != len(index):
-        raise DataError(f"A subset needs at least one client and no repeats, got {index}.")
-    return index
+# -- what is held out -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Fractions of every client's training samples to set aside.
+
+    Parameters
+    ----------
+    validation, test : float
+        Fraction of every client's samples.
+    seed : int
+        Seed of the draw.
+    """
+
+    validation: float = 0.0
+    test: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
+            raise DataError(
+                "The fractions validation and test must lie in [0, 1) and sum to less than 1, to "
+                f"leave something to train on; got {self.validation} and {self.test}."
+            )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is held out."""
+        return self.validation > 0 or self.test > 0
+
+    def counts(self, rows: int) -> tuple[int, int]:
+        """Return how many of a client's rows are for validation and test; one stays in training."""
+        test = min(round(self.test * rows), rows - 1)
+        return min(round(self.validation * rows), rows - 1 - test), test
+
+
+def draw_rows(name: str, rows: int, holdout: Holdout) -> tuple[Rows, Rows, Rows]:
+    """Return the positions of a client's training, validation and test rows, each in order.
+
+    They are drawn without replacement from the address ``("split", client name)``: the same rows
+    whatever other clients there are.
+    """
+    order = Stream(holdout.seed).at("split", name).generator().permutation(rows)
+    validation, test = holdout.counts(rows)
+    ends = [test, test + validation]
+    tested, validated, trained = (np.sort(part) for part in np.split(order, ends))
+    return trained, validated, tested
+
+
+def list_owners(owners: Mapping[str, Rows]) -> Array:
+    """Return the client of every row."""
+    client = np.empty(sum(map(len, owners.values())), dtype=object)
+    for name, rows in owners.items():
+        client[rows] = name
+    return client
+
+
+def divide_at_random(owners: Mapping[str, Rows], holdout: Holdout) -> Labels:
+    """Return the split of every row, drawn client by client."""
+    part = np.full(sum(map(len, owners.values())), "train", dtype="U10")
+    for name, rows in owners.items():
+        _, validated, tested = draw_rows(name, len(rows), holdout)
+        part[rows[validated]], part[rows[tested]] = "validation", "test"
+    return part
+
+
+def divide_groups(
+    owners: Mapping[str, Rows], groups: Mapping[str, Rows], holdout: Holdout
+) -> Labels:
+    """Return the split of every row, all rows of one group (a patient, say) in the same one.
+
+    Groups are taken in random order while that brings a client nearer to its fractions. A group
+    with rows at several clients is in one split at all of them.
+    """
+    client = list_owners(owners)
+    part = np.full(len(client), "train", dtype="U10")
+    several = {g: rows.tolist() for g, rows in groups.items() if len(set(client[rows])) > 1}
+    shared = _place_groups("", several, {}, holdout)
+    where = {int(r): group for group, rows in groups.items() for r in rows}
+    for name, rows in owners.items():
+        mine: dict[str, list[int]] = {}
+        for row in rows.tolist():
+            mine.setdefault(where[row], []).append(row)
+        for group, label in _place_groups(name, mine, shared, holdout).items():
+            part[mine[group]] = label
+    return part
+
+
+def _place_groups(
+    name: str, mine: Mapping[str, list[int]], shared: Mapping[str, str], holdout: Holdout
+) -> dict[str, str]:
+    """Return the split of each group of one client."""
+    places = {group: shared[group] for group in mine if group in shared}
+    free = [group for group in mine if group not in shared]
+    total = sum(map(len, mine.values()))
+    wanted = {"test": holdout.test * total, "validation": holdout.validation * total}
+    have = {k: sum(len(mine[g]) for g, put in places.items() if put == k) for k in wanted}
+    order = Stream(holdout.seed).at("split groups", name).generator().permutation(len(free))
+    for number, group in enumerate(free[k] for k in order):
+        size = len(mine[group])
+        last = number == len(free) - 1 and "train" not in places.values()  # one must stay
+        near = [k for k in wanted if abs(have[k] + size - wanted[k]) < abs(have[k] - wanted[k])]
+        places[group] = near[0] if near and not last else "train"
+        if places[group] in have:
+            have[places[group]] += size
+    return places
+
+
+def divide_by_time(
+    owners: Mapping[str, Rows], moments: NDArray[np.float64], holdout: Holdout
+) -> Labels:
+    """Return the split of every row: a client's last rows are for test, those before validation.
+
+    Rows of one moment stay together, so that everything in a later split is later; the fractions
+    are met as nearly as that allows.
+    """
+    part = np.full(len(moments), "train", dtype="U10")
+    for rows in owners.values():
+        order = rows[np.argsort(moments[rows], kind="stable")]
+        cuts = np.flatnonzero(np.diff(moments[order]) > 0) + 1  # first row of each later moment
+        validation, test = holdout.counts(len(order))
+        end = _nearest(cuts, len(order) - test) if test else None
+        cuts = cuts[: np.searchsorted(cuts, end)] if end else cuts
+        start = _nearest(cuts, len(order) - test - validation) if validation else None
+        if start is not None:
+            part[order[start:]] = "validation"
+        if end is not None:
+            part[order[end:]] = "test"
+    return part
+
+
+def _nearest(cuts: NDArray[np.int64], wanted: int) -> int | None:
+    return int(cuts[np.abs(cuts - wanted).argmin()]) if len(cuts) else None
+
+
+# -- small parts ----------------------------------------------------------------------------------
 
 
 def _check_layout(inputs: Any, targets: Any, offsets: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from equifed.data.cache import cache_folder
+from equifed.data.mapped import cache_folder
 from equifed.data.split import DataError
 
 Progress = Callable[[str, int, int], None]

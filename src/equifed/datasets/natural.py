@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import Columns, one_hot
-from equifed.data.federation import Federation
-from equifed.data.preprocess import standardise
+from equifed.data.columns import one_hot
+from equifed.data.federation import Federation, standardise
 from equifed.data.split import DataError, Rows, Split
 from equifed.datasets.files import RemoteFile, checksums, find, obtain_all
 from equifed.datasets.formats import as_images, read_leaf
 from equifed.datasets.pooled import Spec, divide, divide_by_column
+
+Table = dict[str, list[str]]
 
 VEHICLE_FILES = (
     RemoteFile(
@@ -154,7 +155,7 @@ def adult(
     return standardise(federation, range(len(ADULT_NUMBERS)))
 
 
-def read_adult(path: Path) -> Columns:
+def read_adult(path: Path) -> Table:
     """Read ``adult.data`` or ``adult.test``: fields separated by comma and blank, no header."""
     text = path.read_text(encoding="utf-8")
     rows = [line.rstrip(".").split(", ") for line in text.splitlines() if line.count(", ") > 1]
@@ -166,17 +167,17 @@ def read_adult(path: Path) -> Columns:
     return {name: [row[k] for row in rows] for k, name in enumerate(ADULT_COLUMNS)}
 
 
-def _encode_adult(table: Columns, categories: dict[str, list[str]]) -> NDArray[np.float32]:
+def _encode_adult(table: Table, categories: dict[str, list[str]]) -> NDArray[np.float32]:
     numbers = np.array([table[c] for c in ADULT_NUMBERS], dtype=np.float64).T
     blocks = [numbers, *(one_hot(table[c], values) for c, values in categories.items())]
     return np.hstack(blocks).astype(np.float32)
 
 
-def _label_adult(table: Columns) -> NDArray[np.int64]:
+def _label_adult(table: Table) -> NDArray[np.int64]:
     return np.array([value == ">50K" for value in table["income"]], dtype=np.int64)
 
 
-def _name_owners(table: Columns, clients: str) -> list[str]:
+def _name_owners(table: Table, clients: str) -> list[str]:
     if clients == "doctorate":
         return ["doctorate" if v == "Doctorate" else "other" for v in table["education"]]
     if clients not in ADULT_CATEGORIES:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equifed.data.federation import Federation
-from equifed.data.holdout import Holdout
-from equifed.data.prepare import Prepare
-from equifed.data.split import DataError
+from equifed.data.preparation import Prepare
+from equifed.data.split import DataError, Holdout
 from equifed.datasets import natural, pooled, shakespeare, small
 from equifed.datasets.files import Progress, RemoteFile, find, obtain_all
 

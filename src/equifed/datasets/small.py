@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
 from equifed.data.columns import Columns, group_rows, one_hot, read_columns, to_numbers
-from equifed.data.csv_files import read_csv
-from equifed.data.federation import Federation
-from equifed.data.preprocess import fill_missing, standardise
+from equifed.data.federation import Federation, standardise
+from equifed.data.files import read_csv
 from equifed.data.split import DataError, Split
 from equifed.datasets.formats import as_images
 
@@ -132,7 +131,7 @@ def heart_disease(
     if missing == "impute":
         width = len(HEART_GAPS)
         gaps = {k: s.inputs[:, -width:] > 0 for k, s in federation.splits().items()}
-        federation = fill_missing(federation, gaps, [HEART_NUMBERS.index(c) for c in HEART_GAPS])
+        federation = _fill_missing(federation, gaps, [HEART_NUMBERS.index(c) for c in HEART_GAPS])
     federation = standardise(federation, [HEART_NUMBERS.index(c) for c in HEART_CONTINUOUS])
     splits = federation.splits().items()
     return federation.with_inputs({k: s.inputs.astype(np.float32) for k, s in splits})
@@ -157,6 +156,18 @@ def _read_hospital(table: Columns, keep_all: bool) -> tuple[NDArray[np.float64],
     if keep_all:
         blocks += [np.isnan(numbers[name])[:, None].astype(np.float64) for name in HEART_GAPS]
     return np.hstack(blocks), (numbers["num"][rows] > 0).astype(np.int64)
+
+
+def _fill_missing(
+    federation: Federation, gaps: dict[str, NDArray[np.bool_]], columns: Sequence[int]
+) -> Federation:
+    """Put the median of the present training values where ``gaps`` says that there is none."""
+    filled = {label: split.inputs.copy() for label, split in federation.splits().items()}
+    for k, column in enumerate(columns):
+        median = float(np.median(federation.train.inputs[~gaps["train"][:, k], column]))
+        for label, inputs in filled.items():
+            inputs[gaps[label][:, k], column] = median
+    return federation.with_inputs(filled)
 
 
 def penguins(
@@ -205,7 +216,7 @@ def penguins(
         raise DataError(f"penguins: first must be at least 1, got {first}.")
     rows = np.sort(np.concatenate([r[:first] for r in group_rows(table[clients]).values()]))
     federation = Federation.from_table(
-        {name: [values[r] for r in rows] for name, values in table.items()},
+        table.take(rows),
         client=clients,
         target=target,
         features=features or [name for name in PENGUIN_MEASURES if name != target],
@@ -227,11 +238,12 @@ def _read_penguins(path: Path) -> Columns:
     """Return the complete rows of ``penguins.csv`` or, under the same titles, the raw table."""
     table = read_columns(path)
     if "Species" in table:
-        table = {PENGUIN_RAW_TITLES[k]: v for k, v in table.items() if k in PENGUIN_RAW_TITLES}
+        titles = {k: title for k, title in PENGUIN_RAW_TITLES.items() if k in table}
+        table = Columns({title: table[k] for k, title in titles.items()})
         table["species"] = [v.split()[0] for v in table["species"]]
         table["sex"] = [v.lower() if v else v for v in table["sex"]]
     complete = [r for r, row in enumerate(zip(*table.values(), strict=True)) if None not in row]
-    chosen = {name: [values[r] for r in complete] for name, values in table.items()}
+    chosen = table.take(np.array(complete, dtype=np.int64))
     absent = [name for name in PENGUIN_MEASURES if to_numbers(chosen.get(name, ["?"])) is None]
     if absent:
         raise DataError(f"{path} is not the penguins table: no numeric column {absent[0]!r}.")

@@ -19,8 +19,8 @@ from equifed.contract.clients import Clients, MissingClients, Traffic, check_ind
 from equifed.contract.local import LocalWork
 from equifed.contract.names import show_text
 from equifed.contract.vectors import ClientVectors
+from equifed.data.describe import Table
 from equifed.data.federation import Federation
-from equifed.data.tables import Table
 from equifed.engines.own_parts import OwnParts
 from equifed.engines.sums import Node, node_values, sum_rows
 from equifed.models.flat import FlatModel

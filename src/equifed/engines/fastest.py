@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equifed.contract.clients import Traffic
 from equifed.contract.streams import Stream
-from equifed.data.cache import cache_folder
+from equifed.data.mapped import cache_folder
 from equifed.engines.in_process import InProcessClients
 
 BATCH, TURNS = 20, 3

@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from equifed.data.tables import Table
+from equifed.data.describe import Table
 from equifed.flower.app_config import AppConfig, FederationSettings
 from equifed.flower.greeting import greet
 from equifed.flower.hello import StartError, describe_difference

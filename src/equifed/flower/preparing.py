@@ -12,24 +12,23 @@ import torch
 
 from equifed.contract.clients import MissingClients
 from equifed.contract.streams import Stream
-from equifed.data.combine_preparation import Question
-from equifed.data.fit_preparation import ask_kinds
+from equifed.data.fit import Question, ask_kinds
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
-from equifed.data.sum_answers import (
-    BASE,
-    MOST_NAMES,
-    Vector,
-    fit_by_sums,
-    from_vector,
-    measure_vector,
-)
 from equifed.flower.hello import (
     Hello,
     StartError,
     check_tables,
     combine_told_targets,
     find_odd_labels,
+)
+from equifed.flower.hidden_fit import (
+    BASE,
+    MOST_NAMES,
+    Vector,
+    fit_by_sums,
+    from_vector,
+    measure_vector,
 )
 from equifed.flower.mailbox import Mailbox
 from equifed.flower.members import Members

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.holdout import Holdout
-from equifed.data.own_table import TableRequest
-from equifed.data.prepare import Prepare
-from equifed.data.site_table import SiteTable
-from equifed.data.split import DataError
+from equifed.data.preparation import Prepare
+from equifed.data.split import DataError, Holdout
+from equifed.data.table import TableRequest
 from equifed.flower.site import name_site, read_site
+from equifed.flower.site_table import SiteTable
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equifed.data.preparation import Preparation
-from equifed.data.prepared_columns import NumberColumn, read_numbers
+from equifed.data.columns import read_numbers
+from equifed.data.preparation import NumberColumn, Preparation
 from equifed.data.split import DataError
-from equifed.data.sum_answers import find_names, to_vector
+from equifed.flower.hidden_fit import find_names, to_vector
 from equifed.flower.memory import Memory
 from equifed.flower.policy import Policy
 from equifed.flower.secure.identity import Identity, Signer
@@ -88,8 +88,7 @@ class TableClient:
         if key not in self._open:
             fitted, table = Preparation.from_json(told), self.data.table
             federation = table.prepare(fitted, self.data.settings.dtype)
-            same = table.find_duplicates(fitted)
-            for sentence in (*table.told, *([same] if same else [])):
+            for sentence in (*table.told, *table.find_duplicates(fitted)):
                 log.warning("equifed: %s", sentence)
             about = self.task, self.root, self.partition, self.policy, self.identity
             self._open = {key: Client(federation, *about, results=self.results)}

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from equifed.data.columns import to_numbers
-from equifed.data.describe_columns import Described, describe_values, tabulate_columns
+from equifed.data.columns import name_category, to_numbers
+from equifed.data.describe import Described, Table, describe_values, tabulate_columns
 from equifed.data.federation import Federation
-from equifed.data.prepared_columns import name_category
-from equifed.data.site_table import SiteTable
-from equifed.data.tables import Table
+from equifed.flower.site_table import SiteTable
 from equifed.flower.wire import WireError, expect_number
 
 FAR = 3.0

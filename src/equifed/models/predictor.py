@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equifed.contract.own import OwnL2, own_strength
-from equifed.data.columns import group_rows, read_columns
+from equifed.data.arrays import is_frame
+from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
-from equifed.data.foreign import is_frame
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
 from equifed.models.fit_own import FittedLoss, fit_new_client, fitted_loss
@@ -320,9 +320,9 @@ class Predictor:
         prepared = self.preparation
         if client is None or isinstance(client, str):
             return prepared.apply(rows, client, extra="ignore")
-        columns = read_columns(rows)
+        columns = Columns(read_columns(rows))
         if prepared.client is not None:
-            columns[prepared.client] = list(client)
+            columns[prepared.client] = clean_column(list(client))
         return prepared.apply(columns, extra="ignore")
 
     def _find_owners(

@@ -13,7 +13,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.own import uses_minibatches
 from equifed.data.federation import Federation
-from equifed.data.holdout import Holdout
+from equifed.data.split import Holdout
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.runs.automatic_lr import measure_step
 from equifed.runs.catalogue import SECTIONS

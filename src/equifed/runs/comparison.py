@@ -13,8 +13,8 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.names import show_text
+from equifed.data.describe import Table
 from equifed.data.federation import Federation
-from equifed.data.tables import Table
 from equifed.metrics.metric import Metric
 from equifed.report import Method, Report, Target, as_methods, build, write_report
 from equifed.report.page import slug

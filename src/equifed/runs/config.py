@@ -28,7 +28,7 @@ from typing import Any, Literal, Self
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.data.holdout import Holdout
+from equifed.data.split import Holdout
 from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct

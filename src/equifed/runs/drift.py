@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses
-from equifed.data.columns import group_rows, read_columns
+from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
-from equifed.data.prepared_columns import CategoryColumn, name_categories
+from equifed.data.preparation import CategoryColumn
 from equifed.data.split import DataError, DataWarning, Split
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.trained import dtype_of, load_predictor, read_run

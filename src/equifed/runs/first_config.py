@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equifed.data.guess import Guess
+from equifed.data.infer import Guess
 
 ROUNDS, TEST = 200, 0.25
 

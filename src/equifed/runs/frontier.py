@@ -13,7 +13,7 @@ import numpy as np
 
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
-from equifed.data.tables import Table
+from equifed.data.describe import Table
 from equifed.metrics import (
     Interval,
     accuracy_intervals,

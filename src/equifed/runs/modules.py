@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.data.cache import cache_folder
 from equifed.data.federation import Federation
+from equifed.data.mapped import cache_folder
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig, is_address
 from equifed.runs.entries import load_address

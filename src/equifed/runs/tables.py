@@ -7,7 +7,7 @@ from typing import Literal
 
 from equifed.algorithms.guard import Guard
 from equifed.contract.own import OwnL2, OwnSteps
-from equifed.data.holdout import Holdout
+from equifed.data.split import Holdout
 from equifed.training.given_out import GiveOut
 from equifed.training.missing import MissingPolicy
 from equifed.training.stopping import SplitName, StopWhen

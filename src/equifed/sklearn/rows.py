@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_consistent_length
 from sklearn.utils.validation import _check_sample_weight
 
-from equifed.data.foreign import name_key, name_values
+from equifed.data.columns import name_key, name_values
 from equifed.data.split import Split
 
 Array = NDArray[Any]

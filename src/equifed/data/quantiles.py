@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+Numbers = NDArray[np.float64]
+
 CELLS = 1024
 """Cells of a grid; every further grid divides one cell of the one before."""
-
 PASSES = 4
-
 QUARTILES = (0.25, 0.5, 0.75)
 
 
-def count_cells(numbers: NDArray[np.float64], low: float, high: float) -> list[int]:
+def count_cells(numbers: Numbers, low: float, high: float) -> list[int]:
     """Count sorted numbers below ``low``, and in the cells of a grid from there to ``high``.
 
     A cell holds its lower end; the last one both.
@@ -39,8 +39,7 @@ def find_cell(counts: Sequence[int], rank: int, low: float, high: float) -> tupl
     """Return the ends of the cell that holds the number of this rank."""
     if low == high:
         return low, high
-    ends = np.cumsum(counts)
-    cell = int(np.searchsorted(ends, rank, side="right")) - 1
+    cell = int(np.searchsorted(np.cumsum(counts), rank, side="right")) - 1
     edges = _edges(low, high)
     return float(edges[cell]), float(edges[cell + 1])
 
@@ -57,5 +56,5 @@ def read_quartiles(cells: Sequence[tuple[float, float]], count: int) -> tuple[li
     return found, error
 
 
-def _edges(low: float, high: float) -> NDArray[np.float64]:
+def _edges(low: float, high: float) -> Numbers:
     return np.linspace(low, high, CELLS + 1)

@@ -1,4 +1,7 @@
-"""CSV files as people save them: other separators, compressed, with a byte-order mark."""
+"""Tables in files: Parquet, and CSV as people save it (other separators, compressed, with a mark).
+
+CSV needs nothing but Python; large files are read by pandas where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,37 @@ import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from equifed.data.split import DataError
+from equifed.data.split import DataError, refuse_twice
 
 SEPARATORS = (",", ";", "\t", "|")
 MOST_BYTES = 2 << 30
 """Largest table that is read, decompressed; as cells in memory it takes several times that."""
+LARGE = 4 << 20
+"""Characters from which on reading takes longer than importing pandas."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_file(path: Path) -> Any:
+    """Return a pyarrow Table of a Parquet file, or the columns of a CSV file."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(4) == b"PAR1"
+    except (OSError, ValueError):
+        packed = False  # reading it as CSV says what is wrong
+    if not packed and path.suffix != ".parquet":
+        return read_csv(path)
+    try:
+        import pyarrow.parquet as parquet
+
+        return parquet.read_table(path)
+    except ImportError:
+        raise DataError(
+            f"Reading {path} needs pyarrow: pip install 'equifed[data]', or save it as CSV."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"Cannot read {path} as Parquet: {str(error)[:200]}.") from None
 
 
 def read_csv(path: Path, *, header: Sequence[str] | None = None) -> dict[str, list[str]]:
@@ -27,27 +54,59 @@ def read_csv(path: Path, *, header: Sequence[str] | None = None) -> dict[str, li
     """
     text = _read_text(path)
     separator, text = _find_separator(text) if header is None else (",", text)
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=separator != "\t"
-    )
+    columns = _read_large(text, separator) if len(text) >= LARGE else None
+    columns = _read_plain(path, text, separator, header) if columns is None else columns
+    if header is not None:
+        return dict(zip(header, columns, strict=True))
+    titles = [values.pop(0).strip() for values in columns]
+    if "" in titles:
+        raise DataError(
+            f"{path}: column {titles.index('') + 1} of {len(titles)} has no name; name it in the "
+            "header line, or remove it (pandas writes its index there unless index=False)."
+        )
+    refuse_twice(titles, f"{path}: column names must differ, got {{!r}} twice; rename one.")
+    return dict(zip(titles, columns, strict=True))
+
+
+def _read_plain(
+    path: Path, text: str, separator: str, header: Sequence[str] | None
+) -> list[list[str]]:
+    """Return the columns, their titles first where the file has them, or say what is wrong."""
+    file = io.StringIO(text, newline="")
+    reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")
     try:
-        lines = [(reader.line_num, line) for line in reader if any(cell.strip() for cell in line)]
+        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
     except csv.Error as error:
         raise DataError(
             f"Cannot read the table {path}: {error} in line {reader.line_num}."
         ) from None
-    if header is None:
-        if not lines:
-            raise DataError(f"{path} is empty; expected a header line and rows.")
-        (_, first), *lines = lines
-        header = _check_header(path, [title.strip() for title in first])
-    for number, line in lines:
-        if len(line) != len(header):
-            raise DataError(
-                f"{path}: line {number} has {len(line)} cells, expected {len(header)} separated by "
-                f"{separator!r}; put cells that contain it into quotes."
-            )
-    return {name: [line[k] for _, line in lines] for k, name in enumerate(header)}
+    if not lines and header is None:
+        raise DataError(f"{path} is empty; expected a header line and rows.")
+    width = len(lines[0][1]) if header is None else len(header)
+    odd = next(((number, len(line)) for number, line in lines if len(line) != width), None)
+    if odd is not None:
+        raise DataError(
+            f"{path}: line {odd[0]} has {odd[1]} cells, expected {width} separated by "
+            f"{separator!r}; put cells that contain it into quotes."
+        )
+    return [[line[k] for _, line in lines] for k in range(width)]
+
+
+def _read_large(text: str, separator: str) -> list[list[str]] | None:
+    """Return the columns as pandas reads them; None where the plain reader may know better."""
+    try:
+        import pandas
+
+        frame = pandas.read_csv(
+            io.StringIO(text, newline=""), sep=separator, header=None, dtype=object,
+            keep_default_na=False, skipinitialspace=separator != "\t",
+        )  # fmt: skip
+    except (ImportError, ValueError):  # not installed; or a line is too long, or a quote open
+        return None
+    blank = frame.apply(lambda column: column.str.strip() == "").all(axis=1)
+    if frame.isna().any(axis=None) or not len(frame):  # a line is too short
+        return None
+    return [frame.loc[~blank, k].to_list() for k in frame.columns]
 
 
 def _read_text(path: Path) -> str:
@@ -101,16 +160,3 @@ def _find_separator(text: str) -> tuple[str, str]:
         except csv.Error:
             cells[separator] = 0
     return max(SEPARATORS, key=lambda separator: cells[separator]), text
-
-
-def _check_header(path: Path, titles: list[str]) -> list[str]:
-    nameless = next((k for k, title in enumerate(titles, start=1) if not title), None)
-    if nameless is not None:
-        raise DataError(
-            f"{path}: column {nameless} of {len(titles)} has no name; name it in the header line, "
-            "or remove it (pandas writes its index there unless index=False)."
-        )
-    twice = next((title for k, title in enumerate(titles) if title in titles[:k]), None)
-    if twice is not None:
-        raise DataError(f"{path}: column names must differ, got {twice!r} twice; rename one.")
-    return titles

@@ -1,4 +1,4 @@
-"""Look at a table and guess what its columns are; every guess says why."""
+"""Look at a table and infer what its columns are; every guess says why, and what to look at."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.columns import Columns, to_numbers
-from equifed.data.fit_preparation import is_date
-from equifed.data.fit_target import combine_targets, describe_target
-from equifed.data.prepared_columns import name_category
-from equifed.data.remarks import (
-    describe_numbers_as_text,
-    find_leaks,
-    find_spellings,
-    refuse_numbered_clients,
-    refuse_single_rows,
+from equifed.data.columns import (
+    BOOLS,
+    Columns,
+    is_date,
+    is_number,
+    name_categories,
+    name_category,
+    to_numbers,
 )
 from equifed.data.split import DataError
+from equifed.data.targets import Task, combine_targets, describe_target
 
 CLIENTS = (
     *("client", "site", "hospital", "clinic", "centre", "center", "institution", "institute"),
@@ -50,6 +49,10 @@ PAIRS = 5
 """How many more equal pairs must be expected than there are before that tells an identifier."""
 FEW = 10
 """Texts with fewer rows may be too few for a category when some rows are held out."""
+FEW_ROWS = 10
+"""Fewer rows tell nothing about what a column is."""
+NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})")
+"""A number with a sign, thousands or a unit around it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Guess:
     client: str
     target: str
     features: tuple[str, ...]
-    task: Literal["classification", "regression"]
+    task: Task
     left_out: Mapping[str, str]
     remarks: tuple[str, ...]
     categorical: tuple[str, ...] | Literal["auto"] = "auto"
@@ -98,22 +101,22 @@ def look_at(values: list[Any]) -> Look:
     counts = Counter(map(name_category, present))
     most = max(counts.values(), default=0)
     told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
-    numbers = None if any(isinstance(v, bool | np.bool_) for v in present) else to_numbers(present)
     if not present:
         return Look("empty", *told)
+    numbers = None if any(isinstance(v, BOOLS) for v in present) else to_numbers(present)
     if numbers is not None:
-        whole = bool(np.all(np.isfinite(numbers) & (numbers == np.round(numbers))))
         finite = numbers[np.isfinite(numbers)]
+        whole = len(finite) == len(numbers) and bool(np.all(numbers == np.round(numbers)))
         span = float(np.ptp(finite)) if len(finite) else 0.0
         return Look("whole" if whole else "numbers", *told, span)
     if all(is_date(v) for v in present):
         return Look("dates", *told)
     if not all(isinstance(v, str | bool | np.bool_ | int | float | np.number) for v in present):
         return Look("other", *told)
-    readable = [to_numbers([v]) is not None and not isinstance(v, bool) for v in present]
+    readable = [is_number(v) for v in present]
     if any(readable):
-        odd = str(present[readable.index(False)])
-        return Look("mixed", *told[:4], (str(present[readable.index(True)]), odd))
+        pair = (str(present[readable.index(kind)]) for kind in (True, False))
+        return Look("mixed", *told[:4], tuple(pair))
     return Look("texts", *told)
 
 
@@ -131,12 +134,9 @@ def guess_client(looks: Mapping[str, Look], rows: int) -> list[str]:
 
 def guess_target(looks: Mapping[str, Look], client: str) -> list[str]:
     """Return the columns that may be the target, the likeliest first."""
-    fit = [
-        name
-        for name, look in looks.items()
-        if name != client and look.kind in ("texts", "whole", "numbers") and look.different >= 2
-        and not is_identifier(name, look)
-    ]  # fmt: skip
+    kinds = ("texts", "whole", "numbers")
+    able = {n: v for n, v in looks.items() if n != client and v.kind in kinds and v.different >= 2}
+    fit = [name for name, look in able.items() if not is_identifier(name, look)]
     named = [name for word in TARGETS for name in fit if word in _words(name)]
     return list(dict.fromkeys([*named, *reversed(fit)]))
 
@@ -149,46 +149,33 @@ def guess_columns(columns: Columns, client: str, target: str) -> Guess:
     looks = {name: look_at(values) for name, values in columns.items()}
     if looks[target].different < 2:
         raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
-    refuse_numbered_clients(client, columns[client])
+    _refuse_numbered_clients(client, columns[client])
     task = guess_task(target, columns[target])
     if task == "classification":
         refuse_single_rows(target, columns[target])
-    left_out, remarks, groups, codes = {}, [], [], []
-    features = [name for name in columns if name not in (client, target)]
-    for name in features:
-        many = looks[name].kind == "texts" and looks[name].different > MOST_CODES
-        reason = describe_numbers_as_text(columns[name]) if many else None
-        reason = reason or _reason(name, looks[name])
-        if reason is None and _is_group(name, looks[name]):
-            groups.append(name)
-            reason = f"tells {looks[name].different} cases apart, with several rows each"
-        if reason is not None:
-            left_out[name] = reason
-        elif looks[name].kind == "whole" and 3 <= looks[name].different <= MOST_CODES:
-            codes.append(name)
-            remarks.append(
-                f"{name}: {looks[name].different} different whole numbers, taken as amounts; if "
-                "they are codes, list the column in categorical"
-            )
-        if looks[name].gaps and reason is None:
-            share = looks[name].gaps / len(columns[name])
-            remarks.append(f"{name}: {looks[name].gaps} gaps ({share:.0%})")
+    others = {name: look for name, look in looks.items() if name not in (client, target)}
+    found = {name: _reason(name, look, columns[name]) for name, look in others.items()}
+    left_out = {name: reason for name, reason in found.items() if reason is not None}
+    kept = tuple(name for name in others if name not in left_out)
+    if not kept:
+        told = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise DataError(f"No column is left to predict from ({told}).")
+    remarks = [remark for name in kept for remark in _remark(name, looks[name])]
     if looks[client].different == 1:
         remarks.append(f"{client}: there is only one client, {looks[client].examples[0]}")
     for name in (client, target):
         if looks[name].gaps:
             remarks.append(f"{looks[name].gaps} rows have no {name} and are left out")
-    kept = tuple(name for name in features if name not in left_out)
-    if not kept:
-        told = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise DataError(f"No column is left to predict from ({told}).")
-    dates = tuple(name for name in features if looks[name].kind == "dates")
     for name in (client, *kept, target):
         remarks += find_spellings(name, columns[name])
     if task == "classification":
         remarks += find_leaks(columns, kept, target)
-    more = tuple(codes), dates, tuple(groups)
-    return Guess(client, target, kept, task, left_out, tuple(remarks), "auto", *more)
+    return Guess(
+        client, target, kept, task, left_out, tuple(remarks),
+        codes=tuple(name for name in kept if _is_code(looks[name])),
+        dates=tuple(name for name, look in others.items() if look.kind == "dates"),
+        groups=tuple(n for n, look in others.items() if found[n] == _describe_group(look)),
+    )  # fmt: skip
 
 
 def choose_categories(guess: Guess, columns: Columns, chosen: Sequence[str]) -> Guess:
@@ -206,7 +193,7 @@ def choose_categories(guess: Guess, columns: Columns, chosen: Sequence[str]) -> 
     return replace(guess, categorical=coded, remarks=told)
 
 
-def guess_task(target: str, values: list[Any]) -> Literal["classification", "regression"]:
+def guess_task(target: str, values: list[Any]) -> Task:
     """Return the task; whole numbers that could be either are taken as values."""
     present = [v for v in values if v is not None]
     told = describe_target(target, present)
@@ -217,26 +204,59 @@ def guess_task(target: str, values: list[Any]) -> Literal["classification", "reg
     return "regression" if found.classes is None else "classification"
 
 
-def _reason(name: str, look: Look) -> str | None:
+def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
     """Say why a column is no feature, if it is none."""
-    if look.kind == "empty":
-        return "no value at all"
-    if look.different == 1:
-        return f"constant: always {look.examples[0]!r}"
-    if look.kind == "dates":
-        return "dates: turn them into days since a first day, a year or a month to use them"
-    if look.kind == "other":
-        return "neither numbers nor text"
-    if look.kind == "mixed":
-        number, text = look.examples
-        return f"numbers and text, such as {number!r} and {text!r}: correct it to use it"
-    if is_identifier(name, look):
-        return f"an identifier: {look.different} different values in {look.count} rows"
-    if look.kind == "texts" and look.different > max(20, look.count // 5):
-        return f"free text: {look.different} different values in {look.count} rows"
-    if look.kind == "texts" and look.most < FEW:
-        return f"rare texts: the most frequent one has {look.most} rows"
-    return None
+    disguised = None
+    if look.kind == "texts" and look.different > MOST_CODES:
+        disguised = describe_numbers_as_text(values)
+    number, text = look.examples if look.kind == "mixed" else ("", "")
+    texts = look.kind == "texts"
+    cases: list[tuple[bool, str | None]] = [
+        (disguised is not None, disguised),
+        (look.kind == "empty", "no value at all"),
+        (look.different == 1, f"constant: always {''.join(look.examples[:1])!r}"),
+        (
+            look.kind == "dates",
+            "dates: turn them into days since a first day, a year or a month to use them",
+        ),
+        (look.kind == "other", "neither numbers nor text"),
+        (
+            look.kind == "mixed",
+            f"numbers and text, such as {number!r} and {text!r}: correct it to use it",
+        ),
+        (
+            is_identifier(name, look),
+            f"an identifier: {look.different} different values in {look.count} rows",
+        ),
+        (
+            texts and look.different > max(20, look.count // 5),
+            f"free text: {look.different} different values in {look.count} rows",
+        ),
+        (texts and look.most < FEW, f"rare texts: the most frequent one has {look.most} rows"),
+        (_is_group(name, look), _describe_group(look)),
+    ]
+    return next((told for holds, told in cases if holds), None)
+
+
+def _describe_group(look: Look) -> str:
+    return f"tells {look.different} cases apart, with several rows each"
+
+
+def _is_code(look: Look) -> bool:
+    return look.kind == "whole" and 3 <= look.different <= MOST_CODES
+
+
+def _remark(name: str, look: Look) -> list[str]:
+    """Say what a person should know about a feature."""
+    told = []
+    if _is_code(look):
+        told.append(
+            f"{name}: {look.different} different whole numbers, taken as amounts; if they are "
+            "codes, list the column in categorical"
+        )
+    if look.gaps:
+        told.append(f"{name}: {look.gaps} gaps ({look.gaps / (look.count + look.gaps):.0%})")
+    return told
 
 
 def is_identifier(name: str, look: Look) -> bool:
@@ -300,3 +320,96 @@ def _words(name: str) -> set[str]:
     """
     apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", name)
     return {word.lower() for word in re.split(r"[^A-Za-z0-9]+", apart) if word}
+
+
+def describe_numbers_as_text(values: Sequence[Any]) -> str | None:
+    """Say that texts are numbers in disguise, if they are.
+
+    >>> describe_numbers_as_text(["12 %", "9 %"])
+    "numbers written as text, such as '12 %': write them plainly (12) to use them"
+    """
+    texts = [v for v in values if isinstance(v, str)]
+    if not texts or not all(NUMBER_AS_TEXT.fullmatch(t) for t in texts):
+        return None
+    found = re.search(r"\d[\d.,'\s]*", texts[0])
+    plain = re.sub(r"[,'\s]", "", found[0] if found else "")
+    return (
+        f"numbers written as text, such as {texts[0]!r}: write them plainly ({plain}) to use them"
+    )
+
+
+def find_spellings(name: str, values: Sequence[Any]) -> list[str]:
+    """Name texts that differ in capitals or spaces alone: each is a category of its own.
+
+    >>> find_spellings("sex", ["f", "F", "m"])
+    ["sex: 'f' and 'F' differ in capitals or spaces alone, and count as different"]
+    """
+    alike: dict[str, list[str]] = {}
+    for text in dict.fromkeys(v for v in values if isinstance(v, str)):
+        alike.setdefault("".join(text.casefold().split()), []).append(text)
+    return [
+        f"{name}: {' and '.join(map(repr, same[:3]))} differ in capitals or spaces alone, and "
+        "count as different"
+        for same in alike.values()
+        if len(same) > 1
+    ]
+
+
+def find_leaks(columns: Mapping[str, list[Any]], used: Sequence[str], target: str) -> list[str]:
+    """Name features that alone tell the class of every row, as a code of the outcome does.
+
+    >>> table = {"code": ["a", "b"] * 10, "age": [*range(20)], "ill": ["no", "yes"] * 10}
+    >>> find_leaks(table, ["code", "age"], "ill")
+    ['code: tells ill of every row by itself; if it is known only afterwards, leave it out']
+    """
+    classes = name_categories(columns[target])
+    return [
+        f"{name}: tells {target} of every row by itself; if it is known only afterwards, leave it "
+        "out"
+        for name in used
+        if _tells(columns[name], classes)
+    ]
+
+
+def _tells(values: Sequence[Any], classes: Sequence[str | None]) -> bool:
+    rows = [(v, c) for v, c in zip(values, classes, strict=True) if None not in (v, c)]
+    kinds = sorted({c for _, c in rows if c is not None})
+    if len(rows) < FEW_ROWS or len(kinds) < 2:
+        return False
+    numbers = to_numbers([v for v, _ in rows])
+    if numbers is not None:  # in the order of the numbers, every class has one stretch
+        order = np.argsort(numbers, kind="stable")
+        found = [kinds.index(str(rows[k][1])) for k in order]
+        changes = [k for k in range(1, len(found)) if found[k] != found[k - 1]]
+        apart = all(numbers[order[k]] > numbers[order[k - 1]] for k in changes)
+        return len(changes) == len(kinds) - 1 and apart
+    texts = name_categories([v for v, _ in rows])
+    told = {(text, c) for text, (_, c) in zip(texts, rows, strict=True)}
+    few = len(set(texts)) <= len(rows) // 4  # many texts tell their rows, not the class
+    return few and len(told) == len(set(texts))
+
+
+def refuse_single_rows(name: str, values: Sequence[Any]) -> None:
+    """Refuse a column of texts as a target when no two rows agree: there is nothing to learn."""
+    texts = _all_different(values)
+    if texts:
+        raise DataError(
+            f"Column {name!r} has {len(texts)} different values in {len(texts)} rows (such as "
+            f"{texts[0]!r}), so no class is there twice: name another target, or turn it into a "
+            "number or a few classes."
+        )
+
+
+def _refuse_numbered_clients(name: str, values: Sequence[Any]) -> None:
+    texts = _all_different(values)
+    if texts:
+        raise DataError(
+            f"Column {name!r} has a value of its own in each of {len(texts)} rows: it tells rows, "
+            "not clients; name the column that says whose row it is."
+        )
+
+
+def _all_different(values: Sequence[Any]) -> list[str]:
+    """Return the texts of a column of which none is there twice; nothing otherwise."""
+    texts = [t for t in name_categories(values) if t is not None]
+    return texts if len(texts) >= FEW_ROWS and len(set(texts)) == len(texts) else []

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equifed.data import DataError, Federation, csv_files
-from equifed.data.csv_files import read_csv
+from equifed.data import DataError, Federation, files
+from equifed.data.files import read_csv
 
 TABLE = {
     "site": ["Genève", "Bâle", "Genève", "Bâle"],
@@ -155,7 +155,7 @@ def test_a_table_of_ten_gigabytes_is_refused_before_it_is_loaded(tmp_path: Path)
 def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_files, "MOST_BYTES", 1000)
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
     path = tmp_path / "small.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 249))
     assert len(read_csv(path)["a"]) == 249

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from equifed.data import Federation
-from equifed.data.guess import guess_columns, is_identifier, look_at
+from equifed.data.infer import guess_columns, is_identifier, look_at
 from equifed.data.split import DataError, DataWarning
 
 pytestmark = pytest.mark.long

@@ -6,34 +6,38 @@ The order matters: rows are divided first, and the preparation is fitted on trai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equifed.data.columns import Columns, find_categories, group_rows, read_columns
-from equifed.data.combine_preparation import Question
-from equifed.data.fit_preparation import ask_kinds, fit_preparation
-from equifed.data.fit_target import combine_targets, describe_target
-from equifed.data.guess import find_misused_groups, find_numbered_rows
-from equifed.data.holdout import (
+from equifed.data.columns import (
+    Columns,
+    find_categories,
+    group_rows,
+    naming,
+    read_columns,
+    read_moments,
+)
+from equifed.data.fit import ask_kinds, fit_preparation
+from equifed.data.infer import find_misused_groups, find_numbered_rows, refuse_single_rows
+from equifed.data.preparation import Preparation, Prepare
+from equifed.data.split import (
+    Array,
+    DataError,
+    DataWarning,
     Holdout,
     Labels,
+    Rows,
     divide_at_random,
     divide_by_time,
     divide_groups,
-    find_duplicates,
-    read_moments,
+    list_owners,
+    refuse_twice,
 )
-from equifed.data.preparation import Preparation, Target
-from equifed.data.prepare import Prepare
-from equifed.data.prepared_columns import name_client
-from equifed.data.remarks import refuse_single_rows
-from equifed.data.split import DataError, DataWarning, Rows
-from equifed.data.targets import check_task
+from equifed.data.targets import Target, check_task, combine_targets, describe_target
 
 UNKNOWN = "unknown"
 """The group of rows that do not say theirs."""
@@ -72,40 +76,37 @@ class TableRequest:
             raise DataError("group= and time= tell how to hold out rows; give test= a fraction.")
 
     @property
-    def special(self) -> list[str]:
-        """Columns that are no features, unless a feature is asked for by the client's name."""
-        more = (self.split, self.group, self.time)
-        return [str(c) for c in (self.client, self.target, *more) if c is not None]
+    def dividing(self) -> list[str]:
+        """Columns that tell how rows are divided."""
+        return [c for c in (self.split, self.group, self.time) if c is not None]
 
 
 def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
     """Return what a table gives to ``Federation.from_clients``, and its preparation."""
+    client, target = request.client, request.target
     columns = read_columns(table)
     wanted = choose_features(columns, request)
     columns, numbers, told = keep_rows(columns, wanted, request)
-    client, target = request.special[:2]
     owners = group_rows(columns[client], f"Column {client!r}")
     part = divide_rows(columns, owners, request)
-    aim = _fit_target(columns[target], owners, request)
     rest = [c for c in columns if c not in {*wanted, client, target}]
     asked = ask_kinds(
         wanted,
-        aim,
+        _fit_target(columns[target], owners, request),
         request.prepare,
         client=client,
         categories=find_categories(table),
         choosy=request.features is None,
         left_out=rest,
     )
-    fitted = _fit(columns, owners, part, asked)
+    train = {who: columns.take(rows[part[rows] == "train"], wanted) for who, rows in owners.items()}
+    fitted = fit_preparation(train, asked)
     left = [(name, reason) for name, reason in fitted.left_out if name not in rest]
     told += [f"column {name!r} is left out: {reason}" for name, reason in left]
-    same = find_duplicates(
-        part, owners, [columns[c] for c in [*(x.name for x in fitted.columns), target]], numbers
-    )
-    told += [same] if same else []
+    used = [column.name for column in fitted.columns]
+    told += find_duplicates(part, owners, [columns[c] for c in [*used, target]], numbers)
     if request.features is None:
-        told += find_numbered_rows(columns, [x.name for x in fitted.columns])
+        told += find_numbered_rows(columns, used)
     told += find_untested(owners, part, request.holdout)
     told += find_misused_groups(columns, request.groups, request.group)
     for sentence in told:
@@ -117,25 +118,20 @@ def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]
 
 def choose_features(columns: Columns, request: TableRequest) -> list[str]:
     """Return the feature columns, or say which columns are not there or used twice."""
-    special, coded = request.special, request.prepare.categorical
+    client, coded = request.client, request.prepare.categorical
+    special = [client, request.target, *request.dividing]
+    rest = [c for c in columns if c not in special]
+    wanted = rest if request.features is None else [str(c) for c in request.features]
     listed = [] if coded == "auto" else list(coded)
-    if request.features is None:
-        wanted = [c for c in columns if c not in special]
-    else:
-        wanted = [str(c) for c in request.features]
-    told_by = [] if request.groups is None else [request.groups]
-    absent = [c for c in [*special, *wanted, *listed, *told_by] if c not in columns]
+    named = [*special, *wanted, *listed, *([] if request.groups is None else [request.groups])]
+    absent = [c for c in named if c not in columns]
     if absent:
         raise DataError(f"The table has no column {absent[0]!r}; it has {', '.join(columns)}.")
     if not wanted:
         raise DataError("The table has no feature columns besides client, target and split.")
-    used = [*special, *wanted]
-    twice = [c for k, c in enumerate(used) if c in used[:k] and c != special[0]]
-    if twice or special[0] in special[1:]:
-        name = twice[0] if twice else special[0]
-        raise DataError(
-            f"Column {name!r} is used twice, as client, target, split or feature; use it once."
-        )
+    used = [*special, *(c for c in wanted if c != client)]  # the client's name may be a feature
+    message = "Column {!r} is used twice, as client, target, split or feature; use it once."
+    refuse_twice(used, message)
     stray = [c for c in listed if c not in wanted]
     if stray:
         raise DataError(f"Column {stray[0]!r} is in categorical but not in features; add it there.")
@@ -144,21 +140,21 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
 
 def keep_rows(
     columns: Columns, wanted: list[str], request: TableRequest
-) -> tuple[Columns, NDArray[np.int64], list[str]]:
+) -> tuple[Columns, Rows, list[str]]:
     """Return the rows that can be used, their numbers in the table, and what was left out."""
     rule, told = request.prepare.missing, []
     lacking = {c: np.array([v is None for v in columns[c]], dtype=bool) for c in columns}
-    for name in request.special[2:]:
+    for name in request.dividing:
         if lacking[name].any():
-            first = int(np.flatnonzero(lacking[name])[0]) + 1
             raise DataError(
                 f"Column {name!r} lacks a value in {lacking[name].sum()} row(s), the first is row "
-                f"{first}; it tells how rows are divided: fill it in or leave these rows out."
+                f"{lacking[name].argmax() + 1}; it tells how rows are divided: fill it in or leave "
+                "these rows out."
             )
-    needed = [*request.special[:2], *(wanted if rule in ("error", "drop") else [])]
+    needed = [request.client, request.target, *(wanted if rule in ("error", "drop") else [])]
     if rule == "error":
         _refuse_gaps(columns, needed, lacking)
-    for name in request.special[:2]:
+    for name in needed[:2]:
         if lacking[name].any():
             told.append(f"{lacking[name].sum()} row(s) without a value in {name!r} are left out")
     gaps = np.any([lacking[c] for c in needed], axis=0)
@@ -167,49 +163,50 @@ def keep_rows(
     keep = np.flatnonzero(~gaps)
     if not len(keep):
         raise DataError("No row of the table has all values; leave out columns that lack them.")
-    client = columns[request.special[0]]
-    lost = {str(v) for v in client if v is not None} - {str(client[i]) for i in keep}
+    kept, client = columns.take(keep), request.client
+    lost = {str(v) for v in columns[client] if v is not None} - {str(v) for v in kept[client]}
     if lost:
         told.append(f"client(s) {', '.join(sorted(lost)[:5])} have no row left")
-    return {c: [columns[c][i] for i in keep] for c in columns}, keep + 1, told
+    return kept, keep + 1, told
 
 
-def _refuse_gaps(columns: Columns, needed: list[str], lacking: Mapping[str, Any]) -> None:
+def _refuse_gaps(columns: Columns, needed: Sequence[str], lacking: Mapping[str, Array]) -> None:
     for column in needed:
-        gaps, client = lacking[column], columns[needed[0]]
-        if gaps.any():
-            first = int(np.flatnonzero(gaps)[0])
-            owner = client[first]
-            count = sum(
-                bool(g) and type(o) is type(owner) and o == owner
-                for g, o in zip(gaps, client, strict=True)
-            )
+        if lacking[column].any():
+            first, client = int(lacking[column].argmax()), columns[needed[0]]
+            owner = type(client[first]), client[first]
+            rows = np.flatnonzero(lacking[column])
             raise DataError(
-                f"Client {str(owner)!r}: column {column!r} lacks a value in {count} row(s), the "
-                f"first is row {first + 1} (NA, none, null, ? and nan mean that, too); impute "
-                "them or give missing='indicator', 'mean', 'median' or 'drop'."
+                f"Client {str(owner[1])!r}: column {column!r} lacks a value in "
+                f"{sum((type(client[r]), client[r]) == owner for r in rows)} row(s), the first is "
+                f"row {first + 1} (NA, none, null, ? and nan mean that, too); impute them or give "
+                "missing='indicator', 'mean', 'median' or 'drop'."
             )
 
 
 def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequest) -> Labels:
     """Return the split that each row belongs to."""
-    rows, holdout = len(columns[request.special[0]]), request.holdout
+    holdout, group = request.holdout, request.group
+    groups = {} if group is None else group_rows(columns[group], "The groups")
     if request.split is not None:
-        part = np.array([str(v) for v in columns[str(request.split)]])
+        part = np.array([str(v) for v in columns[request.split]])
         illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
         if illegal:
             raise DataError(
                 f"Column {request.split!r} must say train, validation or test, got {illegal[0]!r}."
             )
-        if request.group is not None:
-            _refuse_divided_groups(columns[str(request.group)], part, str(request.group))
+        torn = [name for name, rows in groups.items() if len(set(part[rows].tolist())) > 1]
+        if torn:
+            raise DataError(
+                f"Group {torn[0]!r} of column {group!r} has rows in several splits; put all of "
+                "them into one, or leave group out."
+            )
         return part
-    if request.group is not None:
-        return divide_groups(owners, columns[str(request.group)], holdout)
+    if group is not None:
+        return divide_groups(owners, groups, holdout)
     if request.time is not None:
-        moments = read_moments(str(request.time), columns[str(request.time)])
-        return divide_by_time(owners, moments, holdout)
-    return divide_at_random(owners, holdout) if holdout.wanted else np.full(rows, "train")
+        return divide_by_time(owners, read_moments(request.time, columns[request.time]), holdout)
+    return divide_at_random(owners, holdout)
 
 
 def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
@@ -222,46 +219,52 @@ def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) ->
             if holdout.counts(len(rows))[k] and label not in part[rows]
         ]
         if lacking:
-            named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
             told.append(
-                f"client(s) {named} have no {label} rows: their rows of one group or one time are "
-                "too many to hold some out"
+                f"client(s) {_shorten(lacking)} have no {label} rows: their rows of one group or "
+                "one time are too many to hold some out"
             )
     return told
 
 
-def _refuse_divided_groups(groups: Sequence[Any], part: Labels, name: str) -> None:
-    for group, rows in group_rows(groups).items():
-        if len(set(part[rows].tolist())) > 1:
-            raise DataError(
-                f"Group {group!r} of column {name!r} has rows in several splits; put all of them "
-                "into one, or leave group out."
-            )
+def find_duplicates(
+    part: Labels, owners: Mapping[str, Rows], cells: Sequence[Sequence[Any]], numbers: Rows
+) -> list[str]:
+    """Say how many held-out rows equal a training row in all features and the target.
+
+    ``numbers`` are the rows as the user counts them.
+    """
+    keys: list[Hashable] = list(zip(*cells, strict=True))
+    trained: dict[Hashable, int] = {}
+    try:
+        for row in np.flatnonzero(part == "train").tolist():
+            trained.setdefault(keys[row], row)
+        held = [r for r in np.flatnonzero(part != "train").tolist() if keys[r] in trained]
+    except TypeError:  # a list in a cell, say: preparing the rows says whose
+        return []
+    if not held:
+        return []
+    whose = _shorten(list(dict.fromkeys(list_owners(owners)[held])))
+    shown = ", ".join(f"row {numbers[r]} as row {numbers[trained[keys[r]]]}" for r in held[:3])
+    return [
+        f"{len(held)} held-out row(s) are duplicates of a training row in all features and the "
+        f"target ({shown}{', ...' if len(held) > 3 else ''}; client(s) {whose}); if they are the "
+        "same cases, drop one of each, or give group= the column that tells cases apart."
+    ]
+
+
+def _shorten(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableRequest) -> Target:
-    name, answers = request.special[1], {}
+    name, answers = request.target, {}
     for client, rows in owners.items():
-        mine = [values[r] for r in rows]
-        try:
-            answers[client] = describe_target(name, mine, request.task)
-        except DataError as error:
-            raise DataError(name_client(client, str(error))) from None
+        with naming(client):
+            answers[client] = describe_target(name, [values[r] for r in rows], request.task)
     found = combine_targets(name, answers, request.task, request.classes, request.unit)
     if found.classes is not None:
         refuse_single_rows(name, values)
     return found
-
-
-def _fit(
-    columns: Columns, owners: Mapping[str, Rows], part: Labels, asked: Question
-) -> Preparation:
-    """Return the preparation, fitted on training rows."""
-    rows = {}
-    for client, mine in owners.items():
-        train = mine[part[mine] == "train"].tolist()
-        rows[client] = {name: [columns[name][r] for r in train] for name in asked["columns"]}
-    return fit_preparation(rows, asked)
 
 
 def prepare_clients(
@@ -272,37 +275,30 @@ def prepare_clients(
     groups: str | None,
 ) -> dict[str, Any]:
     """Return the samples of all clients, for ``Federation.from_clients``."""
-    names = [column.name for column in fitted.columns]
-
-    def prepare(label: str) -> dict[str, tuple[Any, ...]]:
-        out: dict[str, tuple[Any, ...]] = {}
+    target, classes = fitted.target.name, fitted.target.classes
+    used = {*(column.name for column in fitted.columns), target, groups or target}
+    held: dict[str, dict[str, Any]] = {"train": {}, "validation": {}, "test": {}}
+    for label, samples in held.items():
         for client, mine in owners.items():
-            rows = mine[part[mine] == label].tolist()
-            if not rows:
+            rows = mine[part[mine] == label]
+            if not len(rows):
                 continue
-            table = {c: [columns[c][r] for r in rows] for c in names}
-            targets = [columns[fitted.target.name][r] for r in rows]
-            try:
-                out[client] = (fitted.apply(table, client), fitted.encode_target(targets))
-                if groups is not None:  # a gap is a group of its own
-                    told = (columns[groups][r] for r in rows)
-                    out[client] += ([UNKNOWN if g is None else g for g in told],)
-            except DataError as error:
-                raise DataError(name_client(client, str(error))) from None
-        return out
-
-    train = prepare("train")
-    absent = [client for client in owners if client not in train]
+            cells = columns.take(rows, used)
+            with naming(client):
+                features = fitted.apply(cells, client, extra="ignore")
+                samples[client] = features, fitted.target.encode(cells[target])
+            if groups is not None:
+                samples[client] += ([UNKNOWN if g is None else g for g in cells[groups]],)
+    absent = [client for client in owners if client not in held["train"]]
     if absent:
         raise DataError(
             f"Client {absent[0]!r} has no training samples; remove it, give it samples, or hold "
             "out less."
         )
-    classes = fitted.target.classes
     return {
-        "clients": train,
-        "validation": prepare("validation") or None,
-        "test": prepare("test") or None,
+        "clients": held["train"],
+        "validation": held["validation"] or None,
+        "test": held["test"] or None,
         "task": "regression" if classes is None else "classification",
         "classes": None if classes is None else len(classes),
         "class_names": classes or (),

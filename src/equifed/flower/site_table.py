@@ -1,6 +1,6 @@
-"""One site's own table in a fit across sites: a file, its columns renamed, and its answers.
+"""One site's table in a fit across sites: a file, its columns renamed, and its answers.
 
-What :func:`equifed.data.own_table.read_table` does with the table of all clients is done here with
+What :func:`equifed.data.table.read_table` does with the table of all clients is done here with
 the rows of one, in the same order and with the same draws, so that a federation of such sites has
 the samples that the table of all of them gives. Nothing but answers to questions leaves a site.
 """
@@ -14,25 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from equifed.data.columns import Columns, find_categories, group_rows, read_columns
-from equifed.data.combine_preparation import Question
+from equifed.data.columns import Columns, find_categories, group_rows, naming, read_columns
 from equifed.data.federation import Federation
-from equifed.data.fit_preparation import ask_kinds, describe_rows, tell_kinds
-from equifed.data.fit_target import describe_target
-from equifed.data.guess import find_misused_groups
-from equifed.data.holdout import Labels, find_duplicates
-from equifed.data.own_table import (
+from equifed.data.fit import Question, ask_kinds, describe_rows
+from equifed.data.infer import find_misused_groups
+from equifed.data.preparation import Preparation
+from equifed.data.split import DataError, Labels
+from equifed.data.table import (
     TableRequest,
     choose_features,
     divide_rows,
+    find_duplicates,
     find_untested,
     keep_rows,
     prepare_clients,
 )
-from equifed.data.preparation import Preparation, Target
-from equifed.data.prepared_columns import name_client
-from equifed.data.split import DataError
-from equifed.data.targets import MANY
+from equifed.data.targets import MANY, Target, describe_target
+
+KINDS = ("numbers", "texts", "dates")
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,13 @@ class SiteTable:
         titles : mapping, optional
             Agreed column name to the column's title in this table, where they differ.
         """
-        try:
+        with naming(name):
             columns = _rename(read_columns(table), titles or {})
-            columns = _own(columns, name, str(request.client))
+            columns = _name_owner(columns, name, str(request.client))
             wanted = choose_features(columns, request)
             columns, _, told = keep_rows(columns, wanted, request)
-            owners = {name: np.arange(len(columns[request.target]))}
+            owners = {name: np.arange(columns.rows)}
             part = divide_rows(columns, owners, request)
-        except DataError as error:
-            raise DataError(name_client(name, str(error))) from None
         if not (part == "train").any():
             raise DataError(f"Client {name!r} has no training rows; give it some.")
         told += find_untested(owners, part, request.holdout)
@@ -114,12 +111,14 @@ class SiteTable:
     @property
     def rest(self) -> list[str]:
         """Columns that tell how rows are divided, in the table's order."""
-        return [c for c in self.columns if c in self.request.special[2:]]
+        return [c for c in self.columns if c in self.request.dividing]
 
     def describe_kinds(self) -> list[list[str]]:
         """Return every feature column with its kind: numbers, texts, dates or empty."""
-        found = self._tell(list(self.features), lambda rows: tell_kinds(rows, self._ask()))
-        return [[name, found[name]] for name in self.features]
+        asked = ask_kinds(self.features, Target(self.request.target), self.request.prepare)
+        found = describe_rows(self.take(self.features, "train"), asked, self.name)
+        kinds = {c: next((k for k in KINDS if told[k]), "empty") for c, told in found.items()}
+        return [[name, kinds[name]] for name in self.features]
 
     def describe_target(self) -> dict[str, Any]:
         """Return of which kind the targets are, and which labels there are.
@@ -127,10 +126,8 @@ class SiteTable:
         Of whole numbers that may be values, no more are told than are needed to ask what they are.
         """
         request = self.request
-        try:
+        with naming(self.name):
             told = describe_target(request.target, self.columns[request.target], request.task)
-        except DataError as error:
-            raise DataError(name_client(self.name, str(error))) from None
         if told["whole"] and request.task is None and request.classes is None:
             told["labels"] = told["labels"][: MANY + 1]
         return told
@@ -142,34 +139,24 @@ class SiteTable:
             raise DataError(f"Client {self.name!r}: {strange[0]!r} is no feature that was agreed.")
         return describe_rows(self.take(asked["columns"], "train"), asked, self.name)
 
-    def take(self, names: Iterable[str], split: str) -> dict[str, list[Any]]:
+    def take(self, names: Iterable[str], split: str) -> Columns:
         """Return columns of the rows of one split."""
-        rows = np.flatnonzero(self.part == split).tolist()
-        return {name: [self.columns[name][r] for r in rows] for name in names}
+        return self.columns.take(np.flatnonzero(self.part == split), names)
 
     def prepare(self, fitted: Preparation, dtype: str = "float32") -> Federation:
         """Return the federation of this client alone, its rows prepared."""
         owners = {self.name: np.arange(len(self.part))}
         made = prepare_clients(self.columns, owners, self.part, fitted, self.request.groups)
         about = {"preparation": fitted.describe()}
-        federation = Federation.from_clients(**made, name="own data", dtype=dtype, source=about)
+        federation = Federation.from_clients(**made, name="your data", dtype=dtype, source=about)
         return replace(federation, preparation=fitted)
 
-    def find_duplicates(self, fitted: Preparation) -> str | None:
+    def find_duplicates(self, fitted: Preparation) -> list[str]:
         """Say whether held-out rows equal training rows."""
         owners = {self.name: np.arange(len(self.part))}
         names = [*(c.name for c in fitted.columns), self.request.target]
         numbers = np.arange(len(self.part)) + 1
         return find_duplicates(self.part, owners, [self.columns[c] for c in names], numbers)
-
-    def _ask(self) -> Question:
-        return ask_kinds(self.features, Target(self.request.target), self.request.prepare)
-
-    def _tell(self, names: list[str], tell: Any) -> Any:
-        try:
-            return tell(self.take(names, "train"))
-        except DataError as error:
-            raise DataError(name_client(self.name, str(error))) from None
 
 
 def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:
@@ -189,13 +176,13 @@ def _rename(columns: Columns, titles: Mapping[str, str]) -> Columns:
     if double:
         raise DataError(f"The mapping names the column {double[0]!r} twice; use it once.")
     agreed_of = {title: agreed for agreed, title in titles.items()}
-    return {agreed_of.get(title, title): values for title, values in columns.items()}
+    return Columns({agreed_of.get(title, title): values for title, values in columns.items()})
 
 
-def _own(columns: Columns, name: str, client: str) -> Columns:
+def _name_owner(columns: Columns, name: str, client: str) -> Columns:
     """Return the columns with one that names the client, whether or not the table has it."""
     if client not in columns:
-        return {client: [name] * len(next(iter(columns.values()))), **columns}
+        return Columns({client: [name] * columns.rows, **columns})
     given = [value for value in columns[client] if value is not None]
     others = [who for who in group_rows(given, f"Column {client!r}") if who != name]
     if others:
@@ -203,4 +190,4 @@ def _own(columns: Columns, name: str, client: str) -> Columns:
             f"Column {client!r} says {others[0]!r}, but this site is {name!r}; give the site's own "
             "rows alone, or set its name."
         )
-    return {**columns, client: [None if v is None else name for v in columns[client]]}
+    return Columns({**columns, client: [None if v is None else name for v in columns[client]]})

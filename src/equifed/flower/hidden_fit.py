@@ -1,6 +1,6 @@
 r"""Answers of a fit as vectors that are only added, exactly.
 
-A question of :mod:`equifed.data.fit_preparation` says which numbers an answer has, so an answer is
+A question of :mod:`equifed.data.fit` says which numbers an answer has, so an answer is
 a vector of whole numbers whose sum over the clients is the answer of all of them together:
 
 * a count is its digits to the base :math:`2^{12}`, small enough for hidden sums of 2000 clients;
@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.combine_preparation import Question, combine
-from equifed.data.grid import CELLS
-from equifed.data.preparation import Preparation
-from equifed.data.prepared_columns import OTHER
+from equifed.data.fit import Question, combine
+from equifed.data.preparation import OTHER, Preparation
+from equifed.data.quantiles import CELLS
 from equifed.data.split import DataError
 
 Vector = NDArray[np.float64]
@@ -58,7 +57,7 @@ def fit_by_sums(asked: Question, add: Add, collect: Collect) -> Preparation:
     Parameters
     ----------
     asked : dict
-        What :func:`equifed.data.fit_preparation.ask_kinds` returned.
+        What :func:`equifed.data.fit.ask_kinds` returned.
     add, collect : callable
         How to ask.
     """

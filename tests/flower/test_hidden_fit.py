@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equifed.data.federation import Federation
-from equifed.data.fit_preparation import ask_kinds
-from equifed.data.holdout import Holdout
-from equifed.data.own_table import TableRequest
-from equifed.data.preparation import Preparation, Target
-from equifed.data.prepare import Prepare
-from equifed.data.site_table import SiteTable
-from equifed.data.split import DataError
-from equifed.data.sum_answers import (
+from equifed.data.fit import ask_kinds
+from equifed.data.preparation import Preparation, Prepare
+from equifed.data.split import DataError, Holdout
+from equifed.data.table import TableRequest
+from equifed.data.targets import Target
+from equifed.flower.hidden_fit import (
     find_names,
     fit_by_sums,
     from_vector,
@@ -27,6 +25,7 @@ from equifed.data.sum_answers import (
     split_exactly,
     to_vector,
 )
+from equifed.flower.site_table import SiteTable
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
