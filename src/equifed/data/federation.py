@@ -217,7 +217,7 @@ class Federation:
             Columns to predict from; by default all others but dates, texts that are all different
             (identifiers) and columns without a value, which are left out with a warning.
         scale, missing, categorical, unknown, min_count, per_client
-            How columns become features: :class:`~equifed.data.prepare.Prepare`.
+            How columns become features: :class:`~equifed.data.preparation.Prepare`.
         test, validation : float
             Fractions of every client's rows to hold out, drawn with ``seed``.
         group : str, optional
