@@ -143,7 +143,7 @@ def test_new_categories_and_new_clients_are_said_beside_predictions(
 def test_exported_files_predict_the_same_and_the_card_tells(run: Path, tmp_path: Path) -> None:
     result = equifed("export", run / "out", "--out", tmp_path, "--torch", "--card")
     assert result.exit_code == 0, result.stderr
-    again = equifed("predict", tmp_path, run / "rows.csv").stdout
+    again = equifed("predict", tmp_path, run / "rows.csv", "--trust").stdout
     assert again == equifed("predict", run / "out", run / "rows.csv").stdout
     card, history = (tmp_path / "MODEL_CARD.md").read_text(), ef.History.load(run / "out")
     for split in ("train", "test"):
@@ -165,12 +165,13 @@ def test_own_modules_are_found_by_their_address(tmp_path: Path, loss: str) -> No
     (tmp_path / "run.toml").write_text(tomli_w.dumps(table))
     history = ef.run(RunConfig.read(tmp_path / "run.toml"), tmp_path / "out")
     rows = draw_table(seed=2)
-    again = ef.History.load(tmp_path / "out").predictor()
+    again = ef.History.load(tmp_path / "out").predictor(trust=True)
     wanted = history.predictor().decision_function(rows)
     np.testing.assert_allclose(again.decision_function(rows), wanted, rtol=1e-12)
     assert again.link == history.predictor().link
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    head = equifed("predict", tmp_path / "out", tmp_path / "rows.csv").stdout.splitlines()[0]
+    done = equifed("predict", tmp_path / "out", tmp_path / "rows.csv", "--trust")
+    head = done.stdout.splitlines()[0]
     assert ("probability_yes" in head) == (loss == "auto")
 
 

@@ -21,6 +21,7 @@ from equifed.cli.terminal import (
     Overwrite,
     Quiet,
     Set,
+    Trust,
     Workers,
     complete_names,
     explain_errors,
@@ -162,9 +163,7 @@ def resume(
     accept_config: Annotated[
         bool, typer.Option("--accept-config", help="Go on under a config.toml that was changed.")
     ] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Load the code that config.toml names.")
-    ] = False,
+    trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -188,13 +187,14 @@ def resume(
 
 def _ask_for_trust(folder: Path) -> bool:
     """Show what code a run's configuration names, and ask whether to load it."""
-    from equifed.runs.modules import find_code
-    from equifed.training.provenance import CONFIG
+    from equifed.training.files import refuse_links
+    from equifed.training.open_folder import find_code
 
     with explain_errors(run=folder):
-        code = find_code(folder) if (folder / CONFIG).exists() else []
+        refuse_links(folder)
+        code = find_code(folder)
     for address in code:
-        typer.echo(f"{folder / CONFIG} loads {address}", err=True)
+        typer.echo(f"{folder} loads {address}", err=True)
     return bool(code) and typer.confirm("Load and run it?", err=True)
 
 

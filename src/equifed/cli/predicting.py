@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, explain_errors, open_console, print_json
+from equifed.cli.terminal import Json, Trust, explain_errors, open_console, print_json
 
 if TYPE_CHECKING:
     from equifed.models.predictor import Predictor
@@ -39,6 +39,7 @@ def predict(
         bool, typer.Option("--keep", help="Put the columns of the table before the predictions.")
     ] = False,
     personalised: Personalised = False,
+    trust: Trust = False,
 ) -> None:
     """Predict for new rows: one line each, in order, the prediction and its probabilities.
 
@@ -49,7 +50,7 @@ def predict(
         from equifed.runs.drift import find_strangers
         from equifed.runs.trained import load_predictor
 
-        predictor = load_predictor(run, personalised=personalised)
+        predictor = load_predictor(run, personalised=personalised, trust=trust)
         table = read_columns(rows)
         for sentence in find_strangers(predictor, table, client):
             typer.echo(f"equifed: warning: {sentence}", err=True)
@@ -112,6 +113,7 @@ def personalise(
         float | None, typer.Option(help="With ROWS: penalty of its own part; that of training.")
     ] = None,
     personalised: Personalised = False,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Fit an own part to every client after training, and show before and after on test samples.
@@ -129,7 +131,7 @@ def personalise(
                 raise ValueError(
                     "--own, --temperature, --penalty, --lr and --steps are for the run's clients."
                 )
-            _personalise_newcomer(run, rows, client, out, own_l2, personalised, json)
+            _personalise_newcomer(run, rows, client, out, own_l2, personalised, trust, json)
             return
         if (client, out, own_l2) != (None, None, None) or personalised:
             raise ValueError(
@@ -137,7 +139,7 @@ def personalise(
                 "equifed personalise RUN rows.csv --client NAME --out FOLDER"
             )
         found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
-                    steps=steps)  # fmt: skip
+                    steps=steps, trust=trust)  # fmt: skip
         path = found.save(run)
         if json:
             print_json({"run": str(run), **found.to_dict()})
@@ -166,7 +168,7 @@ def personalise(
 
 def _personalise_newcomer(
     run: Path, rows: Path, client: str | None, out: Path | None, own_l2: float | None,
-    personalised: bool, json: bool,
+    personalised: bool, trust: bool, json: bool,
 ) -> None:  # fmt: skip
     from equifed.models.export import export as write
     from equifed.runs.newcomer import fit_newcomer
@@ -175,7 +177,7 @@ def _personalise_newcomer(
         raise ValueError(
             "Say the new client's name and where to write its model: --client NAME --out FOLDER."
         )
-    found = fit_newcomer(run, rows, client, own_l2=own_l2, personalised=personalised)
+    found = fit_newcomer(run, rows, client, own_l2=own_l2, personalised=personalised, trust=trust)
     write(found.predictor, out, program=True)
     told = {"run": str(run), "client": client, "rows": found.rows, "metric": found.metric,
             "before": found.before, "after": found.after, "out": str(out)}  # fmt: skip
@@ -187,19 +189,23 @@ def _personalise_newcomer(
             f"{found.metric} of {client}: {found.before:.4g} with the mean of the others' own "
             f"parts, {found.after:.4g} with its own (on rows that it was not fitted to, five folds)"
         )
-    typer.echo(f"own part fitted to {found.rows} rows: equifed predict {out} NEW.csv", err=True)
+    typer.echo(
+        f"own part fitted to {found.rows} rows: equifed predict {out} NEW.csv --trust", err=True
+    )
 
 
 def _show_or_blank(value: float | None, sign: str) -> str:
     return "" if value is None else _show(value, sign)
 
 
-def evaluate(run: RunOnly, rows: Rows, client: Client = None, json: Json = False) -> None:
+def evaluate(
+    run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False, json: Json = False
+) -> None:
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
     with explain_errors():
         from equifed.runs.drift import evaluate as measure
 
-        found = measure(run, rows, client)
+        found = measure(run, rows, client, trust=trust)
         if json:
             measured = {d.metric: {"split": d.split, "clients": d.rows()} for d in found}
             print_json({"run": str(run), "rows": str(rows), "metrics": measured})
@@ -241,6 +247,7 @@ def export(
         typer.Option(help="Whose model, where every client has a part of its own."),
     ] = None,
     personalised: Personalised = False,
+    trust: Trust = False,
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     with explain_errors():
@@ -248,10 +255,10 @@ def export(
         from equifed.runs.trained import load_predictor, write_model_card
 
         folder = run / "export" if out is None else out
-        predictor = load_predictor(run, personalised=personalised)
+        predictor = load_predictor(run, personalised=personalised, trust=trust)
         predictor = predictor if client is None else predictor.for_client(client)
         files = write(predictor, folder, program=torch, onnx=onnx)
         if card:
-            files.append(write_model_card(run, folder))
+            files.append(write_model_card(run, folder, trust=trust))
         for path in files:
             typer.echo(path)

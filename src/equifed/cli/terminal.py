@@ -61,6 +61,12 @@ DataName = Annotated[
 ]
 
 
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the code that the folder names; only if you know it."),
+]
+
+
 # -- output -----------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from equifed.cli.terminal import Overwrite, Quiet, explain_errors, open_console
+from equifed.cli.terminal import Overwrite, Quiet, Trust, explain_errors, open_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -135,13 +135,16 @@ def evidence(
         bool, typer.Option("--without-model", help="Leave out the model's parameters.")
     ] = False,
     overwrite: Overwrite = False,
+    trust: Trust = False,
     quiet: Quiet = False,
 ) -> None:
     """Pack what an auditor asks about a run into one zip: files, and which answers what."""
     with explain_errors():
         from equifed.runs.evidence import pack_evidence
 
-        path = pack_evidence(run, out, with_model=not without_model, overwrite=overwrite)
+        path = pack_evidence(
+            run, out, with_model=not without_model, overwrite=overwrite, trust=trust
+        )
         if not quiet:
             typer.echo(f"evidence: {path}")
 

@@ -15,7 +15,7 @@ import numpy as np
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
 from equifed.report.scales import Scale
-from equifed.training.files import Damaged, read_json
+from equifed.training.files import Damaged, read_json, refuse_links
 from equifed.training.history import History
 from equifed.training.provenance import share_of_method
 from equifed.training.tables import is_complete
@@ -187,6 +187,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> list[Method]:
     """Read the complete runs of a comparison, by its plan or by that in the folder."""
+    refuse_links(folder)
     if plan is None:
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))["methods"]
     methods = []

@@ -60,7 +60,9 @@ class Drift:
         ]  # fmt: skip
 
 
-def evaluate(folder: str | Path, table: Any, client: str | None = None) -> list[Drift]:
+def evaluate(
+    folder: str | Path, table: Any, client: str | None = None, *, trust: bool = False
+) -> list[Drift]:
     """Measure the model of a run on new labelled rows, client by client.
 
     Parameters
@@ -70,12 +72,14 @@ def evaluate(folder: str | Path, table: Any, client: str | None = None) -> list[
     table : path, DataFrame or mapping of columns
         New rows with the target's column and, unless ``client`` names the owner of all of them, the
         client's column.
+    trust : bool
+        Load the code that the folder names; see :func:`equifed.load_predictor`.
     """
     from equifed.engines.evaluator import FederationEvaluator
     from equifed.models.flat import FlatModel, as_data
     from equifed.models.own_part import OwnPart
 
-    path, predictor = Path(folder), load_predictor(folder)
+    path, predictor = Path(folder), load_predictor(folder, trust=trust)
     config, told = read_run(path)
     federation = _gather(predictor, table, client, told["classes"])
     inputs = as_data(federation.train.inputs, dtype_of(config), "cpu")

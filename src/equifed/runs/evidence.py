@@ -21,6 +21,7 @@ from equifed.report import Method, build, csv_text, read_methods, write_report
 from equifed.runs.trained import CARD, write_model_card
 from equifed.training.files import RunFolderError, digest, write_file
 from equifed.training.history import History
+from equifed.training.open_folder import open_run_folder
 from equifed.training.provenance import CONFIG, PREPARATION, RUN
 from equifed.training.tables import (
     ALONE,
@@ -31,7 +32,6 @@ from equifed.training.tables import (
     MODEL,
     OWN,
     SUMMARY,
-    check_folder,
     is_complete,
 )
 
@@ -82,6 +82,7 @@ def pack_evidence(
     *,
     with_model: bool = True,
     overwrite: bool = False,
+    trust: bool = False,
 ) -> Path:
     """Write the evidence pack of a complete run, and return its path.
 
@@ -95,6 +96,8 @@ def pack_evidence(
         Put the model's parameters in, too.
     overwrite : bool
         Replace a file that is there.
+    trust : bool
+        Load the code that the folder names, for the model card; see :func:`equifed.load_predictor`.
     """
     path = Path(folder)
     target = path.absolute().with_name(path.absolute().name + "-evidence.zip")
@@ -103,13 +106,13 @@ def pack_evidence(
         raise RunFolderError(f"{target} is a folder; give the name of a zip file.")
     if target.exists() and not overwrite:
         raise RunFolderError(f"{target} is there already; give --overwrite, or another --out.")
-    files = collect_evidence(path, with_model)
+    files = collect_evidence(path, with_model, trust)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, _zip(files))
     return target
 
 
-def collect_evidence(path: Path, with_model: bool = True) -> dict[str, bytes]:
+def collect_evidence(path: Path, with_model: bool = True, trust: bool = False) -> dict[str, bytes]:
     """Return the files of the pack by name."""
     if not (path / "rounds.csv").exists():
         raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
@@ -118,10 +121,10 @@ def collect_evidence(path: Path, with_model: bool = True) -> dict[str, bytes]:
             f"{path} has not ended, so there is no model to give evidence of; go on with: equifed "
             f"resume {path}"
         )
-    check_folder(path)
+    open_run_folder(path, trust=trust)
     history = History.load(path, model=False)
     files = _copy_run(path, with_model)
-    files |= _write_pages(path)
+    files |= _write_pages(path, trust)
     files[CLIENT_TABLE] = tabulate_clients(history).encode()
     proved = {"certificate": history.certificate(), "in_words": history.describe_certificate()}
     files[CERTIFICATE] = _write_json(proved)
@@ -137,14 +140,14 @@ def _copy_run(path: Path, with_model: bool) -> dict[str, bytes]:
     return {f"run/{n}": (path / n).read_bytes() for n in names if (path / n).exists()}
 
 
-def _write_pages(path: Path) -> dict[str, bytes]:
+def _write_pages(path: Path, trust: bool) -> dict[str, bytes]:
     """Return the report and the model card; the reason in the card's place where there is none."""
     with tempfile.TemporaryDirectory() as scratch:
         methods = [_name_folder(method) for method in read_methods([path])]
         page = write_report(build(methods), Path(scratch) / "report.html")
         files = {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
         try:
-            files[CARD] = write_model_card(path, scratch).read_bytes()
+            files[CARD] = write_model_card(path, scratch, trust=trust).read_bytes()
         except (ValueError, RunFolderError) as error:
             files[CARD] = f"# Model card\n\nThere is none: {error}\n".encode()
     return files

@@ -18,10 +18,11 @@ from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError
 from equifed.training.callback import Callback
-from equifed.training.files import RunFolderError
+from equifed.training.files import RunFolderError, refuse_links
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.missing import TrainingError
+from equifed.training.open_folder import find_addresses, find_code
 from equifed.training.progress import draw_bar, print_line
 from equifed.training.provenance import CONFIG
 from equifed.training.tables import is_complete
@@ -83,10 +84,14 @@ def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
             )
         if not job.started:
             continue
+        refuse_links(job.folder)
         if overwrite:
             RunFolder(job.folder, ()).create(overwrite=True)
             (job.folder / CONFIG).unlink()
-        elif not _same(RunConfig.read(job.folder / CONFIG), job.config):
+            continue
+        # Code that the folder names and the given configuration does not is never loaded.
+        foreign = set(find_code(job.folder)) - find_addresses(job.config.to_dict())
+        if foreign or not _same(RunConfig.read(job.folder / CONFIG), job.config):
             raise RunFolderError(
                 f"{job.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import io
-import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +20,10 @@ from equifed.runs.config import RunConfig, is_address
 from equifed.runs.entries import load_address
 from equifed.runs.settings import ConfigError, choose, construct
 from equifed.runs.tables import CHOSEN, FrozenFeatures, ModelSettings
-from equifed.training.files import Damaged, read_sealed, write_file
+from equifed.training.files import read_sealed, write_file
+from equifed.training.open_folder import find_code, open_run_folder
 from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import MODEL, check_folder
+from equifed.training.tables import MODEL
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,7 +85,7 @@ def _trained_module(folder: Path, federation: Federation) -> nn.Module:
                 f"and {MODEL}); name one, or a module of your own as package.module:Name"
             ]
         )
-    check_folder(folder)
+    open_run_folder(folder, data_only=True)
     code = find_code(folder)
     if code:
         raise ConfigError(
@@ -159,25 +158,3 @@ def _digest(module: nn.Module, federation: Federation, wanted: FrozenFeatures, d
         told.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         told.update(value.detach().cpu().contiguous().numpy().tobytes())
     return told.hexdigest()
-
-
-def find_code(out: Path) -> list[str]:
-    """Return the code of one's own that a folder's configuration names, without loading it."""
-    try:
-        table = tomllib.loads((out / CONFIG).read_bytes().decode())
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"{out / CONFIG} is damaged: it cannot be read ({error}).") from None
-    data = table.get("data")
-    named = table | {"data": {"name": data.get("name", "") if isinstance(data, dict) else ""}}
-    return sorted(set(_addresses(named)))
-
-
-def _addresses(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, str):
-        if ":" in value:
-            yield value
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _addresses(inner)

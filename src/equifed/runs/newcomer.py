@@ -53,6 +53,7 @@ def fit_newcomer(
     *,
     own_l2: OwnL2 | None = None,
     personalised: bool = False,
+    trust: bool = False,
 ) -> Newcomer:
     """Fit the own part of a client that took no part in training to its labelled rows.
 
@@ -68,8 +69,11 @@ def fit_newcomer(
         Strength of the penalty on the own part; that of training by default.
     personalised : bool
         The run's own parts are those of ``equifed personalise``.
+    trust : bool
+        Load the code that the folder names; see :func:`equifed.load_predictor`.
     """
-    predictor, columns = load_predictor(folder, personalised=personalised), read_columns(table)
+    predictor = load_predictor(folder, personalised=personalised, trust=trust)
+    columns = read_columns(table)
     if predictor.only is not None:
         raise RunFolderError(
             f"{folder} is the model of {predictor.only!r}, with its own part, as it was given out; "

@@ -139,6 +139,7 @@ def personalise(
     lr: float | None = None,
     steps: int | None = None,
     device: str = "cpu",
+    trust: bool = False,
 ) -> Personalised:
     """Fit an own part to every client at the shared parameters of a finished model.
 
@@ -168,6 +169,8 @@ def personalise(
         Of fine-tuning: use these; both are needed where the data have no validation split.
     device : str
         Where fine-tuning computes.
+    trust : bool
+        Load the code that the folder names; see :func:`equifed.load_predictor`.
 
     Examples
     --------
@@ -181,7 +184,7 @@ def personalise(
     """
     from equifed.models.own_part import choose_own
 
-    history, predictor = _open(run)
+    history, predictor = _open(run, trust)
     data = _load(run, history, data)
     if predictor.clients != data.names:
         raise ValueError(
@@ -209,10 +212,10 @@ def personalise(
     return _compare(predictor, told, data, fit.names, choices, tuple(fitted_on))
 
 
-def _open(run: str | Path | History) -> tuple[History, Predictor]:
+def _open(run: str | Path | History, trust: bool) -> tuple[History, Predictor]:
     if isinstance(run, History):
-        return run, run.predictor()
-    return History.load(run, model=False), load_predictor(run)
+        return run, run.predictor(trust=trust)
+    return History.load(run, model=False), load_predictor(run, trust=trust)
 
 
 def _load(run: Any, history: History, data: Federation | None) -> Federation:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,6 @@ from equifed.data.preparation import Preparation
 from equifed.runs.built import Run, build, limit_threads, provenance
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.modules import find_code
 from equifed.runs.workers import is_first
 from equifed.training import tables
 from equifed.training.callback import Callback
@@ -24,11 +24,13 @@ from equifed.training.files import (
     lock_folder,
     read_json,
     read_sealed,
+    refuse_links,
     seal,
     write_file,
 )
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
+from equifed.training.open_folder import open_run_folder
 from equifed.training.provenance import CONFIG, PREPARATION, RUN
 from equifed.training.tables import SUMMARY, check_format, is_complete
 
@@ -183,16 +185,13 @@ def resume(
         raise RunFolderError(
             f"{out} holds no run that could go on: {CONFIG} is missing. Start one with: equifed run"
         )
+    refuse_links(out)
     if is_complete(out):
         return History.load(out)
     with _lock(out):
-        told = check_config(out, accept_config)
-        code = find_code(out)
-        if code and not trust:
-            raise RunFolderError(
-                f"{out / CONFIG} would load code: {', '.join(code)}. If it is yours, resume with "
-                "--trust (in Python trust=True)."
-            )
+        # Tables are compared later, checkpoint by checkpoint: an older one may do.
+        open_run_folder(out, trust=trust, check=partial(check_config, accept=accept_config))
+        told = read_sealed(out / RUN)
         built = build(RunConfig.read(out / CONFIG))
         wanted = _wants_alone(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), wanted)

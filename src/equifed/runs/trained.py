@@ -13,8 +13,9 @@ from equifed.runs.modules import build_module
 from equifed.runs.run import load_preparation
 from equifed.training.files import RunFolderError, digest, read_sealed
 from equifed.training.history import History
+from equifed.training.open_folder import open_run_folder
 from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import CLIENTS, MODEL, OWN, check_folder
+from equifed.training.tables import CLIENTS, MODEL, OWN
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +30,11 @@ PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
 
 
 def load_predictor(
-    folder: str | Path, model: nn.Module | None = None, *, personalised: bool = False
+    folder: str | Path,
+    model: nn.Module | None = None,
+    *,
+    personalised: bool = False,
+    trust: bool = False,
 ) -> Predictor:
     """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
 
@@ -45,6 +50,9 @@ def load_predictor(
         The module, where a run in Python was given one of its own; its weights are replaced.
     personalised : bool
         With the own parts that ``equifed personalise`` has fitted after training.
+    trust : bool
+        Load the code that the folder names (own code of its configuration, an exported program).
+        A folder may come from somebody else, and its code would run with your rights.
     """
     import torch
     from safetensors.torch import load_file
@@ -53,7 +61,7 @@ def load_predictor(
     from equifed.models.export import DESCRIPTION, load_exported
     from equifed.models.predictor import Predictor, link_of, name_classes
 
-    path = Path(folder)
+    path = open_run_folder(folder, trust=trust)
     own_l2: OwnL2
     if (path / DESCRIPTION).exists():
         if personalised:
@@ -81,7 +89,6 @@ def load_predictor(
         own = {} if personalised else _read_own(path, config.model.get("own"))
     if personalised:
         own = _read_personalised(path)
-    check_folder(path)
     try:
         loaded = load_weights(module.to(dtype), load_file(path / MODEL))
     except RuntimeError as error:
@@ -200,8 +207,6 @@ def dtype_of(config: RunConfig) -> Any:
 
 def read_run(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     """Return the configuration of a run and what its samples are like, or say what is missing."""
-    if not path.is_dir():
-        raise RunFolderError(f"{path} is no folder; give the folder of a run.")
     for name, cure in (
         (CONFIG, "only runs of a configuration (equifed run, equifed.run) can be built again"),
         (MODEL, f"the run has not ended; go on with: equifed resume {path}"),
@@ -217,12 +222,15 @@ def read_run(path: Path) -> tuple[RunConfig, dict[str, Any]]:
     return RunConfig.read(path / CONFIG), told["samples"]
 
 
-def write_model_card(folder: str | Path, out: str | Path) -> Path:
-    """Write the model card of a complete run into a folder, and return the file."""
+def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
+    """Write the model card of a complete run into a folder, and return the file.
+
+    ``trust`` is as for :func:`load_predictor`.
+    """
     from equifed.models.export import describe
     from equifed.report.card import write_card
 
-    path, predictor = Path(folder), load_predictor(folder)
+    path, predictor = Path(folder), load_predictor(folder, trust=trust)
     config, _ = read_run(path)
     told, prepared = json.loads((path / RUN).read_text(encoding="utf-8")), predictor.preparation
     text = write_card(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from equifed.metrics.metric import find_metric
-from equifed.training.files import RunFolderError, is_worked_on
+from equifed.training.files import RunFolderError, is_worked_on, refuse_links
 from equifed.training.history import History
 from equifed.training.notebook import format_metric
 from equifed.training.provenance import CONFIG
@@ -115,6 +115,7 @@ def look_at(folder: str | Path) -> Look:
             f"{path} holds no run yet: rounds.csv is missing. Start it with: equifed run CONFIG "
             f"--out {path}"
         )
+    refuse_links(path)
     busy = is_worked_on(path) or (path / FEDERATION).exists()  # asked first: it may end now
     stage: Stage = "complete" if is_complete(path) else "running" if busy else "interrupted"
     names = read_names(path / CLIENTS)

@@ -44,6 +44,25 @@ def write_file(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder with a symbolic link in it, at any depth.
+
+    A link would have files read, packed or overwritten that lie elsewhere.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in sorted((*folders, *files)):
+            refuse_link(Path(place) / name)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse a path that is a symbolic link."""
+    if path.is_symlink():
+        raise RunFolderError(
+            f"{path} is a symbolic link; a run folder must hold its files itself. Put a copy of "
+            "the file in its place if it belongs to the run, or delete the link."
+        )
+
+
 def digest(content: bytes) -> str:
     """Return the SHA-256 of some bytes."""
     return hashlib.sha256(content).hexdigest()
@@ -113,6 +132,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
+    refuse_link(path)
     with _hold(path) as file:
         file.truncate(0)
         file.write(_describe_holder().encode())

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from equifed.contract.clients import Group
 from equifed.contract.evaluation import Hits
-from equifed.training.files import RunFolderError
+from equifed.training.files import RunFolderError, refuse_links
 from equifed.training.given_out import Kept
 from equifed.training.history import History
 from equifed.training.hits import pack_hits, unpack_hits
@@ -113,6 +113,7 @@ class RunFolder(Tables):
         """Cut the tables back to the newest checkpoint; return all that it holds, and them."""
         from equifed.training import checkpoints
 
+        refuse_links(self.path)
         self._check_names()
         check = partial(check_tables, self.path) if self.writes else None
         round, state, extra = checkpoints.load(self.checkpoints, template, check)

@@ -19,6 +19,7 @@ from equifed.training.frames import draw_history, tabulate_history
 from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
 from equifed.training.notebook import describe_history, render_clients
+from equifed.training.open_folder import open_run_folder
 from equifed.training.provenance import (
     FORMAT,
     format_preparation,
@@ -135,7 +136,9 @@ class History:
         module: nn.Module = self.predictor().module
         return module
 
-    def predictor(self, thresholds: Mapping[str, float] | None = None) -> Any:
+    def predictor(
+        self, thresholds: Mapping[str, float] | None = None, *, trust: bool = False
+    ) -> Any:
         """Return what predicts for new rows with the model that was given out.
 
         It is a :class:`equifed.models.predictor.Predictor`: rows are prepared as the training rows
@@ -145,10 +148,14 @@ class History:
         ----------
         thresholds : mapping of client to float, optional
             From which probability on the second of two classes is predicted for a client's rows.
+        trust : bool
+            Load the code that the folder of a loaded run names; see :func:`equifed.load_predictor`.
         """
         if self.trained is None and self.folder is not None:
             # A run folder describes the module in words that the parts above this one understand.
-            self.trained = importlib.import_module("equifed").load_predictor(self.folder)
+            self.trained = importlib.import_module("equifed").load_predictor(
+                self.folder, trust=trust
+            )
         if self.trained is None:
             raise ValueError(
                 "Nobody here knows the module: training has not ended, or it ran on an engine that "
@@ -355,12 +362,12 @@ class History:
     def load(cls, folder: str | Path, *, model: bool = True) -> History:
         """Read a run folder, complete or not; the model, which needs torch, only if asked for.
 
-        A damaged file is refused by its name.
+        A damaged file, and a symbolic link in the folder, is refused by its name.
         """
         path = Path(folder)
         if not (path / "rounds.csv").exists():
             raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
-        tables.check_folder(path)
+        open_run_folder(path, data_only=True)
         history = cls.read_tables(path)
         history.hits = read_hits(path / HITS)
         if model and (path / tables.MODEL).exists():

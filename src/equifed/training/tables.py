@@ -29,6 +29,7 @@ from equifed.training.files import (
     digest,
     read_json,
     read_sealed,
+    refuse_links,
     seal,
     write_file,
 )
@@ -261,6 +262,8 @@ def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
             f"{folder} already holds a run; choose another folder, pass --overwrite to replace it, "
             f"or continue it with: equifed resume {folder}"
         )
+    if any((folder / name).exists() for name in ("rounds.csv", *more)):
+        refuse_links(folder)  # what replaces the run would be written through them
 
 
 def check_format(told: Mapping[str, Any], folder: Path) -> None:
@@ -288,6 +291,7 @@ def check_folder(folder: Path) -> None:
         if not (folder / CHECKSUMS).exists() and "format" not in summary:
             return
         for name, expected in read_sealed(folder / CHECKSUMS).items():
+            _check_name(name, (*FILES, SUMMARY), folder / CHECKSUMS)
             check_file(folder / name, expected)
         return
     for path in sorted((folder / "checkpoint").glob("*.json"), reverse=True):
@@ -313,7 +317,14 @@ def read_model(path: Path) -> dict[str, torch.Tensor]:
 def check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
     """Refuse tables that do not begin with what they held at a checkpoint."""
     for name, length in extra["lengths"].items():
+        _check_name(name, (*TABLES, EVENTS), folder)
         check_file(folder / name, extra["sums"][name], length)
+
+
+def _check_name(name: str, known: Sequence[str], where: Path) -> None:
+    """Refuse a name that is no file of a run: it might lead out of the folder."""
+    if name not in known:
+        raise Damaged(f"{where} is damaged: it has a checksum of {name!r}, which no run writes.")
 
 
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)

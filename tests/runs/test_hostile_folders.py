@@ -1,0 +1,402 @@
+"""Run folders from a stranger: no command runs their code, reads or writes outside of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from tests.models.test_predictor import draw_table
+from torch import nn
+from typer.testing import CliRunner, Result
+
+import equifed as ef
+from equifed.cli.main import app
+from equifed.models import export
+from equifed.report import read_methods
+from equifed.runs import run as runs
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import RunConfig
+from equifed.runs.drift import evaluate
+from equifed.runs.evidence import pack_evidence
+from equifed.runs.newcomer import fit_newcomer
+from equifed.runs.signatures import settings
+from equifed.runs.trained import write_model_card
+from equifed.runs.watching import look_at
+from equifed.training import loop as training
+from equifed.training.files import RunFolderError, digest, read_json, seal
+from equifed.training.folder import RunFolder
+from equifed.training.open_folder import CHOSEN_BY_DATA, EXPORTED, PROGRAM
+from equifed.training.provenance import CONFIG, RUN
+from equifed.training.tables import CHECKSUMS, EVENTS, FILES, SUMMARY
+
+pytestmark = pytest.mark.long
+
+SECRET = "the owner's private key"
+
+
+def describe_run(folder: Path, **changes: Any) -> RunConfig:
+    draw_table(80).to_csv(folder / "train.csv", index=False)
+    draw_table(30, seed=1).to_csv(folder / "rows.csv", index=False)
+    data = {"name": "table", "path": "train.csv", "client": "site", "target": "ill"}
+    table = {
+        "rounds": 4,
+        "threads": 1,
+        "data": {**data, "holdout": {"validation": 0.2, "test": 0.3}},
+        "model": {"name": "logistic", "l2": 0.01},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "steps": 2}},
+    }
+    (folder / "run.toml").write_text(tomli_w.dumps({**table, **changes}))
+    return RunConfig.read(folder / "run.toml")
+
+
+class Dies(runs.Callback):
+    """Breaks off after two rounds, as a kill would."""
+
+    def evaluation(self, round: int, records: Any) -> None:
+        if round == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run, an interrupted one, and an export."""
+    folder = tmp_path_factory.mktemp("made")
+    config = describe_run(folder)
+    ef.run(config, folder / "whole", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "CHECKPOINT_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            runs.run(config, folder / "broken", callbacks=[Dies()], progress=False)
+    assert (
+        equifed("export", folder / "whole", "--out", folder / "program", "--torch").exit_code == 0
+    )
+    return folder
+
+
+def equifed(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+# -- code --------------------------------------------------------------------------------------
+
+
+def plant_code(gift: Path, fresh: bool = True, **changes: Any) -> Path:
+    """Let a run's configuration name code beside it; return the file that the code writes."""
+    ran = gift.parent / "ran"
+    (gift / "evilmod.py").write_text(
+        f"import pathlib\nfrom torch import nn\npathlib.Path({str(ran)!r}).write_text('ran')\n"
+        "def make(input_shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], outputs))\n"
+    )
+    table = tomllib.loads((gift / CONFIG).read_text())
+    if not changes:
+        model = {key: value for key, value in table["model"].items() if key != "bias"}
+        changes = {"model": {**model, "name": "evilmod.py:make"}}
+    (gift / CONFIG).write_text(tomli_w.dumps({**table, **changes}))
+    if fresh:
+        renew_checksums(gift)
+    return ran
+
+
+def renew_checksums(gift: Path) -> None:
+    """Do what whoever changes a folder can do."""
+    told = read_json(gift / RUN)
+    del told["sha256"]
+    (gift / RUN).write_bytes(seal({**told, CONFIG: digest((gift / CONFIG).read_bytes())}))
+    if (gift / CHECKSUMS).exists():
+        there = [name for name in (*FILES, SUMMARY) if (gift / name).exists()]
+        sums = {name: digest((gift / name).read_bytes()) for name in there}
+        (gift / CHECKSUMS).write_bytes(seal(sums))
+
+
+COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
+    "predict": lambda gift, made: ("predict", gift, made / "rows.csv"),
+    "evaluate": lambda gift, made: ("evaluate", gift, made / "rows.csv"),
+    "export": lambda gift, made: ("export", gift, "--card"),
+    "evidence": lambda gift, made: ("evidence", gift),
+    "personalise": lambda gift, made: ("personalise", gift),
+    "personalise a newcomer": lambda gift, made: (
+        "personalise", gift, made / "rows.csv", "--client", "new", "--out", gift.parent / "new",
+    ),
+}  # fmt: skip
+PYTHON: dict[str, Callable[[Path, Path], object]] = {
+    "load_predictor": lambda gift, made: ef.load_predictor(gift),
+    "predictor": lambda gift, made: ef.History.load(gift).predictor(),
+    "model": lambda gift, made: ef.History.load(gift).model,
+    "personalise": lambda gift, made: ef.personalise(gift),
+    "History.personalise": lambda gift, made: ef.History.load(gift).personalise(),
+    "evaluate": lambda gift, made: evaluate(gift, made / "rows.csv"),
+    "fit_newcomer": lambda gift, made: fit_newcomer(gift, made / "rows.csv", "new"),
+    "pack_evidence": lambda gift, made: pack_evidence(gift),
+    "write_model_card": lambda gift, made: write_model_card(gift, gift.parent),
+}
+
+
+@pytest.fixture
+def gift(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "whole", tmp_path / "gift"))
+
+
+@pytest.fixture
+def broken(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "broken", tmp_path / "gift"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_runs_the_code_that_a_folder_names(made: Path, gift: Path, name: str) -> None:
+    ran = plant_code(gift)
+    result = equifed(*COMMANDS[name](gift, made))
+    assert not ran.exists()
+    assert result.exit_code == 2
+    assert "evilmod.py:make" in result.stderr and "--trust" in result.stderr
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_no_function_runs_the_code_that_a_folder_names(made: Path, gift: Path, name: str) -> None:
+    ran = plant_code(gift)
+    with pytest.raises(RunFolderError, match=r"evilmod\.py:make.*trust=True"):
+        PYTHON[name](gift, made)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_checksums_come_before_code(made: Path, gift: Path, name: str) -> None:
+    ran = plant_code(gift, fresh=False)
+    result = equifed(*COMMANDS[name](gift, made))
+    assert not ran.exists()
+    assert result.exit_code == 2 and "does not match its checksum" in result.stderr
+
+
+def test_trusted_code_runs_unless_the_folder_is_damaged(made: Path, gift: Path) -> None:
+    ran = plant_code(gift)
+    result = equifed("predict", gift, made / "rows.csv", "--trust")
+    assert result.exit_code == 0, result.stderr
+    assert ran.exists() and result.stdout.startswith("prediction,")
+    ran.unlink()
+    (gift / CONFIG).write_text((gift / CONFIG).read_text() + "# changed\n")
+    result = equifed("predict", gift, made / "rows.csv", "--trust")
+    assert result.exit_code == 2 and "does not match its checksum" in result.stderr
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n != "personalise a newcomer"])
+def test_every_command_can_be_told_to_trust(made: Path, gift: Path, name: str) -> None:
+    plant_code(gift)
+    result = equifed(*COMMANDS[name](gift, made), "--trust")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": "evilmod.py:make"},
+        {"data": {"name": "evilmod:make"}},
+        {"data": {"name": "mnist", "partition": "evilmod:make"}},
+        {"data": {"name": "mnist", "partition": {"name": "evilmod:make"}}},
+        {"model": "evilmod:make"},
+        {"algorithm": {"name": "scaff-pd", "objective": {"name": "evilmod:make"}}},
+        {"evaluate": {"metrics": ["evilmod:make"]}},
+    ],
+)
+def test_code_is_found_wherever_it_is_named(
+    made: Path, gift: Path, changes: dict[str, Any]
+) -> None:
+    ran = plant_code(gift, **changes)
+    with pytest.raises(RunFolderError, match=r"evilmod(\.py)?:make"):
+        ef.load_predictor(gift)
+    assert not ran.exists()
+
+
+def test_only_known_settings_of_data_can_name_code() -> None:
+    """What a data set chooses from the catalogue is looked at; other texts may hold colons."""
+    for name, entry in SECTIONS["data"].entries().items():
+        chosen = {key for key, one in settings(entry.load()).items() if one.section is not None}
+        records = [one.record for one in settings(entry.load()).values() if one.record is not None]
+        assert chosen <= set(CHOSEN_BY_DATA), name
+        for record in records:
+            assert not any(one.section for one in settings(record).values()), name
+    assert (EXPORTED, PROGRAM) == (export.DESCRIPTION, export.PROGRAM)
+
+
+def test_reading_needs_no_trust_and_runs_nothing(gift: Path, tmp_path: Path) -> None:
+    """Tables and weights are data: a report about a run of one's own code is nothing to ask for."""
+    ran = plant_code(gift)
+    page = tmp_path / "page.html"
+    for command in (("report", gift, "--page", page), ("watch", gift), ("resume", gift)):
+        assert equifed(*command).exit_code == 0
+    assert not ran.exists() and page.exists()
+
+
+def test_resume_runs_no_code_of_a_stranger(broken: Path) -> None:
+    ran = plant_code(broken)
+    result = equifed("resume", broken)
+    assert result.exit_code == 2 and "evilmod.py:make" in result.stderr
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("kind", ["whole", "broken"])
+def test_a_comparison_runs_no_code_that_its_folder_names(
+    made: Path, tmp_path: Path, kind: str
+) -> None:
+    config, out = describe_run(tmp_path), tmp_path / "comparison"
+    other = describe_run(tmp_path, rounds=3)
+    for path, one in (("a", config), ("b", other)):
+        (tmp_path / f"{path}.toml").write_text(one.to_toml())
+    command = ("compare", tmp_path / "a.toml", tmp_path / "b.toml", "--out", out, "--seeds", "1")
+    assert equifed(*command).exit_code == 0
+    gift = sorted(path.parent for path in out.glob("**/config.toml"))[0]
+    if kind == "broken":
+        (gift / SUMMARY).unlink()
+    plant_code(gift)
+    result = equifed(*command)
+    assert not list(tmp_path.rglob("ran"))
+    assert result.exit_code == 2 and "another configuration" in result.stderr
+
+
+class Runs:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "ran")
+
+
+def test_a_program_is_code(made: Path, gift: Path, tmp_path: Path) -> None:
+    """torch.export.load unpickles what an archive says is pickled."""
+    ran = tmp_path / "ran"
+    shutil.copytree(made / "program", gift, dirs_exist_ok=True)
+    pickled = io.BytesIO()
+    torch.save({"x": Runs(ran)}, pickled)
+    with (
+        zipfile.ZipFile(made / "program" / "model.pt2") as old,
+        zipfile.ZipFile(gift / "model.pt2", "w") as new,
+    ):
+        for name in old.namelist():
+            content = old.read(name)
+            if name.endswith("model_weights_config.json"):
+                told = json.loads(content)
+                for weight in told["config"].values():
+                    weight["use_pickle"] = True
+                content = json.dumps(told).encode()
+            if "/data/weights/weight_" in name:
+                content = pickled.getvalue()
+            new.writestr(name, content)
+    result = equifed("predict", gift, made / "rows.csv")
+    assert not ran.exists()
+    assert result.exit_code == 2
+    assert "model.pt2" in result.stderr and "--trust" in result.stderr
+
+
+# -- links -------------------------------------------------------------------------------------
+
+
+READERS: dict[str, Callable[[Path, Path], object]] = {
+    **{name: lambda g, m, c=command: equifed(*c(g, m)) for name, command in COMMANDS.items()},
+    "report": lambda gift, made: equifed("report", gift, "--page", gift.parent / "page.html"),
+    "watch": lambda gift, made: equifed("watch", gift),
+    "resume": lambda gift, made: equifed("resume", gift),
+}
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.mark.parametrize("link", ["flower.json", "events.jsonl", "notes/deep", "export"])
+@pytest.mark.parametrize("name", READERS)
+def test_links_in_a_run_folder_are_refused(
+    made: Path, gift: Path, secret: Path, name: str, link: str
+) -> None:
+    target = secret if link != "export" else secret.parent / "elsewhere"
+    (secret.parent / "elsewhere").mkdir()
+    (gift / link).parent.mkdir(exist_ok=True)
+    (gift / link).unlink(missing_ok=True)
+    (gift / link).symlink_to(target)
+    result: Any = READERS[name](gift, made)
+    assert result.exit_code == 2, result.output
+    assert str(gift / link) in result.stderr and "symbolic link" in result.stderr
+    assert SECRET not in result.output and secret.read_text() == SECRET
+    assert not list((secret.parent / "elsewhere").iterdir())
+    assert not list(secret.parent.glob("*.zip"))
+
+
+@pytest.mark.parametrize("link", [EVENTS, "clients.json", ".lock", "run.json.tmp", "checkpoint"])
+def test_resume_writes_through_no_link(
+    broken: Path, secret: Path, link: str, tmp_path: Path
+) -> None:
+    target = secret
+    if link == "checkpoint":
+        target = Path(shutil.move(broken / link, tmp_path / "elsewhere"))
+    (broken / link).unlink(missing_ok=True)
+    (broken / link).symlink_to(target)
+    before = sorted(target.parent.rglob("*"))
+    result = equifed("resume", broken)
+    assert secret.read_text() == SECRET
+    assert result.exit_code == 2
+    assert str(broken / link) in result.stderr and "symbolic link" in result.stderr
+    assert sorted(target.parent.rglob("*")) == before
+
+
+def test_resume_cuts_no_file_outside(broken: Path, secret: Path) -> None:
+    """A manifest says how long tables were; the names in it are no paths to anywhere."""
+    for path in (broken / "checkpoint").glob("*.json"):
+        manifest = read_json(path)
+        del manifest["sha256"]
+        manifest["extra"]["lengths"]["../secret"] = 0
+        manifest["extra"]["sums"]["../secret"] = digest(b"")
+        path.write_bytes(seal(manifest))
+    result = equifed("resume", broken)
+    assert secret.read_text() == SECRET
+    assert result.exit_code != 0 and "../secret" in result.stderr
+
+
+def test_training_in_python_resumes_through_no_link(tmp_path: Path, secret: Path) -> None:
+    data = ef.Federation.from_clients(
+        {name: (torch.randn(6, 3).numpy(), [0, 1] * 3) for name in ("north", "south")}, classes=2
+    )
+    clients, path = ef.simulate(data, "logistic"), tmp_path / "run"
+    folder = RunFolder(path, data.names)
+    folder.create()
+    ef.train(ef.FedAvg(), clients, rounds=2, folder=folder, progress=False)
+    (path / EVENTS).unlink()
+    (path / EVENTS).symlink_to(secret)
+    with pytest.raises(RunFolderError, match="symbolic link"):
+        ef.train(ef.FedAvg(), clients, rounds=3, folder=folder, resume=True, progress=False)
+    assert secret.read_text() == SECRET
+
+
+def test_overwriting_a_run_writes_through_no_link(gift: Path, made: Path, secret: Path) -> None:
+    (gift / "clients.json").unlink()
+    (gift / "clients.json").symlink_to(secret)
+    result = equifed("run", made / "run.toml", "--out", gift, "--overwrite", "--quiet")
+    assert secret.read_text() == SECRET
+    assert result.exit_code == 2 and "symbolic link" in result.stderr
+
+
+def test_python_readers_refuse_links(gift: Path, secret: Path) -> None:
+    (gift / "flower.json").symlink_to(secret)
+    for read in (ef.History.load, ef.load_predictor, look_at, lambda path: read_methods([path])):
+        with pytest.raises(RunFolderError, match=r"flower\.json is a symbolic link"):
+            read(gift)
+
+
+def test_the_folder_itself_may_be_a_link(gift: Path, made: Path, tmp_path: Path) -> None:
+    """Whoever names it has chosen it."""
+    (tmp_path / "latest").symlink_to(gift)
+    assert equifed("predict", tmp_path / "latest", made / "rows.csv").exit_code == 0
+    assert isinstance(ef.load_predictor(tmp_path / "latest").module, nn.Module)
