@@ -178,4 +178,4 @@ def test_a_client_that_comes_later_fits_its_own_part(tmp_path: Path) -> None:
         said = call(*arguments)
         assert said.exit_code == 2 and message in " ".join(said.output.split()), said.output
     with pytest.raises(RunFolderError, match="is the model of 'West', with its own part"):
-        fit_newcomer(out, new, "East")
+        fit_newcomer(out, new, "East", trust=True)
