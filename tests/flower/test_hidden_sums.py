@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scripts.trust.hidden_sums import CASES, play
 from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.contract.streams import Stream
 from equifed.flower.secure.ledger import Ledger
 from equifed.flower.secure.sums import SecureSums
+from scripts.trust.hidden_sums import CASES, play
 
 pytestmark = pytest.mark.long
 

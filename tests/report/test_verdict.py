@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from scripts.verdicts import KINDS, count_right, judge
 from tests.report.synthetic import comparison
 
 import equifed as ef
@@ -20,6 +19,7 @@ from equifed.report.verdict import find_spent_losses, write_verdict
 from equifed.runs.compare import format_comparison
 from equifed.runs.trained import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
+from scripts.verdicts import KINDS, count_right, judge
 
 pytestmark = pytest.mark.long
 
