@@ -37,7 +37,7 @@ from equifed.data.partitions import Dirichlet, Imbalance
 from equifed.datasets.pooled import arrays
 from equifed.engines.in_process import InProcessClients
 from equifed.models.architectures import build
-from equifed.models.tangent import convexify
+from equifed.models.features import convexify
 from equifed.objectives import ChiSquare, CVaR, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
 

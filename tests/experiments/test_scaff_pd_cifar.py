@@ -21,7 +21,7 @@ from rich.console import Console
 
 from equifed.data import DataError, Federation, Split
 from equifed.datasets import load
-from equifed.models.tangent import choose_coordinates
+from equifed.models.features import choose_coordinates
 from equifed.training.history import History, MetricRecord
 
 CIFAR = EXPERIMENTS["scaff-pd-cifar10"].module

@@ -15,7 +15,7 @@ from equifed.algorithms import FedAvg, ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
-from equifed.models.fit_own import fit_linear, read_last_layer, sample_losses
+from equifed.models.own_part import fit_linear, read_last_layer, sample_losses
 from equifed.objectives import Average
 from equifed.training.loop import train
 
@@ -146,4 +146,4 @@ def test_a_network_has_a_head_for_a_new_client() -> None:
 def test_outputs_beyond_the_last_layer_are_refused() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
     with pytest.raises(ValueError, match="not those of its last linear layer '0'"):
-        read_last_layer(net, "0", lambda m: m(torch.randn(4, 3)).detach())
+        read_last_layer(net, ["0.bias"], lambda m: m(torch.randn(4, 3)).detach())

@@ -13,7 +13,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
-from equifed.models.tangent import (
+from equifed.models.features import (
     TangentHead,
     choose_coordinates,
     convexify,

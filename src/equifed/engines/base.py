@@ -23,8 +23,8 @@ from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.engines.own_parts import OwnParts
 from equifed.engines.sums import Node, node_values, sum_rows
+from equifed.models.curvature import LinearHessian
 from equifed.models.flat import FlatModel
-from equifed.models.hessians import LinearHessian
 
 MOST_BYTES = 1 << 30
 """Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""

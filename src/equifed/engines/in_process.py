@@ -37,9 +37,8 @@ from equifed.models.checks import (
     copy_module,
     load_weights,
 )
-from equifed.models.flat import EXAMPLES, FlatModel, SampleLoss, as_data
+from equifed.models.flat import EXAMPLES, FlatModel, Penalise, SampleLoss, as_data
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
-from equifed.models.penalty import Penalise
 from equifed.models.predictor import Predictor, describe_predictor, link_of
 
 

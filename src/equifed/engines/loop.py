@@ -28,7 +28,7 @@ from equifed.engines.precision import products_in
 from equifed.engines.profile import MOST_NEWTON
 from equifed.engines.resources import map_in_threads
 from equifed.engines.sums import Node
-from equifed.models.hessians import LinearHessian
+from equifed.models.curvature import LinearHessian
 
 Result = TypeVar("Result")
 

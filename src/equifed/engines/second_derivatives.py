@@ -16,8 +16,14 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.engines.base import TorchClients
 from equifed.engines.own_parts import JOINT, FoundOwnParts
 from equifed.engines.sums import Node, leaf_nodes, sum_leaves
-from equifed.models.curvature import known_curvature, refuse_bounds
-from equifed.models.hessians import PIECE, LinearHessian, check_sum_weights, linear_hessian
+from equifed.models.curvature import (
+    PIECE,
+    LinearHessian,
+    check_sum_weights,
+    known_curvature,
+    linear_hessian,
+    refuse_bounds,
+)
 
 
 class SecondDerivatives(FoundOwnParts, TorchClients):

@@ -18,9 +18,8 @@ from equifed.engines.precision import Precision
 from equifed.engines.row_file import RememberOn
 from equifed.engines.stacked.clients import NotBatched, StackedClients
 from equifed.models.architectures import Init, choose_init
-from equifed.models.flat import SampleLoss
+from equifed.models.flat import Penalise, SampleLoss
 from equifed.models.losses import ClassWeights, weigh_classes
-from equifed.models.penalty import Penalise
 
 Clients = StackedClients | LoopClients
 

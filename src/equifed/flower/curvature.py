@@ -24,8 +24,7 @@ from equifed.flower.secure.ledger import Sum
 from equifed.flower.task import OneClient
 from equifed.flower.vectors import FlowerVectors
 from equifed.flower.wire import Reply, WireError, digest_model, expect_vector
-from equifed.models.curvature import known_curvature
-from equifed.models.hessians import check_sum_weights
+from equifed.models.curvature import check_sum_weights, known_curvature
 
 FAR = 1e6
 """A trace so many times that of the median client is nobody's curvature."""

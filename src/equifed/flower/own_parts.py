@@ -24,7 +24,7 @@ from equifed.flower.memory import Memory
 from equifed.flower.messenger import Messenger, pack_tensor
 from equifed.flower.task import OneClient
 from equifed.flower.wire import Reply, WireError, digest_model, expect_number
-from equifed.models.fit_own import fit_new_client
+from equifed.models.own_part import fit_new_client
 
 
 def bind_own_part(

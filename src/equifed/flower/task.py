@@ -19,8 +19,8 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.minibatches import Minibatches
+from equifed.models.flat import Penalise
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss, weigh_classes
-from equifed.models.penalty import Penalise
 
 PACKAGES = ("equifed", "flwr", "torch", "numpy")
 """Whose versions server and clients compare."""

@@ -1,19 +1,31 @@
-"""What is certain about the curvature of a model's losses, from the model and the data."""
+r"""Second derivatives of linear models: what is certain about them, and weighted sums of Hessians.
+
+A sample with features a and outputs z adds :math:`w\, h(z) \otimes a a^\top` to the Hessian, h
+being the second derivative of its loss in the outputs. A weighted sum over clients is a sum over
+their samples in which each counts its client's weight divided by that client's number of samples.
+
+Where clients have own biases v, their profile losses :math:`\min_v f_i(u, v)` have the Schur
+complement :math:`H_{uu} - H_{uv} H_{vv}^{-1} H_{vu}`. It grows with H, so that of an upper bound is
+an upper bound.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import grad, jacrev, vmap
 
-from equifed.contract.arrays import Index
-from equifed.contract.curvature import Curvature
+from equifed.contract.arrays import Index, Weights
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
 from equifed.models.flat import FlatModel
+from equifed.models.losses import base_loss, hinge, known_loss
 
 PARTS = ("weight", "bias")
 """Parameters of a linear layer."""
@@ -21,7 +33,7 @@ PARTS = ("weight", "bias")
 EIGENVALUE_WORK = 2e10
 """Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
 
-PIECE = 1024
+FIXED_PIECE = 1024
 """Samples that fixed parts of a model are run on at once."""
 
 MOST_CLIENTS = 5000
@@ -65,8 +77,7 @@ def known_curvature(
     if inputs_of is None or n > MOST_CLIENTS:
         return Curvature(np.full(n, math.inf), np.full(n, sure), lowest=0.0)
     quadratic = loss == "squared"
-    # Only what is trained has a derivative: the last column is that of the bias.
-    weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
+    weight, bias = _trained_parts(model)
     here = range(n) if here is None else here
     found = [_bound(rows_of(inputs_of(i)), model, weight, bias, n) for i in here]
     least, largest, free = (np.array(column) for column in list(zip(*found, strict=True))[:3])
@@ -86,9 +97,9 @@ def refuse_bounds(model: FlatModel) -> str | None:
     """Return why nothing is certain about the losses' curvature, if nothing is."""
     if trained_rows(model) is None:
         return f"the model is not linear, so its losses need not be convex{_cure(model)}"
-    loss = getattr(model.loss, "__name__", "?")
-    if loss not in STEEPEST or getattr(model.loss, "__module__", "") != "equifed.models.losses":
-        return f"nothing is known about the loss {loss}; state strong_convexity yourself"
+    if known_loss(model.loss) is None:
+        name = getattr(model.loss, "__name__", "?")
+        return f"nothing is known about the loss {name}; state strong_convexity yourself"
     return _rounded(model.dtype, model.device)
 
 
@@ -160,19 +171,26 @@ def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
     if not all(name.startswith(place) for name in model.names):
         return None
 
+    before = nn.Sequential(*fixed)
+
     def compute(inputs: Tensor) -> Tensor:
         model.module.train(True)  # as in the losses
         with torch.no_grad():
-            pieces = [_run(fixed, piece.to(model.device)) for piece in torch.split(inputs, PIECE)]
-        return torch.cat(pieces)
+            pieces = torch.split(inputs, FIXED_PIECE)
+            return torch.cat([before(piece.to(model.device)) for piece in pieces])
 
     return compute
 
 
-def _run(parts: Sequence[nn.Module], values: Tensor) -> Tensor:
-    for part in parts:
-        values = part(values)
-    return values
+def _trained_parts(model: FlatModel) -> tuple[bool, bool]:
+    """Tell whether weight and bias of a linear model are trained, and shared."""
+    weight, bias = (any(name.endswith(part) for name in model.shapes) for part in PARTS)
+    return weight, bias
+
+
+def _append_ones(rows: Tensor, weight: bool, bias: bool) -> Tensor:
+    """Return the columns that trained parameters are multiplied with; the bias's come last."""
+    return torch.cat([rows, rows.new_ones(len(rows), 1)][not weight : 1 + bias], dim=1)
 
 
 def _cure(model: FlatModel) -> str:
@@ -205,8 +223,7 @@ def _eigenvalues(
 ) -> tuple[float, float, bool]:
     """Return bounds on the eigenvalues of A'A / m, and whether they are its ends."""
     a = inputs.detach().to("cpu", torch.float64).reshape(len(inputs), -1)
-    ones = torch.ones(len(a), 1, dtype=a.dtype)
-    a = torch.cat([a, ones][not weight : 1 + bias], dim=1)
+    a = _append_ones(a, weight, bias)
     m, d = a.shape
     if clients * min(m, d) ** 2 * (min(m, d) + max(m, d)) > EIGENVALUE_WORK:
         return 0.0, float(a.square().sum()) / m, False  # the trace
@@ -215,3 +232,249 @@ def _eigenvalues(
     rounding = 1e-13 * float(values[-1])  # eigvalsh may be off by this: stay on the safe side
     least = max(0.0, float(values[0]) - rounding) if d <= m else 0.0
     return least, float(values[-1]) + rounding, True
+
+
+PIECE = 1 << 25
+"""Features that are multiplied at once, in bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHessian:
+    """The Hessians of a linear model's loss: where their blocks lie, and how samples add to them.
+
+    Parameters
+    ----------
+    model : FlatModel
+        One trained linear layer and a loss whose second derivative is written down here.
+    rows : callable
+        What makes of samples the rows that the layer is applied to.
+    loss : str
+        Its name.
+    places : Tensor, shape (k, q)
+        Flat positions of the k outputs' parameters.
+    weight, bias : bool
+        Which of the layer's parameters are trained.
+    form : Form
+        What is summed.
+    """
+
+    model: FlatModel
+    rows: Callable[[Tensor], Tensor]
+    loss: str
+    places: Tensor
+    weight: bool
+    bias: bool
+    form: Form
+
+    @classmethod
+    def of(
+        cls, model: FlatModel, form: Form, thin: Tensor | None = None, profile: bool = False
+    ) -> LinearHessian | str:
+        """Return the Hessians of a model, or why they are not known.
+
+        ``profile`` says that own biases are the best ones for the shared model.
+        """
+        if thin is not None and form != "blocks":
+            raise ValueError(f"A thin matrix is multiplied with blocks, not with form={form!r}.")
+        rows = trained_rows(model)
+        if rows is None:
+            return "the model is not linear"
+        loss = known_loss(model.loss)
+        if loss is None or loss == "hinge":
+            name = getattr(model.loss, "__name__", "?")
+            return f"the second derivative of the loss {name} is not known"
+        if model.own_size and not profile:
+            return "clients have own parameters, and the sum would have to do without them"
+        if model.penalised is not None:
+            return "biases are not penalised, and blocks know one penalty for all parameters"
+        if model.dtype not in (torch.float32, torch.float64):
+            return f"the model computes in {model.dtype}"
+        parts = model.unflatten(torch.arange(model.size + model.own_size, device=model.device))
+        parts = {name: part for name, part in parts.items() if name in model.shapes}
+        weight, bias = ([p for n, p in parts.items() if n.endswith(part)] for part in PARTS)
+        columns = [w.reshape(len(w), -1) for w in weight] + [b[:, None] for b in bias]
+        places = torch.cat(columns, dim=1)
+        return cls(model, rows, loss, places, bool(weight), bool(bias), form)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all outputs have one Hessian together: softmax mixes them."""
+        return self.loss == "cross_entropy" and self.form == "full"
+
+    def shape(self, thin: Tensor | None = None) -> tuple[int, ...]:
+        """Return the shape of the blocks."""
+        k, q = self.places.shape
+        if self.whole:
+            k, q = 1, k * q
+        elif self.loss == "squared":
+            k = 1
+        if self.form == "diagonal":
+            return k, q
+        return k, q, q if thin is None else thin.shape[1]
+
+    def zeros(self, thin: Tensor | None = None) -> Tensor:
+        """Return the blocks of nobody."""
+        return torch.zeros(self.shape(thin), dtype=torch.float64, device=self.model.device)
+
+    def add(
+        self, total: Tensor, x: Tensor, inputs: Tensor, counts: Tensor, thin: Tensor | None = None
+    ) -> None:
+        """Add samples to the blocks, each as often as ``counts`` says.
+
+        Where there are own biases, x ends with those of the samples' client.
+        """
+        a = self._features(inputs)
+        if self.whole:
+            few = max(1, PIECE // (self.places.numel() * a.element_size()))
+            samples = a, self._chances(x, inputs), counts
+            for parts in zip(*(torch.split(values, few) for values in samples), strict=True):
+                self._add_whole(total[0], *parts)
+            return
+        derivatives = list(self._second_derivatives(x, inputs))
+        if self.form == "diagonal":
+            total += (torch.stack([counts * h for h in derivatives]) @ a.square()).double()
+            return
+        product = None if thin is None else a @ thin.to(a)
+        for block, h in zip(total, derivatives, strict=True):
+            scaled = counts * h
+            if product is not None:
+                block += (a.T @ (scaled[:, None] * product)).double()
+            else:
+                block += (a.T @ (scaled[:, None] * a)).double()
+
+    def add_profile(
+        self, total: Tensor, x: Tensor, pieces: Iterable[Tensor], weight: float, size: int,
+        thin: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Add the Hessian of one client's profile loss from pieces of its ``size`` samples."""
+        b, q = self.shape()[:2]
+        k = len(self.places)
+        mixed = total.new_zeros((k, k, q // k) if self.whole else (b, q))  # H_vu
+        own = total.new_zeros((k, k) if self.whole else (b,))  # H_vv
+        for inputs in pieces:
+            share = x.new_full((len(inputs),), 1 / size)
+            self.add(total, x, inputs, weight * share, thin)
+            a = self._features(inputs)
+            if self.whole:
+                p = self._chances(x, inputs)
+                h = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / size
+                mixed += torch.einsum("sce,sq->ecq", h, a).double()
+                own += h.sum(dim=0).double()
+            else:
+                h = torch.stack([v * share for v in self._second_derivatives(x, inputs)])
+                mixed, own = mixed + (h @ a).double(), own + h.sum(dim=1).double()
+        if self.whole:
+            factor = torch.linalg.cholesky(own + self.model.own_l2 * torch.eye(k).to(own))
+            root = torch.linalg.solve_triangular(factor, mixed.reshape(k, q), upper=False)
+            total[0] -= weight * root.T @ root
+            return
+        root = mixed * (weight / (own + self.model.own_l2)).sqrt()[:, None]
+        if self.form == "diagonal":
+            total -= root.square()
+        else:
+            right = root[:, None] if thin is None else (root @ thin.double())[:, None]
+            total -= root[:, :, None] * right
+
+    def answer(self, total: Tensor, weights: Weights, thin: Tensor | None = None) -> CurvatureSum:
+        """Return the blocks with the penalty's part."""
+        penalty = self.model.l2 * float(np.sum(weights))
+        if self.form == "diagonal":
+            total += penalty
+        elif thin is not None:
+            total += penalty * thin.to(total)
+        else:
+            total.diagonal(dim1=-2, dim2=-1).add_(penalty)
+        places = self.places.reshape(1, -1) if self.whole else self.places
+        exact = self.form != "diagonal" and (self.loss != "cross_entropy" or self.whole)
+        return CurvatureSum(total, places, penalty, exact, self.loss == "squared")
+
+    def numbers(self, thin: Tensor | None = None) -> int:
+        """Return how many numbers a client sends: of a symmetric matrix one triangle."""
+        shape = self.shape(thin)
+        if self.form == "diagonal" or thin is not None:
+            return int(np.prod(shape))
+        return shape[0] * shape[1] * (shape[1] + 1) // 2
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        return _append_ones(self.rows(inputs), self.weight, self.bias)
+
+    def _chances(self, x: Tensor, inputs: Tensor) -> Tensor:
+        return torch.softmax(self.model.outputs(x, inputs.to(self.model.device)), dim=1)
+
+    def _second_derivatives(self, x: Tensor, inputs: Tensor) -> Iterable[Tensor]:
+        """Return one row of second derivatives for each block, or bounds of them."""
+        if self.loss == "squared":
+            return [torch.full((), 2.0, dtype=x.dtype, device=x.device)]
+        if self.loss == "binary_logistic":
+            p = torch.sigmoid(self.model.outputs(x, inputs.to(self.model.device)))[:, 0]
+            return [p * (1 - p)]
+        p = self._chances(x, inputs)
+        return (2 * p * (1 - p)).T  # diag(p) - pp' <= 2 diag(p (1 - p)): diagonally dominant
+
+    def _add_whole(self, total: Tensor, a: Tensor, p: Tensor, counts: Tensor) -> None:
+        """Add diag(p) - pp' times aa', a row of blocks up to the diagonal at a time."""
+        k, q = self.places.shape
+        for c in range(k):
+            h = -counts[:, None] * p[:, c : c + 1] * p[:, : c + 1]
+            h[:, c] += counts * p[:, c]
+            blocks = a.T @ (h[:, :, None] * a[:, None, :]).reshape(len(a), -1)
+            rows, before = slice(c * q, (c + 1) * q), c * q
+            total[rows, : before + q] += blocks.double()
+            total[:before, rows] += blocks[:, :before].T.double()
+
+
+def check_sum_weights(weights: Weights, n: int) -> None:
+    """Refuse weights that make no positive sum of Hessians."""
+    if weights.shape != (n,) or not np.isfinite(weights).all() or weights.min() < 0:
+        raise ValueError(
+            f"A sum of Hessians needs one weight of at least 0 for each of {n} clients, got "
+            f"{np.array2string(np.asarray(weights), threshold=8)}; take absolute values of signed "
+            "ones."
+        )
+
+
+def linear_hessian(
+    model: FlatModel, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor | str:
+    r"""Return the second derivatives of a weighted sum of sample losses, or why there are none.
+
+    .. math:: \sum_s w_s\, A_s \otimes z_s z_s^\top, \qquad z_s = (a_s, 1)
+
+    where :math:`A_s` are the second derivatives of the loss in the outputs of sample s. The L2
+    penalty is not in it.
+
+    Parameters
+    ----------
+    x : Tensor
+        The model as a vector.
+    inputs, targets : Tensor
+        Samples, shape (m, ...).
+    weights : Tensor
+        One number per sample, shape (m,).
+    """
+    rows_of = trained_rows(model)
+    if rows_of is None:
+        return "the model is not linear in its parameters"
+    if model.own_size:
+        return "clients have own parameters, and the matrix would have to do without them"
+    if base_loss(model.loss) is hinge:
+        return "the hinge loss has a kink, and second derivatives that say nothing of it"
+    outputs = model.outputs(x, inputs).reshape(len(inputs), -1)
+
+    def loss_of(output: Tensor, target: Tensor) -> Tensor:
+        return model.loss(output[None], target[None])[0]
+
+    bends = vmap(jacrev(grad(loss_of)))(outputs, targets)
+    rows = rows_of(inputs)
+    weight, bias = _trained_parts(model)
+    z = _append_ones(rows, weight, bias)
+    width, k = z.shape[1], outputs.shape[1]
+    blocks = x.new_empty(k, width, k, width)
+    for a in range(k):
+        for b in range(a + 1):
+            block = z.T @ (z * (weights * bends[:, a, b])[:, None])
+            blocks[a, :, b, :], blocks[b, :, a, :] = block, block.T
+    # The vector has the weights of all outputs first, then their biases.
+    place = torch.arange(k * width, device=x.device).view(k, width)
+    order = torch.cat([place[:, : width - bias].flatten(), place[:, width - bias :].flatten()])
+    return blocks.view(k * width, k * width)[order][:, order]

@@ -12,7 +12,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -30,12 +30,13 @@ from equifed.models.checks import (
     find_slots,
 )
 from equifed.models.dropout import address_dropout
-from equifed.models.layout import gains_from_channels_last, put_channels_last
 from equifed.models.own_part import OwnPart, check_effect
-from equifed.models.penalty import Penalise, mark_penalised
 
 SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
+
+Penalise: TypeAlias = Literal["all", "weights"]
+"""Every trained parameter, or all but those whose name begins with ``bias``."""
 
 EXAMPLES = 3
 """Samples that a module is tried on: with two outputs and three samples no axes are mixed up."""
@@ -328,3 +329,50 @@ def as_data(
     """Return samples as a tensor: real numbers in the model's precision, whole numbers as int64."""
     tensor = torch.as_tensor(np.ascontiguousarray(array))
     return tensor.to(device, dtype if tensor.is_floating_point() else torch.int64)
+
+
+def mark_penalised(penalise: Penalise, shapes: Mapping[str, torch.Size]) -> Tensor | None:
+    """Return 1 for every number that is penalised and 0 for biases; None if all are.
+
+    >>> shapes = {"0.weight": torch.Size([1, 2]), "0.bias": torch.Size([1])}
+    >>> mark_penalised("weights", shapes), mark_penalised("all", shapes)
+    (tensor([1., 1., 0.]), None)
+    """
+    if penalise not in get_args(Penalise):
+        raise ValueError(f"penalise is 'all' or 'weights', got {penalise!r}.")
+    free = {name: name.rpartition(".")[2].startswith("bias") for name in shapes}
+    if penalise == "all" or not any(free.values()):
+        return None
+    return torch.cat([torch.full((s.numel(),), 1.0 - free[name]) for name, s in shapes.items()])
+
+
+def put_channels_last(images: Tensor) -> Tensor:
+    """Return the same images (batch, channels, height, width), the channels of a pixel together.
+
+    >>> put_channels_last(torch.zeros(5, 3, 8, 8)).stride()
+    (192, 1, 24, 3)
+    """
+    return images.to(memory_format=torch.channels_last)
+
+
+def gains_from_channels_last(
+    module: nn.Module, x: Tensor, images: Tensor, outputs: Callable[[Tensor, Tensor], Tensor]
+) -> bool:
+    """Tell whether to put channels last: single precision on a CPU, and the module takes it.
+
+    Modules that look at their images through ``view`` do not; they are tried on a few samples.
+    """
+    real = images.dim() == 4 and images.dtype == x.dtype == torch.float32
+    if not real or x.device.type != "cpu":
+        return False
+    if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
+        return False
+    x = x.detach().requires_grad_()
+    try:
+        with torch.enable_grad():
+            found = outputs(x, put_channels_last(images))
+            torch.autograd.grad(found.sum(), x)
+            plain = outputs(x, images)
+    except RuntimeError:
+        return False
+    return torch.allclose(found, plain, rtol=1e-3, atol=1e-5, equal_nan=True)

@@ -84,6 +84,11 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+def known_loss(loss: Any) -> str | None:
+    """Return the name of a loss that is one of these, without weights of classes; else None."""
+    return next((known.__name__ for known in LOSSES.values() if known is loss), None)
+
+
 def loss_by_name(name: str) -> Loss:
     """Return the loss of that name, or of ``package.module:function``."""
     if name in LOSSES:

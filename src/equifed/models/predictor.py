@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from equifed.contract.arrays import Index
 from equifed.contract.own import OwnL2, own_strength
 from equifed.data.arrays import is_frame
 from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
-from equifed.models.fit_own import FittedLoss, fit_new_client, fitted_loss
-from equifed.models.own_prediction import OwnParameters, check_own, group_by_module, module_of
-from equifed.models.thresholds import Rule, best_threshold
+from equifed.models.losses import base_loss, known_loss
+from equifed.models.own_part import (
+    FittedLoss,
+    OwnParameters,
+    check_own,
+    fit_new_client,
+    fitted_loss,
+    module_of,
+)
 
 Array: TypeAlias = NDArray[Any]
 Link: TypeAlias = Literal["softmax", "sigmoid"] | None
 
-LINKS: dict[str, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
+Rule: TypeAlias = Literal["accuracy", "balanced_accuracy"]
+"""What a threshold makes as large as possible."""
+
+LINKS: dict[str | None, Link] = {"cross_entropy": "softmax", "binary_logistic": "sigmoid"}
 """What makes probabilities of a module's outputs, by the loss that it was trained with."""
 BLOCK = 4096
 """Rows per forward pass."""
@@ -32,9 +43,7 @@ BLOCK = 4096
 
 def link_of(loss: Any) -> Link:
     """Return what makes probabilities of the outputs; None where the loss promises none."""
-    loss = getattr(loss, "base", loss)  # a loss in which classes have weights
-    known = getattr(loss, "__module__", "") == "equifed.models.losses"
-    return LINKS.get(getattr(loss, "__name__", "")) if known else None
+    return LINKS.get(known_loss(base_loss(loss)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +144,7 @@ class Predictor:
         if self.classes is None:
             values = self._outputs(rows, client)
             return values.reshape(len(values), *self.outputs_shape)
+        rows = _read(rows)
         if self.thresholds:
             chance = self.predict_proba(rows, client)[:, 1]
             owners = self._owners(rows, client, len(chance))
@@ -167,19 +177,26 @@ class Predictor:
 
     def features(self, rows: Any, client: str | Sequence[str] | None = None) -> Array:
         """Return the rows as the module sees them, or say what is wrong with them."""
-        table = isinstance(rows, Mapping | str) or is_frame(rows) or hasattr(rows, "__fspath__")
-        table = table or hasattr(rows, "column_names")
-        if self.preparation is None:
-            if table:
+        rows, prepared, wanted = _read(rows), self.preparation, self.columns or ()
+        if prepared is None:
+            if isinstance(rows, Columns):
                 raise DataError(
                     "The model was trained on arrays, whose columns have no names; give an array "
                     f"of shape (rows, {', '.join(map(str, self.input_shape))})."
                 )
-            return self._check_array(np.asarray(rows), self.input_shape)
-        if not table:
-            values = self._check_width(np.asarray(rows))
-            rows = {name: values[:, k].tolist() for k, name in enumerate(self.columns or ())}
-        return self._prepare(rows, client)
+            return _check_array(rows, self.input_shape)
+        if not isinstance(rows, Columns):
+            if rows.ndim != 2 or rows.shape[1] != len(wanted):
+                raise DataError(
+                    f"The model takes rows of {len(wanted)} columns ({', '.join(wanted[:12])}), "
+                    f"got an array of shape {rows.shape}; give these columns, in this order."
+                )
+            rows = read_columns({name: rows[:, k].tolist() for k, name in enumerate(wanted)})
+        if client is None or isinstance(client, str):
+            return prepared.apply(rows, client, extra="ignore")
+        if prepared.client is not None:
+            rows = Columns({**rows, prepared.client: clean_column(list(client))})
+        return prepared.apply(rows, extra="ignore")
 
     def answer(self, features: Array) -> Array:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""
@@ -267,6 +284,7 @@ class Predictor:
         rule : {"balanced_accuracy", "accuracy"}
             What is made as large as possible.
         """
+        rows = _read(rows)
         chance = self.predict_proba(rows, client)
         if chance.shape[1] != 2:
             raise ValueError("Thresholds are for two classes.")
@@ -293,14 +311,16 @@ class Predictor:
 
     def _outputs(self, rows: Any, client: str | Sequence[str] | None) -> Array:
         """Return the module's outputs in float64, shape (rows, outputs)."""
+        rows = _read(rows)
         features = self.features(rows, client)
         owners = self._find_owners(rows, client, len(features)) if self.own or self.only else None
         if not self.own:
-            return self.run_module(self.module, features)
-        count, out = len(features), np.empty((0, 1))
-        for module, mine in group_by_module(self.module, self.own, self.clients, owners, count):
+            return self.answer(features)
+        out = np.empty((0, 1))
+        groups = group_by_module(self.module, self.own, self.clients, owners, len(features))
+        for module, mine in groups:
             found = self.run_module(module, features[mine])
-            out = np.empty((count, found.shape[1])) if not len(out) else out
+            out = np.empty((len(features), found.shape[1])) if not len(out) else out
             out[mine] = found
         return out
 
@@ -315,16 +335,6 @@ class Predictor:
                 parts.append(module(block).reshape(len(block), -1).double())
         return torch.cat(parts).numpy() if parts else np.empty((0, 1))
 
-    def _prepare(self, rows: Any, client: str | Sequence[str] | None) -> Array:
-        assert self.preparation is not None
-        prepared = self.preparation
-        if client is None or isinstance(client, str):
-            return prepared.apply(rows, client, extra="ignore")
-        columns = Columns(read_columns(rows))
-        if prepared.client is not None:
-            columns[prepared.client] = clean_column(list(client))
-        return prepared.apply(columns, extra="ignore")
-
     def _find_owners(
         self, rows: Any, client: str | Sequence[str] | None, count: int
     ) -> list[str] | None:
@@ -335,10 +345,10 @@ class Predictor:
             owners = [str(name) for name in client]
         else:
             title = None if self.preparation is None else self.preparation.client
-            columns = {} if isinstance(rows, np.ndarray | list) else read_columns(rows)
-            if title is None or title not in columns:
+            rows = _read(rows)
+            if title is None or not isinstance(rows, Columns) or title not in rows:
                 return None
-            owners = [str(name) for name in columns[title]]
+            owners = [str(name) for name in rows[title]]
         if len(owners) != count:
             raise DataError(f"client names {len(owners)} rows, there are {count}.")
         strange = next((name for name in owners if self.only not in (None, name)), None)
@@ -356,34 +366,34 @@ class Predictor:
             raise DataError(
                 "Clients have thresholds of their own: say whose rows these are (client=NAME)."
             )
-        strange = next((n for n in owners if self.clients and n not in self.clients), None)
-        if strange is not None:
-            known = ", ".join(self.clients[:12])
-            raise DataError(f"There is no client {strange!r}; there are {known}.")
+        for name in owners if self.clients else ():
+            if name not in self.clients:
+                known = ", ".join(self.clients[:12])
+                raise DataError(f"There is no client {name!r}; there are {known}.")
         return owners
 
-    def _check_width(self, values: Array) -> Array:
-        wanted = self.columns or ()
-        if values.ndim != 2 or values.shape[1] != len(wanted):
-            raise DataError(
-                f"The model takes rows of {len(wanted)} columns ({', '.join(wanted[:12])}), got "
-                f"an array of shape {values.shape}; give these columns, in this order."
-            )
-        return values
 
-    def _check_array(self, values: Array, shape: tuple[int, ...]) -> Array:
-        if values.dtype.kind not in "biuf":
-            raise DataError(f"Samples must be numbers, got an array of {values.dtype}.")
-        if values.shape[1:] != shape or values.ndim == 0:
-            raise DataError(
-                f"The model takes samples of shape {shape}, got an array of shape {values.shape}: "
-                "one row per sample."
-            )
-        bad = np.argwhere(~np.isfinite(values.astype(np.float64)))
-        if len(bad):
-            place = ", ".join(str(int(k)) for k in bad[0])
-            raise DataError(f"The array has a value that is not finite at [{place}]; fill it in.")
-        return values
+def _read(rows: Any) -> Columns | Array:
+    """Return the columns of a table, or an array; each cell is read once."""
+    kinds = isinstance(rows, Mapping | str), is_frame(rows)
+    named = any(hasattr(rows, name) for name in ("__fspath__", "column_names"))
+    return read_columns(rows) if named or any(kinds) else np.asarray(rows)
+
+
+def _check_array(values: Array, shape: tuple[int, ...]) -> Array:
+    """Return samples of this shape, all finite, or say what is wrong with them."""
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"Samples must be numbers, got an array of {values.dtype}.")
+    if values.shape[1:] != shape or values.ndim == 0:
+        raise DataError(
+            f"The model takes samples of shape {shape}, got an array of shape {values.shape}: "
+            "one row per sample."
+        )
+    bad = np.argwhere(~np.isfinite(values.astype(np.float64)))
+    if len(bad):
+        place = ", ".join(str(int(k)) for k in bad[0])
+        raise DataError(f"The array has a value that is not finite at [{place}]; fill it in.")
+    return values
 
 
 def name_classes(classes: int | None, names: Sequence[str]) -> tuple[str, ...] | None:
@@ -404,3 +414,57 @@ def describe_predictor(data: Federation, module: nn.Module, loss: Any) -> Predic
         outputs_shape=data.train.targets.shape[1:],
         loss=fitted_loss(loss),
     )
+
+
+def group_by_module(
+    module: nn.Module, own: OwnParameters, clients: Sequence[str], owners: Sequence[str] | None,
+    count: int,
+) -> Iterator[tuple[nn.Module, Index]]:  # fmt: skip
+    """Yield modules and the rows that each answers; strangers get the shared one."""
+    if owners is None:
+        _say_shared(own, "and nobody says whose rows these are (client=NAME)")
+        yield module, np.arange(count)
+        return
+    groups = group_rows(owners) if owners else {}
+    warn_of_strangers(own, [name for name in groups if name not in clients])
+    for name, mine in groups.items():
+        yield module_of(module, own, clients, name) if name in clients else module, mine
+
+
+def warn_of_strangers(own: OwnParameters, strangers: Sequence[str]) -> None:
+    """Say which clients have no own part, if there are any."""
+    if strangers:
+        more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
+        names = ", ".join(map(repr, strangers[:5]))
+        _say_shared(own, f"but {names}{more} took no part in training")
+
+
+def _say_shared(own: OwnParameters, why: str) -> None:
+    warnings.warn(
+        f"Clients have own parts ({', '.join(own)}), {why}: the shared model is used, with the "
+        "mean of own parts that were trained.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def best_threshold(chance: NDArray[Any], truth: NDArray[Any], rule: Rule) -> float:
+    """Return the threshold with the best score, the nearest to 0.5 among equals.
+
+    >>> best_threshold(np.array([0.125, 0.25, 0.375]), np.array([0, 0, 1]), "accuracy")
+    0.3125
+    """
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule is 'accuracy' or 'balanced_accuracy', got {rule!r}.")
+    if len(set(truth.tolist())) < 2:
+        return 0.5
+    levels = np.unique(chance)
+    cuts = np.unique([0.5, *(levels[:-1] + levels[1:]) / 2, levels[0] / 2, (levels[-1] + 1) / 2])
+    yes, no = np.sort(chance[truth == 1]), np.sort(chance[truth == 0])
+    found, spared = len(yes) - np.searchsorted(yes, cuts), np.searchsorted(no, cuts)
+    if rule == "accuracy":
+        score = (found + spared) / len(truth)
+    else:
+        score = (found / len(yes) + spared / len(no)) / 2
+    best = cuts[score >= score.max() - 1e-12]
+    return float(best[np.abs(best - 0.5).argmin()])

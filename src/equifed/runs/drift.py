@@ -100,7 +100,7 @@ def _own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> A
     """Return the own part of every client, the mean for those who took no part in training."""
     import torch
 
-    from equifed.models.own_prediction import warn_of_strangers
+    from equifed.models.predictor import warn_of_strangers
 
     parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
     rows = torch.cat(parts, dim=1).to(model.dtype)

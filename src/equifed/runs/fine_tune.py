@@ -160,8 +160,7 @@ def _score(predictor: Predictor, data: Federation, own: Mapping[str, Tensor]) ->
     """Return the loss on validation samples, averaged over the clients that have some."""
     import torch
 
-    from equifed.models.fit_own import check_fit, sample_losses
-    from equifed.models.own_prediction import module_of
+    from equifed.models.own_part import check_fit, module_of, sample_losses
 
     held, names, module = data.splits()["validation"], predictor.clients, predictor.module
     loss, found = check_fit(predictor.loss, 1.0), []

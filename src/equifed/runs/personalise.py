@@ -251,21 +251,19 @@ class _Fit:
         """Return rows of the own part's design, outputs and targets of a client's samples."""
         import torch
 
-        from equifed.models.fit_own import find_last_layer, read_last_layer, widen
-        from equifed.models.own_prediction import module_of
+        from equifed.models.own_part import module_of, read_last_layer
 
         told, name = self.predictor, self.data.names[i]
         module = module_of(told.module, told.own, told.clients, name) if told.own else told.module
         inputs, targets = split.client(i)
-        entered, outputs = read_last_layer(
-            module, find_last_layer(module, self.names),
-            lambda m: torch.as_tensor(told.run_module(m, inputs)),
-        )  # fmt: skip
-        return widen(entered, self.names), outputs, torch.as_tensor(targets)
+        design, outputs = read_last_layer(
+            module, self.names, lambda m: torch.as_tensor(told.run_module(m, inputs))
+        )
+        return design, outputs, torch.as_tensor(targets)
 
     def change(self, held: tuple[Tensor, Tensor, Tensor], choice: Choice) -> Tensor:
         """Return what the own part differs by from the shared one (q, k)."""
-        from equifed.models.fit_own import check_fit, fit_linear
+        from equifed.models.own_part import check_fit, fit_linear
 
         design, outputs, targets = held
         if not len(targets) or math.isinf(choice.penalty):
@@ -276,8 +274,7 @@ class _Fit:
 
     def of(self, i: int, source: str, choice: Choice | None) -> dict[str, Tensor]:
         """Return client i's own parameters by name."""
-        from equifed.models.fit_own import split_own
-        from equifed.models.own_prediction import module_of
+        from equifed.models.own_part import module_of, split_own
 
         told, name = self.predictor, self.data.names[i]
         module = module_of(told.module, told.own, told.clients, name) if told.own else told.module
@@ -323,7 +320,7 @@ def _score(
     fit: _Fit, source: str, clients: Sequence[int], held: Sequence[Any], choice: Choice
 ) -> float:
     """Return the mean over clients of the loss on validation samples that the fit has not used."""
-    from equifed.models.fit_own import check_fit, sample_losses
+    from equifed.models.own_part import check_fit, sample_losses
 
     loss, found = check_fit(fit.predictor.loss, 1.0), []
     for i in clients:
@@ -398,7 +395,7 @@ def _score_samples(
     predictor: Predictor, client: str, inputs: Any, targets: Any, classes: bool
 ) -> Losses:
     """Return 1 for every correct answer, or squared errors."""
-    from equifed.models.own_prediction import module_of
+    from equifed.models.own_part import module_of
 
     module = predictor.module
     if predictor.own:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from equifed.contract.own import OwnL2
-    from equifed.models.fit_own import FittedLoss
+    from equifed.models.own_part import FittedLoss
     from equifed.models.predictor import Predictor
 
 CARD = "MODEL_CARD.md"
@@ -146,7 +146,7 @@ def _read_loss(
 ) -> tuple[FittedLoss | None, OwnL2]:
     """Return the loss that own parts can be fitted to, and their penalty in training."""
     from equifed.engines.own_parts import settle_own
-    from equifed.models.fit_own import fitted_loss
+    from equifed.models.own_part import fitted_loss
 
     model = config.model
     loss = SECTIONS["losses"][model["loss"]].load()

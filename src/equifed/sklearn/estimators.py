@@ -21,10 +21,9 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.federation import Federation
 from equifed.engines.simulate import Clients, simulate
 from equifed.models.curvature import linear_layer
-from equifed.models.fit_own import fitted_loss
 from equifed.models.losses import squared
-from equifed.models.own_prediction import group_by_module
-from equifed.models.predictor import Predictor, link_of
+from equifed.models.own_part import fitted_loss
+from equifed.models.predictor import Predictor, group_by_module, link_of
 from equifed.objectives.base import SaddleObjective
 from equifed.sklearn.rows import Array, Rows, check_own, check_weights, find_owners
 from equifed.sklearn.solving import (

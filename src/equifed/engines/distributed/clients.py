@@ -52,10 +52,8 @@ from equifed.engines.sums import (
 )
 from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
-from equifed.models.curvature import known_curvature
-from equifed.models.flat import SampleLoss
-from equifed.models.hessians import LinearHessian, check_sum_weights
-from equifed.models.penalty import Penalise
+from equifed.models.curvature import LinearHessian, check_sum_weights, known_curvature
+from equifed.models.flat import Penalise, SampleLoss
 from equifed.models.predictor import Predictor
 
 Part = TypeVar("Part")

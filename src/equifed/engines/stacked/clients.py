@@ -56,8 +56,7 @@ from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGra
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.engines.sums import has_one_order
 from equifed.models.architectures import Init
-from equifed.models.flat import SampleLoss
-from equifed.models.penalty import Penalise
+from equifed.models.flat import Penalise, SampleLoss
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps; a GPU may keep more."""

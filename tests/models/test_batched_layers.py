@@ -13,8 +13,8 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
+from equifed.models.batched_layers import WrittenConv2d, write_out
 from equifed.models.losses import cross_entropy
-from equifed.models.written_out import WrittenConv2d, write_out
 
 RECURRENT = [
     kind(5, 4, layers, bias=bias, batch_first=first, bidirectional=both).double()
