@@ -25,10 +25,7 @@ from torch import nn
 
 import equifed as ef
 from equifed.cli.demo import METHODS, configure
-from equifed.report import as_methods, build, colour
-from equifed.report.document import draw_figures
-from equifed.report.page import frontier_svg
-from equifed.report.svg import standalone
+from equifed.report import as_methods, build, colour, draw_figures, frontier_svg, standalone
 from equifed.runs import run as runs
 
 ROOT = Path(__file__).parents[1]

@@ -32,9 +32,7 @@ from scipy.stats import binom, hypergeom
 from equifed.contract.evaluation import ClientDetail, Details
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import limit_mean
-from equifed.report.methods import Method, RunData
-from equifed.report.scales import Scale
-from equifed.report.verdict import Verdict, write_verdict
+from equifed.report import Method, RunData, Scale, Verdict, write_verdict
 from equifed.training.history import History, MetricRecord
 
 LEVEL = 0.025

@@ -31,7 +31,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.base import DenseVectors
 from equifed.engines.simulate import simulate
 from equifed.objectives import Transport, WorstCase
-from equifed.report.page import write_report
+from equifed.report import write_report
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.testing import with_liar
 from equifed.training.loop import train

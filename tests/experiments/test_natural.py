@@ -30,7 +30,7 @@ from equifed import Federation
 from equifed.contract.streams import Stream
 from equifed.metrics import mean_interval
 from equifed.models.architectures import build, initialise
-from equifed.report.page import slug
+from equifed.report import slug
 from equifed.runs.compare import merge_tables
 from equifed.training.history import History, MetricRecord, RoundRecord
 

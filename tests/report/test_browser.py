@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from tests.report.synthetic import METHODS, comparison, history
 
 from equifed.report import as_methods, build, write_report
-from equifed.report.methods import collect_client_rows
+from equifed.report.numbers import collect_client_rows
 
 pytestmark = pytest.mark.long
 
@@ -248,7 +248,7 @@ def test_the_demo_ends_with_a_report_that_opens(tmp_path, browser, capsys):
 
 
 def test_the_page_of_a_sweep_opens(six, tmp_path, browser):
-    from equifed.report.page import frontier_page
+    from equifed.report import frontier_page
 
     page = tmp_path / "frontier.html"
     page.write_text(frontier_page(six[0], [1, 1, 2, 2, 3, 3], "a,b\n1,2\n"), encoding="utf-8")

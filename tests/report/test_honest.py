@@ -14,13 +14,20 @@ from tests.report.synthetic import history
 
 from equifed.contract.evaluation import Hits
 from equifed.metrics import count_pairs, newcombe_interval, wilson_interval
-from equifed.report import Method, RunData, as_json, as_methods, build, render
-from equifed.report.curves import collect_series
-from equifed.report.measures import LEVELS
-from equifed.report.page import render_participant
-from equifed.report.scales import Scale
-from equifed.report.tables import list_comparison
-from equifed.report.words import list_cards
+from equifed.report import (
+    Method,
+    RunData,
+    Scale,
+    as_json,
+    as_methods,
+    build,
+    collect_series,
+    list_comparison,
+    render,
+    render_participant,
+)
+from equifed.report.numbers import LEVELS
+from equifed.report.text import list_cards
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 pytestmark = pytest.mark.long

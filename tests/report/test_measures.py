@@ -15,19 +15,21 @@ from equifed.report import (
     Method,
     ReportError,
     RunData,
+    Scale,
     Target,
     as_json,
     as_methods,
     build,
+    find_frontier,
+    frontier_page,
+    frontier_svg,
     read_methods,
     render,
     write_report,
 )
-from equifed.report.figures import find_frontier, find_non_dominated
-from equifed.report.measures import count_bytes, measure_run
+from equifed.report.charts import find_non_dominated
 from equifed.report.methods import check_methods
-from equifed.report.page import frontier_page, frontier_svg
-from equifed.report.scales import Scale
+from equifed.report.numbers import count_bytes, measure_run
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 

@@ -4,22 +4,27 @@ import json
 
 import numpy as np
 import pytest
+from scripts.verdicts import KINDS, count_right, judge
 from tests.report.synthetic import comparison
 
 import equifed as ef
 from equifed.contract.evaluation import Calibration, ClientDetail, Details, GroupDetail
 from equifed.metrics import gain_of_pairs
-from equifed.report import as_json, as_methods, build, render
-from equifed.report.alone import compare_alone, tabulate_alone
-from equifed.report.curves import collect_series
-from equifed.report.page import render_participant
-from equifed.report.scales import Scale
-from equifed.report.tables import list_comparison
-from equifed.report.verdict import find_spent_losses, write_verdict
+from equifed.report import (
+    Scale,
+    as_json,
+    as_methods,
+    build,
+    collect_series,
+    list_comparison,
+    render,
+    render_participant,
+    write_verdict,
+)
+from equifed.report.verdict import compare_alone, find_spent_losses, tabulate_alone
 from equifed.runs.compare import format_comparison
 from equifed.runs.trained import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
-from scripts.verdicts import KINDS, count_right, judge
 
 pytestmark = pytest.mark.long
 

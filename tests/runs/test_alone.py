@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import equifed as ef
 from equifed.cli.main import app
 from equifed.data.federation import Federation
-from equifed.report.page import write_report
+from equifed.report import write_report
 from equifed.runs.alone import GRID, alone
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run

@@ -14,8 +14,7 @@ import pytest
 
 import equifed as ef
 from equifed.contract.local import LocalSGD
-from equifed.report import as_methods, build, read_methods
-from equifed.report.tables import as_json
+from equifed.report import as_json, as_methods, build, read_methods
 from equifed.runs.compare import format_comparison
 from equifed.runs.config import RunConfig
 from equifed.training.frames import COLUMNS

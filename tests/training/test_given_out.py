@@ -32,8 +32,7 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.objectives import Average, ChiSquare, CVaR, SaddleObjective, WorstCase
-from equifed.report import build, write_report
-from equifed.report.methods import as_methods
+from equifed.report import as_methods, build, write_report
 from equifed.runs import run as runs
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.steps.certificate import Certificate, certificate

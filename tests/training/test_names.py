@@ -14,7 +14,7 @@ from rich.console import Console
 
 from equifed.contract.names import show_text, to_cell
 from equifed.data.federation import Federation
-from equifed.report.page import write_report
+from equifed.report import write_report
 from equifed.training.history import History
 from equifed.training.progress import print_line, tabulate_clients
 from equifed.training.tables import MetricRecord, RoundRecord

@@ -90,8 +90,7 @@ def compare(
     with explain_errors("the same command"):
         from json import loads
 
-        from equifed.report import Target
-        from equifed.report.methods import PLAN
+        from equifed.report import PLAN, Target
         from equifed.runs import compare as runs
 
         made = runs.compare(
@@ -180,7 +179,7 @@ def sweep(
 
 def _show_end(made: Report, page: Path, quiet: bool) -> None:
     """Show the comparison and where its page is, and fail if some runs did."""
-    from equifed.report.words import describe_warnings, write_headline
+    from equifed.report import describe_warnings, write_headline
     from equifed.training.missing import TrainingError
     from equifed.training.progress import print_line
 
@@ -203,7 +202,7 @@ def tabulate_comparison(report: Report) -> Table:
     from rich.text import Text
 
     from equifed.contract.names import show_text
-    from equifed.report.tables import list_comparison
+    from equifed.report import list_comparison
 
     seeds = max(len(method.runs) for method in report.methods)
     title = f"{report.title}, " + (f"{seeds} seeds, ± 95 %" if seeds > 1 else "one seed")

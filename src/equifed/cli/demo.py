@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equifed.report import as_methods, build, read_methods, write_report
-from equifed.report.effects import write_span
+from equifed.report import as_methods, build, read_methods, write_report, write_span
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training.history import History

@@ -13,11 +13,14 @@ from equifed.flower.results import CARD, PAGE, digest
 from equifed.flower.server import FlowerClients
 from equifed.flower.wire import Reply, WireError
 from equifed.models.export import describe
-from equifed.report.card import write_card
-from equifed.report.curves import collect_series
-from equifed.report.document import build
-from equifed.report.methods import ReportError, as_methods
-from equifed.report.page import render_participant
+from equifed.report import (
+    ReportError,
+    as_methods,
+    build,
+    collect_series,
+    render_participant,
+    write_card,
+)
 from equifed.training.history import History
 from equifed.training.provenance import package_versions
 

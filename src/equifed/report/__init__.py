@@ -1,29 +1,68 @@
 """Who is served how well, how sure that is, and what it cost: one page that opens anywhere."""
 
+from equifed.report.card import write_card
+from equifed.report.charts import colour, csv_text, find_frontier
+from equifed.report.curves import collect_series, draw_figures
 from equifed.report.document import Report, build
-from equifed.report.figures import colour, csv_text
-from equifed.report.measures import Target
-from equifed.report.methods import Method, ReportError, RunData, as_methods, read_methods
-from equifed.report.page import render, slug, write_report
+from equifed.report.methods import (
+    DASH,
+    PLAN,
+    Method,
+    ReportError,
+    RunData,
+    Scale,
+    as_methods,
+    read_comparison,
+    read_methods,
+)
+from equifed.report.numbers import Measured, Target
+from equifed.report.page import (
+    frontier_page,
+    frontier_svg,
+    render,
+    render_participant,
+    slug,
+    write_report,
+)
 from equifed.report.svg import frame, limits, standalone
-from equifed.report.tables import as_json
+from equifed.report.tables import as_json, list_comparison
+from equifed.report.text import describe_warnings, write_headline, write_span
+from equifed.report.verdict import Verdict, write_verdict
 
 __all__ = [
+    "DASH",
+    "PLAN",
+    "Measured",
     "Method",
     "Report",
     "ReportError",
     "RunData",
+    "Scale",
     "Target",
+    "Verdict",
     "as_json",
     "as_methods",
     "build",
+    "collect_series",
     "colour",
     "csv_text",
+    "describe_warnings",
+    "draw_figures",
+    "find_frontier",
     "frame",
+    "frontier_page",
+    "frontier_svg",
     "limits",
+    "list_comparison",
+    "read_comparison",
     "read_methods",
     "render",
+    "render_participant",
     "slug",
     "standalone",
+    "write_card",
+    "write_headline",
     "write_report",
+    "write_span",
+    "write_verdict",
 ]

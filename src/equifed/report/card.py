@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from equifed.metrics.metric import find_metric
-from equifed.report.own_parts import find_note, read_own
-from equifed.report.scales import capital
+from equifed.metrics import find_metric
+from equifed.report.document import find_note, read_own
+from equifed.report.methods import capital
 from equifed.training.history import History
 
 

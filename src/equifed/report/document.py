@@ -1,32 +1,47 @@
-"""All that a report is made of, before it becomes a page or JSON."""
+"""All that a report is made of, before it becomes a page or JSON.
+
+What it tells beside its main metric is about the first run of a method, whose samples all its seeds
+share: the majority class, own models, own parts, further metrics, calibration.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from equifed.report import curves, figures
-from equifed.report.figures import Figure
-from equifed.report.measures import (
-    Estimate,
+from equifed.contract.arrays import Losses
+from equifed.contract.evaluation import Details
+from equifed.metrics import Metric, find_metric
+from equifed.report.methods import DASH, Method, ReportError, Scale, capital, join_names, plural
+from equifed.report.numbers import (
+    ClientRows,
     Measure,
+    Measured,
     Target,
     choose_scale,
     choose_target,
+    collect_client_rows,
     estimate_measures,
     list_measures,
 )
-from equifed.report.methods import ClientRows, Method, ReportError, collect_client_rows
-from equifed.report.more import Column, collect_columns, draw_calibration
-from equifed.report.own_parts import draw_own
-from equifed.report.scales import Scale
-from equifed.report.verdict import Verdict, floor_of, write_verdict
+from equifed.report.verdict import (
+    Verdict,
+    describe_gain,
+    find_floor,
+    tabulate_alone,
+    write_verdict,
+)
+from equifed.training.files import Damaged
+from equifed.training.history import History
+from equifed.training.tables import OWN
 
-WEIGHT_FIGURES = 8
+FEW_TOLD = 12
+"""Own numbers that a model card lists."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +54,7 @@ class Report:
     scale: Scale | None
     target: Target | None
     measures: tuple[Measure, ...]
-    estimates: list[dict[str, Estimate]]
+    estimates: list[dict[str, Measured]]
     rows: list[ClientRows]
     problems: tuple[str, ...] = ()
 
@@ -68,7 +83,20 @@ class Report:
     @functools.cached_property
     def beside(self) -> list[dict[str, float]]:
         """What to hold measures against, by method: the majority class and the chance floor."""
-        return [_find_beside(self, m) for m in range(len(self.methods))]
+        out: list[dict[str, float]] = []
+        for method, columns in zip(self.methods, self.columns, strict=True):
+            told = {}
+            if self.scale is not None and self.scale.kind.is_fraction:
+                shares = next((c.values for c in columns if c.key == "majority"), np.empty(0))
+                known = shares[np.isfinite(shares)]
+                told["majority_class"] = float(known.mean()) if known.size else math.nan
+                told["chance_floor"] = find_floor(method, self.scale)
+            out.append({key: value for key, value in told.items() if math.isfinite(value)})
+        return out
+
+    def measure(self, key: str) -> Measure:
+        """Return the measure of a key."""
+        return next(measure for measure in self.measures if measure.key == key)
 
     @property
     def sampled(self) -> bool:
@@ -89,16 +117,6 @@ class Report:
         return max(others, key=lambda i: -math.inf if math.isnan(worst[i]) else worst[i])
 
 
-def _find_beside(report: Report, m: int) -> dict[str, float]:
-    if report.scale is None or not report.scale.kind.is_fraction:
-        return {}
-    shares = next((c.values for c in report.columns[m] if c.key == "majority"), np.empty(0))
-    known = shares[np.isfinite(shares)]
-    out = {"majority_class": float(known.mean())} if known.size else {}
-    floor = floor_of(report.methods[m], report.scale)
-    return out | ({"chance_floor": floor} if math.isfinite(floor) else {})
-
-
 def build(
     methods: list[Method],
     *,
@@ -113,7 +131,7 @@ def build(
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
     scale = choose_scale(methods)
-    title = title or choose_title(methods)
+    title = title or _choose_title(methods)
     if scale is None:
         return Report(title, methods, base, None, None, (), [], [], tuple(problems))
     if target is None and len(methods) > 1:
@@ -127,47 +145,137 @@ def build(
     return Report(title, methods, base, scale, target, shown, found, rows, tuple(problems))
 
 
-def choose_title(methods: Sequence[Method]) -> str:
+def _choose_title(methods: Sequence[Method]) -> str:
     """Return the name of the data, or of the only method."""
-    for method in methods:
-        name = method.runs[0].provenance.get("data", {}).get("name")
-        if name:
-            return str(name)
-    return methods[0].name if len(methods) == 1 else "Comparison"
+    names = [method.runs[0].provenance.get("data", {}).get("name") for method in methods]
+    other = methods[0].name if len(methods) == 1 else "Comparison"
+    return str(next(filter(None, names), other))
 
 
-def draw_figures(report: Report) -> dict[str, list[Figure]]:
-    """Return the figures by section."""
-    scale, methods, rows = report.scale, report.methods, report.rows
-    clients: list[Figure | None] = []
-    time: list[Figure | None] = []
-    if scale is not None:
-        values, losses = [r.value for r in rows], [r.loss for r in rows]
-        averages = figures.list_levels(report.estimates)[0]
-        clients.append(figures.draw_distribution(methods, rows, averages, scale))
-        if report.several:
-            names = [method.name for method in methods]
-            clients.append(figures.draw_frontier(names, report.estimates, scale))
-        clients.append(figures.draw_lorenz(methods, values, scale.kind.label, "lorenz"))
-        clients.append(draw_calibration(methods[report.lead], scale))
-        if scale.metric not in ("loss", "mse"):
-            clients.append(figures.draw_lorenz(methods, losses, "loss", "lorenz-loss"))
-        time += _draw_convergence(methods, scale)
-    time.append(curves.draw_certificate(methods))
-    weights = [curves.draw_weights(method, m) for m, method in enumerate(methods)]
-    own: list[Figure | None] = [draw_own(method, m) for m, method in enumerate(methods)]
-    sections = {"clients": clients, "time": time, "weights": weights, "own": own}
-    found = {name: [f for f in drawn if f is not None] for name, drawn in sections.items()}
-    return found | {"weights": found["weights"][:WEIGHT_FIGURES]}
+# -- columns of the table of clients --------------------------------------------------------------
 
 
-def _draw_convergence(methods: Sequence[Method], scale: Scale) -> list[Figure]:
-    found = [curves.collect_series(method, scale) for method in methods]
-    axes: tuple[curves.Against, ...] = ("rounds", "bytes")
-    if len(methods) == 1:
-        return [curves.draw_method(methods[0], found[0], scale, axis) for axis in axes]
-    return [
-        curves.draw_convergence(methods, found, scale, of, axis)
-        for axis in axes
-        for of in ("worst", "average")
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One more number per client: as it is, as it is written, and its limits in words."""
+
+    key: str
+    label: str
+    values: Losses
+    texts: tuple[str, ...]
+    limits: tuple[str, ...]
+
+
+def find_details(history: History, scale: Scale) -> Details | None:
+    """Return what single samples say about the split that is shown."""
+    found = history.details
+    return found if found is not None and found.split == scale.split else None
+
+
+def list_further(history: History, scale: Scale) -> list[str]:
+    """Return the metrics of the last evaluation beside the main one and the loss."""
+    names = dict.fromkeys(r.metric for r in history.metrics if r.split == scale.split)
+    return [name for name in names if name not in (scale.metric, "loss")]
+
+
+def collect_columns(method: Method, scale: Scale) -> list[Column]:
+    """Return what else is known about every client."""
+    history = method.runs[0].history
+    details, shared, out = find_details(history, scale), history.without_own, []
+    if scale.metric == "accuracy" and details is not None:
+        out.append(_write_column("majority", "Majority class", details.majorities(), scale.kind))
+    if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
+        out.append(_write_column("without_own", "Without own part", shared.values, scale.kind))
+    alone = tabulate_alone(history, scale)
+    if alone is not None:
+        gains = np.where(np.isfinite(alone.values), "not compared", "").astype(object)
+        for i in alone.some:
+            gains[i] = describe_gain(alone, int(i), scale).replace(" points", "")
+        column = _write_column("alone", "Alone", alone.values, scale.kind)
+        out.append(replace(column, limits=tuple(gains)))
+    for name in list_further(history, scale):
+        record, kind = history.last(name, scale.split), find_metric(name)
+        limits = None if details is None else details.limits(name)
+        if record is not None:
+            out.append(_write_column(name, capital(kind.label), record.values, kind, limits))
+    errors = [
+        math.nan if c is None or c.calibration is None else c.calibration.error()
+        for c in (() if details is None else details.clients)
     ]
+    if not np.isnan(errors).all():
+        kind = Metric("calibration_error", higher_is_better=False)
+        out.append(_write_column(kind.name, "Calibration error", np.array(errors), kind))
+    return out
+
+
+def _write_column(
+    key: str, label: str, values: Losses, kind: Metric, limits: Losses | None = None
+) -> Column:
+    texts = tuple(kind.write(v) if math.isfinite(v) else DASH for v in values)
+    known = np.full((len(values), 2), math.nan) if limits is None else limits
+    spans = tuple(write_limits(ends, kind) for ends in known)
+    return Column(key, label, np.asarray(values, dtype=np.float64), texts, spans)
+
+
+def write_limits(ends: Sequence[float] | Losses, kind: Metric) -> str:
+    """Write the limits of a metric without its unit; nothing if they are not known."""
+    if not np.isfinite(ends).all():
+        return ""
+    return " to ".join(kind.write_number(v) if kind.is_fraction else f"{v:.3g}" for v in ends)
+
+
+# -- own parts ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """Own parameters of every client, flat: (N, p) with a name for each number."""
+
+    parameters: tuple[str, ...]
+    names: tuple[str, ...]
+    values: Losses
+
+    @property
+    def describe(self) -> str:
+        """Say in words what clients keep.
+
+        >>> OwnTable(("1.bias",), ("1.bias",), np.zeros((3, 1))).describe
+        'own part: 1.bias, 1 number per client'
+        """
+        count = plural(self.values.shape[1], "number")
+        return f"own part: {', '.join(self.parameters)}, {count} per client"
+
+    def list_spread(self, most: int = FEW_TOLD) -> str:
+        """Write mean and standard deviation over clients of the first numbers."""
+        mean, spread = self.values.mean(axis=0), self.values.std(axis=0)
+        columns = zip(self.names, mean, spread, strict=True)
+        return join_names([f"{name} {m:.3g} ± {s:.2g}" for name, m, s in columns], most)
+
+
+def read_own(history: History) -> OwnTable | None:
+    """Return the own parts that a history or its folder has; None: there are none."""
+    found = {} if history.own is None else {n: np.asarray(v) for n, v in history.own.items()}
+    path = None if history.folder is None else Path(history.folder) / OWN
+    if not found and path is not None and path.exists():
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            found = load_file(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
+    rows = [v.reshape(len(v), -1).astype(np.float64) for v in found.values()]
+    if not rows or len(rows[0]) != len(history.names):
+        return None
+    names = [
+        name if part.shape[1] == 1 else f"{name}[{k}]"
+        for name, part in zip(found, rows, strict=True)
+        for k in range(part.shape[1])
+    ]
+    return OwnTable(tuple(found), tuple(names), np.concatenate(rows, axis=1))
+
+
+def find_note(history: History) -> str:
+    """Return what training said about own parts, with the strength of their penalty."""
+    notes = (str(e["reason"]) for e in history.events if e["event"] == "note")
+    return next((note for note in notes if note.startswith("own part ")), "")

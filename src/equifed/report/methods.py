@@ -1,10 +1,15 @@
-"""What a report is about: methods with their runs, and how each of them serves every client."""
+"""What a report is about: a metric on a split, and methods with their runs.
+
+A :class:`Scale` says how numbers are written, everywhere on a page in the same way.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +18,155 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.metrics import WorstClient, correct_counts, wilson_interval, worst_client_interval
-from equifed.report.scales import Scale
+from equifed.metrics import Interval, Metric, correct_counts, find_metric
 from equifed.training.files import Damaged, read_json, refuse_links
 from equifed.training.history import History
 from equifed.training.provenance import share_of_method
 from equifed.training.tables import is_complete
 
 PLAN = "comparison.json"
+MINUS, DASH, TIMES = "−", "–", "×"
+NAMED = 5
+"""At most this many clients are named in a sentence."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A metric on a split, and how to write its values.
+
+    >>> accuracy = Scale("accuracy", "test")
+    >>> accuracy.text(0.7631), accuracy.change(-0.0214), Scale("loss", "test").text(0.51239)
+    ('76.3 %', '−2.1 points', '0.5124')
+    """
+
+    metric: str
+    split: str
+
+    @property
+    def kind(self) -> Metric:
+        """What is known about the metric."""
+        return find_metric(self.metric)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more is better service."""
+        return self.kind.higher_is_better
+
+    @property
+    def factor(self) -> float:
+        """What a value is multiplied by before it is shown."""
+        return self.kind.factor
+
+    @property
+    def label(self) -> str:
+        """Name with the split.
+
+        >>> Scale("accuracy", "test").label
+        'test accuracy'
+        """
+        return f"{self.split} {self.kind.label}"
+
+    @property
+    def axis(self) -> str:
+        """Name with the split and the unit.
+
+        >>> Scale("accuracy", "test").axis, Scale("loss", "train").axis
+        ('test accuracy, %', 'train loss')
+        """
+        return self.label + ("," + self.kind.unit if self.kind.unit else "")
+
+    def number(self, value: float) -> str:
+        """Write a value without its unit."""
+        return self.kind.write_number(value) if math.isfinite(value) else DASH
+
+    def text(self, value: float) -> str:
+        """Write a value with its unit."""
+        return self.kind.write(value) if math.isfinite(value) else DASH
+
+    def span(self, lower: float, upper: float) -> str:
+        """Write an interval.
+
+        >>> Scale("accuracy", "test").span(0.5, 0.613)
+        '50.0 to 61.3 %'
+        """
+        return f"{self.number(lower)} to {self.number(upper)}{self.kind.unit}"
+
+    def signed(self, value: float) -> str:
+        """Write a difference without its unit."""
+        return add_sign(value, self.number(abs(value)))
+
+    def change(self, value: float) -> str:
+        """Write a difference with its unit."""
+        return self.signed(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
+
+    def gap(self, value: float) -> str:
+        """Write a distance between two values.
+
+        >>> Scale("accuracy", "test").gap(0.125)
+        '12.5 points'
+        """
+        return self.number(value) + (self.kind.unit_of_differences if math.isfinite(value) else "")
+
+
+def capital(text: str) -> str:
+    """Write the first letter large, and leave the others: names of metrics have theirs.
+
+    >>> capital("test MSE")
+    'Test MSE'
+    """
+    return text[:1].upper() + text[1:]
+
+
+def add_sign(value: float, magnitude: str) -> str:
+    """Put a sign before a magnitude; ± where all of its digits are zero.
+
+    >>> add_sign(-0.2, "0.2"), add_sign(-0.01, "0.0")
+    ('−0.2', '±0.0')
+    """
+    if not math.isfinite(value):
+        return DASH
+    if not any(digit in magnitude for digit in "123456789"):
+        return "±" + magnitude
+    return (MINUS if value < 0 else "+") + magnitude
+
+
+def bytes_text(count: float) -> str:
+    """Write a number of bytes.
+
+    >>> bytes_text(1_234_567), bytes_text(12), bytes_text(-2e9)
+    ('1.23 MB', '12 B', '−2 GB')
+    """
+    if not math.isfinite(count):
+        return DASH
+    size, sign = abs(count), MINUS if count < 0 else ""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{sign}{size / scale:.3g} {unit}"
+    return f"{sign}{size:.0f} B"
+
+
+def plural(count: int, word: str) -> str:
+    """Write a count with its noun.
+
+    >>> plural(1, "seed"), plural(1200, "client")
+    ('1 seed', '1,200 clients')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def join_names(names: Sequence[object], most: int = NAMED) -> str:
+    """List a few names, and count the others.
+
+    >>> join_names("abcd", most=2), join_names("ab")
+    ('a, b and 2 more', 'a, b')
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def is_finite(interval: Interval) -> bool:
+    """Return whether an interval says anything."""
+    return math.isfinite(interval.lower) and math.isfinite(interval.upper)
 
 
 class ReportError(ValueError):
@@ -72,11 +218,8 @@ class Method:
 
     def last_weights(self) -> Weights:
         """Return the clients' last recorded weights, mean over runs; NaN if there are none."""
-        last = [
-            run.history.weights[max(run.history.weights)]
-            for run in self.runs
-            if run.history.weights
-        ]
+        recorded = [run.history.weights for run in self.runs if run.history.weights]
+        last = [weights[max(weights)] for weights in recorded]
         return np.mean(last, axis=0) if last else np.full(len(self.clients), np.nan)
 
     def participation(self) -> Weights:
@@ -89,26 +232,36 @@ class Method:
         return count / rounds if rounds else np.full(len(self.clients), np.nan)
 
     def quarantines(self, kind: str = "quarantine") -> Index:
-        """Return in how many rounds, over all runs, each client was left out for its answer.
-
-        Other kinds of event ("guard", "watch") are counted alike.
-        """
-        seen: dict[str, set[tuple[int, int]]] = {}
-        for i, run in enumerate(self.runs):
-            for event in run.history.events:
-                if event["event"] == kind:
-                    seen.setdefault(event["client"], set()).add((i, event.get("round", 0)))
-        return np.array([len(seen.get(name, ())) for name in self.clients], dtype=np.int64)
+        """Return in how many rounds, over all runs, each client had an event of this kind."""
+        seen = {
+            (event["client"], i, event.get("round", 0))
+            for i, run in enumerate(self.runs)
+            for event in run.history.events
+            if event["event"] == kind
+        }
+        counts = Counter(client for client, *_ in seen)
+        return np.array([counts[name] for name in self.clients], dtype=np.int64)
 
     def capped(self) -> Index:
         """Return in how many runs each client reached the cap of a guard on its weight."""
-        told = [
-            {e["reason"].partition(" is at the cap of ")[0] for e in run.history.events
-             if e["event"] == "note"}
+        counts = Counter(
+            name
             for run in self.runs
-        ]  # fmt: skip
-        counts = [sum(f"client {name}" in notes for notes in told) for name in self.clients]
-        return np.array(counts, dtype=np.int64)
+            for name in {e["reason"].partition(" is at the cap of ")[0]
+                         for e in run.history.events if e["event"] == "note"}
+        )  # fmt: skip
+        return np.array([counts[f"client {name}"] for name in self.clients], dtype=np.int64)
+
+    def count_correct(self, scale: Scale) -> tuple[Index, list[Losses], Index] | None:
+        """Return whose correct answers are known, their numbers in every run, and of how many."""
+        final, sizes = self.final(scale), self.sizes(scale)
+        some = np.flatnonzero((sizes > 0) & np.isfinite(final).all(axis=0))
+        if not scale.kind.is_fraction or not some.size:
+            return None
+        try:
+            return some, [correct_counts(row[some], sizes[some]) for row in final], sizes[some]
+        except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
+            return None
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events with the seed of their run."""
@@ -136,10 +289,10 @@ def as_methods(
 
 
 def _as_run(history: History) -> RunData:
-    told = {key: value for key, value in history.provenance.items() if key != "config"}
+    told = dict(history.provenance)
+    config = told.pop("config", {})
     folder = "" if history.folder is None else str(history.folder)
     complete = history.given_out is not None or not told
-    config = history.provenance.get("config", {})
     return RunData(history, history.seed, config, told, folder, complete)
 
 
@@ -240,97 +393,3 @@ def check_methods(methods: list[Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise ReportError(f"Every method needs its own name, got {', '.join(names)}.")
     return methods
-
-
-@dataclass(frozen=True, eq=False)
-class ClientRows:
-    """Per-client numbers of one method, each of shape (N,); NaN where a number is not known.
-
-    Parameters
-    ----------
-    value
-        Mean over runs of the shown metric.
-    lower, upper
-        Mean over runs of 95 % limits: Wilson's for accuracies, for others what the clients' samples
-        say. The runs share their test samples, so several runs do not narrow the limits.
-    loss
-        Mean over runs of the loss on the same split.
-    sizes
-        Samples in the split.
-    weight
-        Weight in the last recorded round, mean over runs.
-    participation
-        Fraction of the rounds the client took part in.
-    quarantines
-        Rounds in which its answer was refused, over all runs.
-    worst
-        What the first run's samples say about the worst client, for accuracies.
-    """
-
-    value: Losses
-    lower: Losses
-    upper: Losses
-    loss: Losses
-    sizes: Index
-    weight: Weights
-    participation: Weights
-    quarantines: Index
-    worst: WorstClient | None
-
-    def worst_position(self, scale: Scale) -> int | None:
-        """Return the client with the worst mean, if any was measured."""
-        if np.isnan(self.value).all():
-            return None
-        pick = np.nanargmin if scale.higher_is_better else np.nanargmax
-        return int(pick(self.value))
-
-
-def collect_client_rows(method: Method, scale: Scale) -> ClientRows:
-    """Return the per-client numbers of a method; NaN where some run has no number."""
-    lower, upper, worst = _limit_accuracies(method, scale)
-    return ClientRows(
-        value=np.asarray(method.final(scale).mean(axis=0)),
-        lower=lower,
-        upper=upper,
-        loss=np.asarray(method.final(Scale("loss", scale.split)).mean(axis=0)),
-        sizes=method.sizes(scale),
-        weight=method.last_weights(),
-        participation=method.participation(),
-        quarantines=method.quarantines(),
-        worst=worst,
-    )
-
-
-def count_correct(method: Method, scale: Scale) -> tuple[Index, list[Losses], Index] | None:
-    """Return whose correct answers are known, their numbers in every run, and of how many."""
-    final, sizes = method.final(scale), method.sizes(scale)
-    some = np.flatnonzero((sizes > 0) & np.isfinite(final).all(axis=0))
-    if not scale.kind.is_fraction or not some.size:
-        return None
-    try:
-        return some, [correct_counts(row[some], sizes[some]) for row in final], sizes[some]
-    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
-        return None
-
-
-def _read_limits(method: Method, scale: Scale) -> tuple[Losses, Losses]:
-    """Return what the clients' samples say about other metrics than accuracy, mean over runs."""
-    told = [run.history.details for run in method.runs]
-    found = [d.limits(scale.metric) for d in told if d is not None and d.split == scale.split]
-    if len(found) < len(method.runs):
-        found = [np.full((len(method.clients), 2), np.nan)]
-    ends = np.mean(found, axis=0)
-    return ends[:, 0], ends[:, 1]
-
-
-def _limit_accuracies(method: Method, scale: Scale) -> tuple[Losses, Losses, WorstClient | None]:
-    lower, upper = np.full((2, len(method.clients)), np.nan)
-    known = count_correct(method, scale)
-    if known is None:
-        return *_read_limits(method, scale), None
-    some, counts, sizes = known
-    limits = np.array([wilson_interval(count, sizes) for count in counts])
-    lower[some], upper[some] = limits.mean(axis=0)
-    worst = worst_client_interval(counts[0], sizes)
-    candidates = tuple(int(some[i]) for i in worst.candidates)
-    return lower, upper, WorstClient(worst.interval, int(some[worst.observed]), candidates)

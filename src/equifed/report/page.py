@@ -18,46 +18,18 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from equifed.report import svg
-from equifed.report.client_table import (
-    list_heads,
-    pack_clients,
-    shows_limits,
-    shows_loss,
-    write_clients_csv,
+from equifed.report import svg, tables, text
+from equifed.report.charts import colour, draw_frontier, find_frontier
+from equifed.report.curves import (
+    Series,
+    collect_series,
+    describe_weights,
+    draw_course,
+    draw_figures,
 )
-from equifed.report.curves import Series, collect_series, describe_weights, draw_course
-from equifed.report.document import Report, build, draw_figures
-from equifed.report.effects import describe_evidence
-from equifed.report.figures import colour, draw_frontier, find_frontier
-from equifed.report.glossary import list_glossary
-from equifed.report.measures import COSTS, LABELS, choose_format
-from equifed.report.methods import ReportError, as_methods
-from equifed.report.more import (
-    describe_undefined,
-    list_groups,
-    summarise_further,
-)
-from equifed.report.own_parts import describe_own
-from equifed.report.scales import TIMES, capital, plural
-from equifed.report.tables import (
-    as_json,
-    collect_facts,
-    format_cell,
-    format_event,
-    list_all_measures,
-    list_comparison,
-)
-from equifed.report.words import (
-    collect_certificate_notes,
-    describe_frontier,
-    describe_participant,
-    list_cards,
-    list_participant_cards,
-    write_date,
-    write_headline,
-    write_subtitle,
-)
+from equifed.report.document import Report, build
+from equifed.report.methods import TIMES, ReportError, as_methods, capital, plural
+from equifed.report.numbers import COSTS, LABELS, choose_format
 from equifed.training.files import write_file
 from equifed.training.history import History
 
@@ -98,7 +70,7 @@ def write_report(
     path.parent.mkdir(parents=True, exist_ok=True)
     # In one step: a browser may load it at any moment.
     write_file(path, render(report, refresh).encode())
-    numbers = json.dumps(as_json(report), indent=1, allow_nan=False, default=str)
+    numbers = json.dumps(tables.as_json(report), indent=1, allow_nan=False, default=str)
     write_file(path.with_suffix(".json"), f"{numbers}\n".encode())
     if per_client:
         write_participants(report, path.with_name(path.stem + "-clients"))
@@ -136,13 +108,13 @@ def load_script(name: str = "report.js") -> dict[str, Markup]:
     return {"script": source, "policy": Markup(policy)}
 
 
-def make_data_link(text: str) -> str:
+def make_data_link(table: str) -> str:
     r"""Return a link that holds a CSV file.
 
     >>> make_data_link("a,b\n1,2\n")
     'data:text/csv;charset=utf-8,a,b%0A1,2%0A'
     """
-    return "data:text/csv;charset=utf-8," + quote(text, safe=",.-_~:;/()=")
+    return "data:text/csv;charset=utf-8," + quote(table, safe=",.-_~:;/()=")
 
 
 def bind_units(sentence: str) -> str:
@@ -159,30 +131,37 @@ def render(report: Report, refresh: float | None = None) -> str:
     return page.render(
         report=report,
         refresh=refresh,
-        subtitle=write_subtitle(report),
+        subtitle=text.write_subtitle(report),
         palette=choose_palette(len(report.methods), report.baseline, report.lead),
-        headline=write_headline(report),
-        cards=list_cards(report),
-        comparison=[r for r in list_comparison(report) if not report.single or r["key"] in SINGLE],
+        headline=text.write_headline(report),
+        cards=text.list_cards(report),
+        comparison=[
+            r for r in tables.list_comparison(report) if not report.single or r["key"] in SINGLE
+        ],
         evidence=_describe_differences(report),
-        all_measures=list_all_measures(report),
+        all_measures=tables.list_all_measures(report),
         figures=figures,
-        certificate_notes=collect_certificate_notes(report.methods),
+        certificate_notes=text.collect_certificate_notes(report.methods),
         weight_notes=describe_weights(report.methods, figures["weights"]),
-        table=pack_clients(report),
-        heads=list_heads(report),
-        shows_loss=shows_loss(report),
-        shows_limits=shows_limits(report),
-        further=[] if report.scale is None else summarise_further(lead, report.scale),
-        undefined=[] if report.scale is None else describe_undefined(lead, report.scale),
+        table=tables.pack_clients(report),
+        heads=tables.list_heads(report),
+        shows_loss=tables.shows_loss(report),
+        shows_limits=tables.shows_limits(report),
+        further=[] if report.scale is None else tables.summarise_further(lead, report.scale),
+        undefined=[] if report.scale is None else text.describe_undefined(lead, report.scale),
         own=[] if report.scale is None else _list_own(report),
-        groups=None if report.scale is None else list_groups(lead, report.scale),
-        glossary=list_glossary(report.methods, report.scale),
-        clients_csv=write_clients_csv(report),
-        runs=collect_facts(report.methods),
-        events=[format_event(e) for method in report.methods for e in method.events()],
+        groups=None if report.scale is None else tables.list_groups(lead, report.scale),
+        glossary=text.list_glossary(report.methods, report.scale),
+        clients_csv=tables.write_clients_csv(report),
+        runs=tables.collect_facts(report.methods),
+        events=[tables.format_event(e) for method in report.methods for e in method.events()],
         **load_script(),
     )
+
+
+def _list_comparison(report: Report) -> list[dict[str, Any]]:
+    rows = tables.list_comparison(report)
+    return [row for row in rows if not report.single or row["key"] in SINGLE]
 
 
 def _list_own(report: Report) -> list[str]:
@@ -191,7 +170,7 @@ def _list_own(report: Report) -> list[str]:
     return [
         f"{method.name}: {sentence}" if report.several else sentence
         for method in report.methods
-        for sentence in describe_own(method, report.scale)
+        for sentence in text.describe_own(method, report.scale)
     ]
 
 
@@ -200,7 +179,7 @@ def _describe_differences(report: Report) -> str:
     found = report.estimates[report.lead].get("worst") if report.estimates else None
     if report.scale is None or found is None or found.difference is None:
         return ""
-    return describe_evidence(found.difference, report.scale).replace(" that agree", "")
+    return text.describe_evidence(found.difference, report.scale).replace(" that agree", "")
 
 
 def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
@@ -253,19 +232,20 @@ def render_participant(report: Report, i: int, found: Series) -> str:
     assert report.scale is not None
     scale, m = report.scale, report.lead
     method, rows = report.methods[m], report.rows[m]
-    figures = [] if not len(found.rounds) else [draw_course(method.clients[i], found, i, scale)]
+    client = method.clients[i]
+    figures = [] if not len(found.rounds) else [draw_course(client, found, i, scale)]
     return load_templates().get_template("participant.html").render(
         title=report.title,
-        client=method.clients[i],
+        client=client,
         method=method.name,
-        sentence=describe_participant(report, i),
-        cards=list_participant_cards(report, i),
+        sentence=text.describe_participant(report, i),
+        cards=text.list_participant_cards(report, i),
         summary=_summarise(report),
         clients=plural(int(np.isfinite(rows.value).sum()), "client"),
         scale=scale,
-        seeds=" · ".join([plural(len(method.runs), "seed"), *write_date([method])]),
+        seeds=" · ".join([plural(len(method.runs), "seed"), *text.write_date([method])]),
         figures=figures,
-        events=[format_event(e) for e in method.events() if e.get("client") == method.clients[i]],
+        events=[tables.format_event(e) for e in method.events() if e.get("client") == client],
         data={"clients": [], "methods": []},
         palette=[0, 1],
         **load_script(),
@@ -300,12 +280,12 @@ def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
     marks = find_frontier(report.estimates, report.scale)
     return load_templates().get_template("frontier.html").render(
         report=report,
-        sentence=describe_frontier(names, marks, max(len(m.runs) for m in report.methods)),
+        sentence=text.describe_frontier(names, marks, max(len(m.runs) for m in report.methods)),
         figure=draw_frontier(names, report.estimates, report.scale, colours),
         measures=[m for m in report.measures if m.key in POINT],
         points=_list_points(report, marks),
         table=table,
-        runs=collect_facts(report.methods[:1]),
+        runs=tables.collect_facts(report.methods[:1]),
         palette=range(8),
         data={"clients": [], "methods": []},
         **load_script(),
@@ -319,7 +299,9 @@ def _list_points(report: Report, marks: Sequence[bool]) -> list[dict[str, Any]]:
         {
             "name": method.name,
             "mark": mark,
-            "cells": [format_cell(found.get(m.key), m, report.scale, baseline=True) for m in shown],
+            "cells": [
+                tables.format_cell(found.get(m.key), m, report.scale, baseline=True) for m in shown
+            ],
         }
         for method, found, mark in zip(report.methods, report.estimates, marks, strict=True)
     ]

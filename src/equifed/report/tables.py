@@ -1,4 +1,4 @@
-"""The tables of a report: comparison, measures, clients, what was run, events; and its JSON."""
+"""The tables of a report: comparison, clients, groups, what was run, events; and its JSON."""
 
 from __future__ import annotations
 
@@ -10,26 +10,34 @@ from typing import Any
 
 import numpy as np
 
-from equifed.metrics import Interval
-from equifed.metrics.summary import BY_SAMPLE, reducers
-from equifed.report.differences import Difference
-from equifed.report.document import Report
-from equifed.report.measures import Estimate, Measure, choose_format
-from equifed.report.methods import Method
-from equifed.report.own_parts import find_note
-from equifed.report.scales import DASH, Scale, add_sign, is_finite
-from equifed.report.words import find_date, write_headline
+from equifed.contract.arrays import Losses
+from equifed.contract.evaluation import Details
+from equifed.metrics import Interval, find_metric, reducers, summary
+from equifed.metrics.summary import BY_SAMPLE
+from equifed.report.charts import csv_text
+from equifed.report.document import (
+    Report,
+    find_details,
+    find_note,
+    list_further,
+    write_limits,
+)
+from equifed.report.methods import DASH, Method, Scale, add_sign, capital, is_finite
+from equifed.report.numbers import Measure, Measured, choose_format
+from equifed.report.text import find_date, write_headline
 
-Facts = list[tuple[str, str]]
 COLUMNS = ("value", "lower", "upper", "loss", "sizes", "weight", "participation", "quarantines")
 """Per-client numbers in CSV and JSON."""
-
-
 ASIDE = {
     "average_by_client": ("majority_class", "majority class"),
     "worst_20_percent": ("chance_floor", "by chance alone"),
 }
 """Measures that say little without what stands beside them."""
+MOST_ROWS = 300
+"""Rows of the table of groups on the page; all are in its CSV file."""
+
+
+# -- comparison -----------------------------------------------------------------------------------
 
 
 def list_comparison(report: Report) -> list[dict[str, Any]]:
@@ -38,24 +46,21 @@ def list_comparison(report: Report) -> list[dict[str, Any]]:
         return []
     rows = []
     for measure in report.measures:
-        cells = [
-            format_cell(found.get(measure.key), measure, report.scale, m == report.baseline)
-            for m, found in enumerate(report.estimates)
-        ]
+        name, words = ASIDE.get(measure.key, ("", ""))
+        cells = []
+        for m, found in enumerate(report.estimates):
+            estimate, beside = found.get(measure.key), report.beside[m]
+            cell = format_cell(estimate, measure, report.scale, m == report.baseline)
+            aside = f"{words} {report.scale.text(beside[name])}" if name in beside else ""
+            cells.append(cell | {"aside": aside})
         label = "The client" if report.single and measure.key == "worst" else measure.label
-        if measure.key in ASIDE:
-            name, words = ASIDE[measure.key]
-            for cell, beside in zip(cells, report.beside, strict=True):
-                cell["aside"] = (
-                    f"{words} {report.scale.text(beside[name])}" if name in beside else ""
-                )
         row = {"key": measure.key, "label": label, "meaning": measure.meaning, "cells": cells}
         rows.append(row)
     return rows
 
 
 def format_cell(
-    found: Estimate | None, measure: Measure, scale: Scale, baseline: bool = False
+    found: Measured | None, measure: Measure, scale: Scale, baseline: bool = False
 ) -> dict[str, str]:
     """Return a cell: the mean, half the interval's width or its ends, the difference."""
     out = {"value": "", "note": "", "change": "", "tone": "", "aside": ""}
@@ -73,7 +78,7 @@ def format_cell(
     return out
 
 
-def _format_limits(found: Estimate, write: Callable[[float], str]) -> str:
+def _format_limits(found: Measured, write: Callable[[float], str]) -> str:
     """Return the interval over seeds as ±, which is symmetric; that over samples by its ends.
 
     A number that its interval leaves outside has the corrected one beside it.
@@ -127,17 +132,172 @@ def add_margin(text: str, margin: str) -> str:
 
 def list_all_measures(report: Report) -> list[dict[str, Any]]:
     """Return every reducer with its meaning, for the table of all measures."""
-    if report.scale is None:
-        return []
     rows = []
-    for reducer in (BY_SAMPLE, *reducers()):
-        values = [
-            found[reducer.name].interval.estimate if reducer.name in found else float("nan")
-            for found in report.estimates
-        ]
-        shown = [f"{v:.4f}" if np.isfinite(v) else "∞" if v > 0 else DASH for v in values]
-        rows.append({"name": reducer.name, "meaning": reducer.meaning, "values": shown})
+    for r in (BY_SAMPLE, *reducers()) if report.scale is not None else ():
+        found = [e[r.name].interval.estimate if r.name in e else math.nan for e in report.estimates]
+        shown = [f"{v:.4f}" if math.isfinite(v) else "∞" if v > 0 else DASH for v in found]
+        rows.append({"name": r.name, "meaning": r.meaning, "values": shown})
     return rows
+
+
+def summarise_further(method: Method, scale: Scale) -> list[dict[str, str]]:
+    """Return average, worst-served fifth and worst client of every further metric."""
+    history, rows = method.runs[0].history, []
+    for name in list_further(history, scale):
+        record, kind = history.last(name, scale.split), find_metric(name)
+        if record is None or not np.isfinite(record.values).any():
+            continue
+        known = record.values[np.isfinite(record.values)]
+        found = summary(known, higher_is_better=kind.higher_is_better)
+        keys = {"average": "average_by_client", "fifth": "worst_20_percent", "worst": "worst"}
+        rows.append({
+            "label": capital(kind.label),
+            **{key: kind.write(found[measure]) for key, measure in keys.items()},
+            "client": history.names[int(np.nanargmin(kind.sign * record.values))],
+            "clients": f"{known.size:,}",
+            "direction": "higher is better" if kind.higher_is_better else "lower is better",
+        })  # fmt: skip
+    return rows
+
+
+# -- clients --------------------------------------------------------------------------------------
+
+
+def pack_clients(report: Report) -> dict[str, Any]:
+    """Return what the page's script needs for the table of clients and for the names on hover."""
+    data: dict[str, Any] = {"clients": list(report.methods[0].clients), "methods": []}
+    data |= {"lead": report.lead, "baseline": report.baseline}
+    if report.scale is None:
+        return data
+    keys = [key for key, _ in list_heads(report)]
+    data |= {
+        "limits": shows_limits(report),
+        "higher": report.scale.higher_is_better,
+        "label": report.scale.label,
+        "n": [int(n) for n in report.rows[0].sizes],
+        "more": keys,
+        "loss": shows_loss(report),
+    }
+    base = report.rows[report.baseline].value
+    nothing = dict.fromkeys(keys, _pack([], [DASH] * len(base), [""] * len(base)))
+    for method, rows, more in zip(report.methods, report.rows, report.columns, strict=True):
+        names = ("value", "lower", "upper", "loss", "weight", "participation")
+        columns = {name: getattr(rows, name) for name in names}
+        with np.errstate(invalid="ignore"):  # both infinite
+            columns["change"] = rows.value - base
+        known = {c.key: _pack(c.values, c.texts, c.limits) for c in more}
+        data["methods"].append({
+            "name": method.name,
+            **{key: [to_json_number(v) for v in column] for key, column in columns.items()},
+            "quarantines": [int(q) for q in rows.quarantines],
+            "text": _write_columns(columns, report.scale),
+            "more": nothing | known,
+        })  # fmt: skip
+    return data
+
+
+def _pack(values: Any, texts: Sequence[str], limits: Sequence[str]) -> dict[str, Any]:
+    numbers = [to_json_number(v) for v in values] or [None] * len(texts)
+    return {"value": numbers, "text": list(texts), "limits": list(limits)}
+
+
+def list_heads(report: Report) -> list[tuple[str, str]]:
+    """Return key and label of every further column that some method has."""
+    return list({c.key: c.label for columns in report.columns for c in columns}.items())
+
+
+def shows_loss(report: Report) -> bool:
+    """Tell whether the loss is another number than the main metric."""
+    return report.scale is not None and report.scale.metric not in ("loss", "mse")
+
+
+def shows_limits(report: Report) -> bool:
+    """Tell whether some client's main metric has limits."""
+    return any(bool(np.isfinite(rows.lower).any()) for rows in report.rows)
+
+
+def _write_columns(columns: dict[str, Losses], scale: Scale) -> dict[str, list[str]]:
+    """Write the table's numbers here, as everywhere else: two ways to round would show two."""
+    limits = zip(columns["lower"], columns["upper"], strict=True)
+    loss = Scale("loss", "")
+    return {
+        "value": [scale.text(v) for v in columns["value"]],
+        "limits": [scale.span(a, b) if math.isfinite(a) else DASH for a, b in limits],
+        "change": [scale.signed(v) for v in columns["change"]],
+        "loss": [loss.text(v) for v in columns["loss"]],
+        "weight": [f"{v:.4f}" if math.isfinite(v) else DASH for v in columns["weight"]],
+        "participation": [
+            f"{100 * v:.0f} %" if math.isfinite(v) else DASH for v in columns["participation"]
+        ],
+    }
+
+
+def write_clients_csv(report: Report) -> str:
+    """Return the table of clients as CSV."""
+    shown = "value" if report.scale is None else report.scale.metric
+    columns = ["method", "client", shown, "lower_95", "upper_95", "loss", "n", *COLUMNS[5:]]
+    heads, rows = [key for key, _ in list_heads(report)], []
+    for method, found, more in zip(report.methods, report.rows, report.columns, strict=False):
+        known, nothing = {c.key: c.values for c in more}, np.full(len(method.clients), math.nan)
+        every = [getattr(found, name) for name in COLUMNS] + [known.get(h, nothing) for h in heads]
+        numbers = [column.tolist() for column in every]
+        rows += [[method.name, *row] for row in zip(method.clients, *numbers, strict=True)]
+    return csv_text([*columns, *heads], rows)
+
+
+# -- groups inside clients ------------------------------------------------------------------------
+
+
+def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
+    """Return the table of groups inside clients: its metrics, rows, and the same as CSV."""
+    history = method.runs[0].history
+    details = find_details(history, scale)
+    if details is None or not details.group_names():
+        return None
+    kinds = [find_metric(name) for name in (scale.metric, *list_further(history, scale))]
+    rows: list[dict[str, Any]] = []
+    plain: list[list[object]] = []
+    for client, detail in zip(history.names, details.clients, strict=True):
+        for group, found in ({} if detail is None else detail.groups).items():
+            cells: list[dict[str, str]] = []
+            plain.append([client, group, found.size])
+            for kind in kinds:
+                value = found.values.get(kind.name, math.nan)
+                ends = found.limits.get(kind.name, (math.nan, math.nan))
+                text = kind.write(value) if math.isfinite(value) else DASH
+                cells.append({"value": text, "limits": write_limits(ends, kind)})
+                plain[-1] += [value, *ends]
+            rows.append({"client": client, "group": group, "size": found.size, "cells": cells})
+    columns = ["client", "group", "n"]
+    for kind in kinds:
+        columns += [kind.name, f"{kind.name}_lower_95", f"{kind.name}_upper_95"]
+    return {
+        "labels": [capital(kind.label) for kind in kinds],
+        "rows": rows[:MOST_ROWS],
+        "left": max(0, len(rows) - MOST_ROWS),
+        "pooled": _pool_groups(details, scale),
+        "csv": csv_text(columns, plain),
+    }
+
+
+def _pool_groups(details: Details, scale: Scale) -> list[dict[str, str]]:
+    """Return every group over all clients: its samples, and the mean of the main metric."""
+    if find_metric(scale.metric).each is None:
+        return []
+    out = []
+    for name in details.group_names():
+        found = [c.groups[name] for c in details.clients if c is not None and name in c.groups]
+        sizes = np.array([g.size for g in found], dtype=np.float64)
+        values = np.array([g.values.get(scale.metric, math.nan) for g in found])
+        mean = float(values @ sizes / sizes.sum())
+        out.append({
+            "group": name, "clients": f"{len(found):,}", "size": f"{int(sizes.sum()):,}",
+            "value": scale.text(mean),
+        })  # fmt: skip
+    return out
+
+
+# -- what was run ---------------------------------------------------------------------------------
 
 
 def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
@@ -156,7 +316,7 @@ def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
     return {"shared": shared if len(methods) > 1 else [], "methods": rows}
 
 
-def _list_facts(method: Method) -> Facts:
+def _list_facts(method: Method) -> list[tuple[str, str]]:
     first = method.runs[0]
     data, versions = first.provenance.get("data", {}), first.provenance.get("versions", {})
     source, told = data.get("source") or "", {}
@@ -192,6 +352,9 @@ def format_event(event: dict[str, Any]) -> dict[str, str]:
     if rest:
         row["reason"] = " ".join(filter(None, [row["reason"], json.dumps(rest, default=str)]))
     return row
+
+
+# -- JSON -----------------------------------------------------------------------------------------
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -230,7 +393,7 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
     }
     if report.scale is None:
         return out
-    out["measures"] = {k: _estimate_json(found) for k, found in report.estimates[m].items()}
+    out["measures"] = {k: _measured_json(found) for k, found in report.estimates[m].items()}
     rows, more = report.rows[m], report.columns[m]
     out["beside"] = report.beside[m]
     out["clients"] = [
@@ -244,20 +407,21 @@ def _method_json(report: Report, m: int) -> dict[str, Any]:
     return out
 
 
-def _estimate_json(found: Estimate) -> dict[str, Any]:
-    difference = found.difference
+def _measured_json(found: Measured) -> dict[str, Any]:
+    difference, told = found.difference, None
+    if difference is not None:
+        told = {
+            **_interval_json(difference.interval),
+            "limits_about": difference.about,
+            "paired_samples": difference.paired,
+        }
     return {
         "values": [to_json_number(v) for v in found.values],
         **_interval_json(found.interval),
         "limits_about": found.source,
-        "difference": None if difference is None else _difference_json(difference),
+        "difference": told,
         "pairs": 0 if difference is None else difference.pairs,
     }
-
-
-def _difference_json(difference: Difference) -> dict[str, Any]:
-    told = {"limits_about": difference.about, "paired_samples": difference.paired}
-    return {**_interval_json(difference.interval), **told}
 
 
 def _interval_json(interval: Interval) -> dict[str, float | None]:

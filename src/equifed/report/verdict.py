@@ -1,4 +1,4 @@
-"""Is there anything to gain? One sentence about a method, and the numbers behind it.
+"""Is there anything to gain, and who would be better off alone? One sentence, and its numbers.
 
 The sentence says that some clients are served worse than others only where few test samples do not
 explain it: :func:`equifed.metrics.compare_to_chance` for accuracies, Welch's test of every client
@@ -8,6 +8,7 @@ against the others for losses. It is wrong about equally served clients at most 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,41 +18,31 @@ from equifed.contract.arrays import Losses
 from equifed.metrics import (
     EqualService,
     accuracy_intervals,
+    assume_independent,
     chance_floor,
     compare_to_chance,
+    correct_counts,
     find_metric,
     find_worse_means,
+    newcombe_interval,
     variance_beyond_chance,
 )
 from equifed.metrics.chance import LEVEL
-from equifed.report.alone import compare_alone, name_clients
-from equifed.report.methods import Method, count_correct
-from equifed.report.scales import Scale, capital, plural
+from equifed.report.methods import NAMED, Method, Scale, capital, join_names, plural
 from equifed.training.history import History
 
 SPENT = 1e-3
 """Below this, a training loss leaves the weights of clients nothing to weigh."""
 MANY = 20
 """From so many clients on, they are drawn anew to see how sure their spread is."""
-CHANCE = "The spread is what chance explains at these numbers of test samples"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says about its clients.
+    """What a run says about its clients: in one sentence, and in the numbers behind it.
 
-    Parameters
-    ----------
-    sentence : str
-        In one sentence.
-    notes : tuple of str
-        The numbers behind it.
-    equal : bool, optional
-        Whether chance explains the spread; None: nothing is said.
-    underserved : tuple of str
-        Clients that are served worse than chance explains.
-    better_alone : tuple of str
-        Clients whose own models are measured to be better.
+    ``equal`` is None where nothing is said. ``better_alone`` are clients whose own models are
+    measured to be better.
     """
 
     sentence: str
@@ -80,46 +71,53 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     clause, notes, names = compare_alone(history, scale)
     joined = f"{found.sentence}; {clause}" if clause and found.sentence else ""
     sentence = joined or found.sentence or capital(clause)  # a client's name stays as it is
-    sentence = f"{sentence}." if sentence else ""
     told = (*found.notes, *_compare_majority(history, scale), *notes, *find_spent_losses(history))
-    return Verdict(sentence, told, found.equal, found.underserved, names)
+    said = f"{sentence}." if sentence else ""
+    return Verdict(said, told, found.equal, found.underserved, names)
+
+
+def name_clients(names: tuple[str, ...], all_names: tuple[str, ...]) -> str:
+    """List a few names, or say how many there are of all.
+
+    >>> name_clients(("a", "b"), ("a", "b", "c"))
+    'a and b'
+    """
+    if len(names) > NAMED:
+        return f"{len(names)} of {len(all_names)} clients"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
 # -- accuracies -----------------------------------------------------------------------------------
 
 
 def _judge_fractions(method: Method, scale: Scale) -> Verdict | None:
-    known = count_correct(method, scale)
+    known = method.count_correct(scale)
     if known is None or len(known[0]) < 2:
         return None
-    some, counts, sizes = known[0], known[1], known[2].astype(np.float64)
-    found = compare_to_chance(counts[0], sizes)
+    some, (correct, *_), sizes = known[0], known[1], known[2].astype(np.float64)
+    found = compare_to_chance(correct, sizes)
     low = tuple(method.clients[some[i]] for i in found.underserved)
-    notes = (_describe_floor(found, sizes, scale), _describe_spread(found, counts[0], sizes, scale))
-    more = () if not found.equal else (_describe_power(sizes, found.pooled, scale),)
-    sentence = _say_equal(found, scale) if found.equal else _say_unequal(found, low, method, scale)
-    return Verdict(sentence, (*notes, *more), found.equal, low)
+    notes = [_describe_floor(found, sizes, scale), _describe_spread(found, correct, sizes, scale)]
+    if found.equal:
+        notes.append(_describe_power(sizes, found.pooled, scale))
+    who = name_clients(low, method.clients)
+    return Verdict(_say_who(found, who, len(low), scale), tuple(notes), found.equal, low)
 
 
-def _say_equal(found: EqualService, scale: Scale) -> str:
+def _say_who(found: EqualService, who: str, count: int, scale: Scale) -> str:
     if found.pooled == 1:
         return f"There is no spread: every {scale.split} sample is answered correctly"
-    return CHANCE.replace("test samples", f"{scale.split} samples")
-
-
-def _say_unequal(
-    found: EqualService, low: tuple[str, ...], method: Method, scale: Scale
-) -> str:  # fmt: skip
-    who = name_clients(low, method.clients)
-    gap = scale.gap(found.floor - found.worst)
+    if found.equal:
+        return f"The spread is what chance explains at these numbers of {scale.split} samples"
     if found.low_fifth:
+        gap = scale.gap(found.floor - found.worst)
         if found.count == 1:
             named = f", {who}," if who else ""
             return f"The worst-served client{named} is {gap} below what chance explains"
         named = f", most clearly {who}" if who else ""
         return f"The worst-served fifth is {gap} below what chance explains{named}"
     if who:
-        return f"{who} {'is' if len(low) == 1 else 'are'} served worse than chance explains"
+        return f"{who} {'is' if count == 1 else 'are'} served worse than chance explains"
     return (
         "The spread is wider than chance explains, although the worst-served fifth is not below "
         "what it would be by chance"
@@ -127,24 +125,16 @@ def _say_unequal(
 
 
 def _describe_floor(found: EqualService, sizes: Losses, scale: Scale) -> str:
-    m = (
-        f"{int(sizes.min()):,}"
-        if np.ptp(sizes) == 0
-        else f"{sizes.min():,.0f} to {sizes.max():,.0f}"
-    )
-    who = f"worst-served {found.count} of {len(sizes)} clients" if found.count > 1 else (
-        f"worst-served of {len(sizes)} clients"
-    )  # fmt: skip
+    ends = f"{sizes.min():,.0f}", f"{sizes.max():,.0f}"
+    m = ends[0] if np.ptp(sizes) == 0 else " to ".join(ends)
+    few, have = (f"{found.count} ", "have") if found.count > 1 else ("", "has")
+    p = "below 0.001" if found.p_value < 0.001 else f"= {found.p_value:.2g}"
     return (
-        f"The {who} {'have' if found.count > 1 else 'has'} {scale.text(found.worst)}. Clients that "
-        f"all have {scale.text(found.pooled)}, with these {m} {scale.split} samples each, would "
-        f"come to {scale.text(found.floor)} there on average, and to {scale.span(*found.usual)} in "
-        f"95 of 100 cases (test of equal service: p {_write_p(found.p_value)})."
+        f"The worst-served {few}of {len(sizes)} clients {have} {scale.text(found.worst)}. Clients "
+        f"that all have {scale.text(found.pooled)}, with these {m} {scale.split} samples each, "
+        f"would come to {scale.text(found.floor)} there on average, and to "
+        f"{scale.span(*found.usual)} in 95 of 100 cases (test of equal service: p {p})."
     )
-
-
-def _write_p(value: float) -> str:
-    return "below 0.001" if value < 0.001 else f"= {value:.2g}"
 
 
 def _describe_spread(found: EqualService, correct: Losses, sizes: Losses, scale: Scale) -> str:
@@ -189,30 +179,27 @@ def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
     )
 
 
-def _compare_majority(history: History, scale: Scale) -> tuple[str, ...]:
+def _compare_majority(history: History, scale: Scale) -> Iterator[str]:
     """Say who is served no better than by always answering its most frequent class."""
     record, details = history.last(scale.metric, scale.split), history.details
-    fits = details is not None and details.split == scale.split
-    if record is None or details is None or not fits or scale.metric != "accuracy":
-        return ()
+    if record is None or details is None or scale.metric != "accuracy":
+        return
+    if details.split != scale.split:
+        return
     shares = details.majorities()
-    low = np.flatnonzero(record.values <= shares)  # those with one class have nothing above it
-    names = tuple(history.names[i] for i in low if shares[i] < 1)
-    one = tuple(history.names[i] for i in np.flatnonzero(shares == 1))
-    out = []
+    names = tuple(np.array(history.names)[(record.values <= shares) & (shares < 1)])
     if names:
-        no_better = "is served no better" if len(names) == 1 else "are served no better"
-        out.append(
-            f"{name_clients(names, history.names)} {no_better} than by always answering "
-            f"{'its' if len(names) == 1 else 'their'} most frequent class."
+        verb, whose = ("is", "its") if len(names) == 1 else ("are", "their")
+        yield (
+            f"{name_clients(names, history.names)} {verb} served no better than by always "
+            f"answering {whose} most frequent class."
         )
+    one = tuple(np.array(history.names)[shares == 1])  # they have nothing above it
     if one:
-        have = "has" if len(one) == 1 else "have"
-        out.append(
-            f"{name_clients(one, history.names)} {have} {scale.split} samples of one class only: "
-            "an accuracy says little about such a client."
+        yield (
+            f"{name_clients(one, history.names)} {'has' if len(one) == 1 else 'have'} "
+            f"{scale.split} samples of one class only: an accuracy says little about such a client."
         )
-    return tuple(out)
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -220,28 +207,27 @@ def _compare_majority(history: History, scale: Scale) -> tuple[str, ...]:
 
 def _judge_losses(method: Method, scale: Scale) -> Verdict:
     history = method.runs[0].history
-    record = history.last(scale.metric, scale.split)
+    record, details = history.last(scale.metric, scale.split), history.details
     nothing = Verdict("", (f"How much of the spread of the {scale.label} is chance is not known.",))
-    if record is None or history.details is None or history.details.split != scale.split:
+    if record is None or details is None or details.split != scale.split:
         return nothing
-    upper = history.details.limits(scale.metric)[:, 1]
+    upper = details.limits(scale.metric)[:, 1]
     some = np.flatnonzero(np.isfinite(record.values) & np.isfinite(upper) & (record.sizes > 1))
     if len(some) < 2 or scale.higher_is_better or find_metric(scale.metric).each is None:
         return nothing
     low = tuple(
         method.clients[some[i]] for i in _find_worse(record.values, upper, record.sizes, some)
     )
-    sentence = (
-        f"{name_clients(low, method.clients)} {'has' if len(low) == 1 else 'have'} a "
-        f"{scale.label} above the others' by more than chance explains"
-        if low
-        else f"No client's {scale.label} is above the others' by more than chance explains"
-    )
+    who = name_clients(low, method.clients)
+    subject = f"{who} {'has' if len(low) == 1 else 'have'} a {scale.label}" if low else (
+        f"No client's {scale.label} is"
+    )  # fmt: skip
     note = (
         f"Every client's {scale.label} was held against the mean of the others (Welch's test "
         f"of logarithms, one-sided, corrected for {plural(len(some), 'client')}). A floor by "
         "chance is known for accuracies only: losses also differ because some tasks are noisier."
     )
+    sentence = f"{subject} above the others' by more than chance explains"
     return Verdict(sentence, (note,), not low, low)
 
 
@@ -265,10 +251,135 @@ def find_spent_losses(history: History) -> tuple[str, ...]:
     )
 
 
-def floor_of(method: Method, scale: Scale) -> float:
+def find_floor(method: Method, scale: Scale) -> float:
     """Return the chance floor of the worst-served fifth of a method's first run; NaN if unknown."""
-    known = count_correct(method, scale)
+    known = method.count_correct(scale)
     if known is None or len(known[0]) < 2:
         return math.nan
     _, counts, sizes = known
     return chance_floor(sizes, float(counts[0].sum() / sizes.sum()))
+
+
+# -- alone ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AloneTable:
+    """What clients would have alone, beside the shared model: ``some`` are those compared.
+
+    ``gains`` has, for every client, own model minus shared one and 95 % limits; NaN if unknown.
+    ``sure`` are clients that are better off alone beyond chance, all clients considered (Holm).
+    """
+
+    values: Losses
+    gains: Losses
+    some: Any
+    sure: tuple[int, ...]
+    paired: bool
+    event: Mapping[str, Any]
+
+
+def tabulate_alone(history: History, scale: Scale) -> AloneTable | None:
+    """Return what is known of the clients' own models; None: nothing of this metric."""
+    alone, shared = history.alone, history.last(scale.metric, scale.split)
+    if alone is None or shared is None:
+        return None
+    if (alone.metric, alone.split) != (scale.metric, scale.split):
+        return None
+    events = [e for e in history.events if e["event"] == "alone"]
+    event: dict[str, Any] = events[-1] if events else {}
+    told, change = event.get("gains", {}), alone.values - shared.values
+    compared = np.array([name not in event.get("one_class", ()) for name in history.names])
+    some = np.flatnonzero(np.isfinite(change) & compared)
+    table = np.stack([change, *np.full((2, len(change)), np.nan), np.ones(len(change))], axis=1)
+    for i in some:
+        table[i] = told.get(history.names[i], table[i])
+    if not told and scale.kind.is_fraction:
+        table[some] = _assume_pairs(alone.values, shared, some, table[some])
+    sure = _correct(table[:, 3], some)
+    return AloneTable(alone.values, table[:, :3], some, sure, bool(told), event)
+
+
+def _assume_pairs(alone: Losses, shared: Any, some: Any, table: Losses) -> Losses:
+    """Compare accuracies whose single answers are not known, as if they were independent."""
+    from scipy.special import ndtr
+
+    try:
+        own, common = (correct_counts(v[some], shared.sizes[some]) for v in (alone, shared.values))
+    except ValueError:  # accuracies that are no counts, or nobody to compare
+        return table
+    found = np.stack(newcombe_interval(assume_independent(own, common, shared.sizes[some])), axis=1)
+    below = np.maximum(found[:, 0] - found[:, 1], 1e-12)  # 1.96 standard errors
+    chances = np.where(found[:, 0] > 0, ndtr(-1.96 * found[:, 0] / below), 1.0)
+    return np.column_stack([found, chances])
+
+
+def _correct(chances: Losses, some: Any) -> tuple[int, ...]:
+    """Return the clients whose tests hold together at the verdict's level: Holm's steps."""
+    out: list[int] = []
+    for rank, i in enumerate(sorted(some, key=lambda i: chances[i])):
+        if chances[i] * (len(some) - rank) > LEVEL:
+            break
+        out.append(int(i))
+    return tuple(sorted(out))
+
+
+def compare_alone(history: History, scale: Scale) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Say who would be better off alone: a clause, the numbers, and the clients."""
+    found = tabulate_alone(history, scale)
+    if found is None or not len(found.some):
+        return "", (), ()
+    gains = scale.kind.sign * found.gains[:, 0]
+    better = sorted((int(i) for i in found.some if gains[i] > 0), key=lambda i: -gains[i])
+    names = tuple(history.names[i] for i in found.sure)
+    clause = f"no client would {'clearly ' if better else ''}be better off alone"
+    if names:
+        sizes = [abs(float(found.gains[i, 0])) for i in found.sure]
+        least, most = scale.gap(min(sizes)), scale.gap(max(sizes))
+        much = most if least == most else f"{scale.number(min(sizes))} to {most}"
+        side = "higher" if scale.higher_is_better else "lower"
+        what = "" if scale.kind.is_fraction else f"the {scale.kind.label} {side} "
+        clause = f"{name_clients(names, history.names)} would be better off alone, {what}by {much}"
+    return clause, tuple(_describe_alone(found, better, history, scale)), names
+
+
+def _describe_alone(
+    found: AloneTable, better: list[int], history: History, scale: Scale
+) -> Iterator[str]:
+    """Say how many would have more alone, how much more, and who is not compared."""
+    one, sure = len(better) == 1, len(found.sure)
+    if better:
+        told = [f"{history.names[i]} {describe_gain(found, i, scale)}" for i in better]
+        own = "has a better {} with a model of its own" if one else (
+            "have a better {} with models of their own"
+        )  # fmt: skip
+        how = "sample by sample" if found.paired else "as if their samples were others"
+        limits = f" (95 % intervals, {how})" if np.isfinite(found.gains[better, 1]).any() else ""
+        yield (
+            f"{len(better)} of {plural(len(found.some), 'client')} {own.format(scale.label)}"
+            f"{limits}: {join_names(told)}. Beyond chance, all clients considered, this is so for "
+            f"{f'{sure} of them' if sure else 'none'}."
+        )
+    apart = tuple(found.event.get("one_class", ()))
+    if apart:
+        yield (
+            f"{name_clients(apart, history.names)} {'has' if len(apart) == 1 else 'have'} training "
+            "samples of one class: alone is shown with that class, and not compared."
+        )
+    if found.event.get("reason"):
+        yield f"Alone: {found.event['reason']}."
+
+
+def describe_gain(found: AloneTable, i: int, scale: Scale) -> str:
+    """Write what a client gains by its own model, with its limits.
+
+    >>> values = np.array([[0.03, -0.01, 0.07]])
+    >>> table = AloneTable(values[:, 0], values, np.array([0]), (), True, {})
+    >>> describe_gain(table, 0, Scale("accuracy", "test"))
+    '+3.0 points (−1.0 to +7.0)'
+    """
+    change, lower, upper = map(float, found.gains[i])
+    text = scale.change(change)
+    if not (math.isfinite(lower) and math.isfinite(upper)):
+        return text
+    return f"{text} ({scale.signed(lower)} to {scale.signed(upper)})"

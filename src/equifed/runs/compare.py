@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equifed.metrics import Interval
-from equifed.report import Report, Target, as_json, build, write_report
-from equifed.report.figures import csv_text
-from equifed.report.measures import Estimate
-from equifed.report.methods import PLAN, Method, read_comparison
-from equifed.report.page import slug
+from equifed.report import (
+    PLAN,
+    Measured,
+    Method,
+    Report,
+    Target,
+    as_json,
+    build,
+    csv_text,
+    read_comparison,
+    slug,
+    write_report,
+)
 from equifed.runs.config import RunConfig, apply_override
 from equifed.runs.jobs import Job, check_folders, make_job, run_jobs
 from equifed.runs.settings import ConfigError, Table
@@ -238,7 +246,7 @@ def format_comparison(report: Report) -> str:
     return csv_text(columns, rows)
 
 
-def _list_numbers(method: Method, estimate: Estimate) -> list[list[object]]:
+def _list_numbers(method: Method, estimate: Measured) -> list[list[object]]:
     """Return a measure's lines, without method and measure."""
     seeds = zip(method.seeds, estimate.values, strict=True)
     lines: list[list[object]] = [

@@ -16,10 +16,17 @@ from equifed.contract.names import show_text
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.metrics.metric import Metric
-from equifed.report import Method, Report, Target, as_methods, build, write_report
-from equifed.report.page import slug
-from equifed.report.scales import DASH
-from equifed.report.tables import list_comparison
+from equifed.report import (
+    DASH,
+    Method,
+    Report,
+    Target,
+    as_methods,
+    build,
+    list_comparison,
+    slug,
+    write_report,
+)
 from equifed.runs.compare import write_comparison
 from equifed.runs.python_tasks import Task, run_tasks
 from equifed.training.files import RunFolderError, lock_folder

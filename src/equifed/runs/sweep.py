@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equifed.report import Report
-from equifed.report.figures import csv_text, find_frontier
-from equifed.report.page import frontier_page, frontier_svg
+from equifed.report import Report, csv_text, find_frontier, frontier_page, frontier_svg
 from equifed.runs.compare import compare, configure, read_table
 from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError, Table

@@ -228,7 +228,7 @@ def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False
     ``trust`` is as for :func:`load_predictor`.
     """
     from equifed.models.export import describe
-    from equifed.report.card import write_card
+    from equifed.report import write_card
 
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
     config, _ = read_run(path)
