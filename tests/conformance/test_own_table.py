@@ -1,9 +1,10 @@
 """The table own x engine x algorithm: every cell runs and agrees with the loop, or is refused.
 
-Rows are all algorithms of the catalogue with minibatches, with sampled clients, and with full
-gradients; columns are own parts by profile losses, by joint and by alternating local steps, on the
-loop, the stacked engine (in chunks, and beyond its memory) and a group of processes. Flower's
-cells are in ``tests/flower/test_own.py``.
+An own part is orthogonal to the algorithm, so that five algorithms are enough: one for each of
+plain steps, stored and fresh control variates, drawn clients and paired losses. Rows are these with
+minibatches, with sampled clients, and with full gradients; columns are own parts by profile losses,
+by joint and by alternating local steps, on the loop, the stacked engine (in chunks, and beyond its
+memory) and a group of processes. Flower's cells are in ``tests/flower/test_own.py``.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def with_given_steps(algorithm: Any) -> Any:
 
 
 PLAIN = {
-    name: with_given_steps(one)
-    for name, one in CASES.items()
-    if name.endswith(("/plain", "/sampled"))
+    f"{name}/{kind}": with_given_steps(CASES[f"{name}/{kind}"])
+    for name in ("fedavg", "scaffold", "drfa", "scaff-pd", "rfedfair")
+    for kind in ("plain", "sampled")
 }
 ROWS: dict[str, AnyAlgorithm] = PLAIN | {
     f"{name}, full": with_full_gradients(algorithm)
