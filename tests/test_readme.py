@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from scripts import public_names
 
 from equifed.runs.catalogue import ALGORITHMS, OBJECTIVES, Entry
-from scripts import public_names
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import mathml, pictures, reference
 from typer.testing import CliRunner
 
 import equifed as ef
 from equifed.cli.main import app
 from equifed.runs.catalogue import SECTIONS
 from equifed.training.tables import FILES, TABLES
-from scripts import mathml, pictures, reference
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

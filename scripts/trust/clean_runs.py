@@ -19,12 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from scripts.trust.federations import ALGORITHMS, KINDS, draw_federation
 
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import Guarded
 from equifed.engines.simulate import simulate
 from equifed.training.loop import train
-from scripts.trust.federations import ALGORITHMS, KINDS, draw_federation
 
 ROUNDS = 30
 ON = Guard("on")

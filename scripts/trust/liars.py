@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
 from typing_extensions import override
 
 from equifed.algorithms.guard import LEAST_LENGTH, Guard, find_usual
@@ -39,7 +40,6 @@ from equifed.training.callback import Callback
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
 
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
 ROUNDS, SEEDS, POINTS = 30, (0, 1, 2), 2.0

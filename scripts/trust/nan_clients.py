@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import torch
+from scripts.trust.federations import ALGORITHMS, draw_federation
 
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import Guarded
@@ -24,7 +25,6 @@ from equifed.testing.liars import with_liar
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
 from equifed.training.warnings import check_finite
-from scripts.trust.federations import ALGORITHMS, draw_federation
 
 CLIENTS, ROUNDS = 10, 3
 LIES = {

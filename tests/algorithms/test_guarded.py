@@ -11,6 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts.trust.clean_runs import find_touched
+from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
+from scripts.trust.liars import UpdateJustBelow, find_misses, measure
+from scripts.trust.nan_clients import play as play_with_nan
 from tests.conformance.cases import CASES
 from tests.problems import regression
 
@@ -37,10 +41,6 @@ from equifed.testing import with_liar
 from equifed.training.loop import train
 from equifed.training.progress import describe_events
 from equifed.training.touches import LEADS, ROUNDS
-from scripts.trust.clean_runs import find_touched
-from scripts.trust.federations import ALGORITHMS, WORK, draw_federation
-from scripts.trust.liars import UpdateJustBelow, find_misses, measure
-from scripts.trust.nan_clients import play as play_with_nan
 
 pytestmark = pytest.mark.long
 

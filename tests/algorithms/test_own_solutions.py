@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripts.own_problems import try_one
 from tests.optima import interior_point
 from tests.problems import drawn_objective, skewed_problem
 
 from equifed.algorithms import ScaffPD
 from equifed.training.loop import train
-from scripts.own_problems import try_one
 
 pytestmark = pytest.mark.long
 

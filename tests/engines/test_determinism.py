@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts.trust import determinism
 
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
@@ -22,7 +23,6 @@ from equifed.engines.sums import (
     sum_leaves,
     sum_rows,
 )
-from scripts.trust import determinism
 
 pytestmark = pytest.mark.long
 

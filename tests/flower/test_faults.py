@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, Error, Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripts.trust.replies import judge_many, run_many
 from tests.flower.grid import (
     QUICK,
     MemoryGrid,
@@ -43,7 +44,6 @@ from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from scripts.trust.replies import judge_many, run_many
 
 pytestmark = pytest.mark.long
 

@@ -1,6 +1,6 @@
 """A server that keeps all it opened and subtracts: nobody is in any difference.
 
-``scripts/trust/hidden_sums.py`` loses the client everywhere, with every algorithm; here a few times.
+``scripts/trust/hidden_sums.py`` loses it everywhere, with every algorithm; here at a few points.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scripts.trust.hidden_sums import CASES, play
 from tests.flower.grid import convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.contract.streams import Stream
 from equifed.flower.secure.ledger import Ledger
 from equifed.flower.secure.sums import SecureSums
-from scripts.trust.hidden_sums import CASES, play
 
 pytestmark = pytest.mark.long
 

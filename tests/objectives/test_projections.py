@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts.trust.projections import LARGEST, measure_error
 from tests.oracles import capped_simplex_by_bisection, is_majorised
 
 from equifed.objectives.projections import (
@@ -14,7 +15,6 @@ from equifed.objectives.projections import (
     project_permutahedron,
     spread_evenly,
 )
-from scripts.trust.projections import LARGEST, measure_error
 
 pytestmark = pytest.mark.long
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scripts.trust.configurations import Generator, try_one
 
 from equifed.runs.catalogue import SECTIONS
-from scripts.trust.configurations import Generator, try_one
 
 CASES = 150
 DRAWN = {"name": "synthetic-regression"}

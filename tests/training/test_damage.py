@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts.trust.damage import DAMAGES, Outcome, damage_one, make_folders
 
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
@@ -28,7 +29,6 @@ from equifed.training.files import (
     seal,
 )
 from equifed.training.history import History
-from scripts.trust.damage import DAMAGES, Outcome, damage_one, make_folders
 
 pytestmark = pytest.mark.long
 

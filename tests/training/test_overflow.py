@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts.trust.federations import ALGORITHMS, draw_federation
 from tests.problems import regression
 
 from equifed.algorithms.fedavg import FedAvg
@@ -19,7 +20,6 @@ from equifed.objectives import CVaR
 from equifed.testing import with_liar
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from scripts.trust.federations import ALGORITHMS, draw_federation
 
 pytestmark = pytest.mark.long
 
