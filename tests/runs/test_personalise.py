@@ -55,6 +55,26 @@ def test_own_biases_help_under_label_skew(model: str) -> None:
         assert limits is not None and limits.lower <= found.after[i] - found.before[i]
 
 
+def test_the_interval_of_the_mean_is_that_of_independent_clients() -> None:
+    """Against the standard error of the mean over clients, from the samples' own differences."""
+    data = skewed(clients=8, m=400)
+    history = trained(data)
+    found, before = history.personalise(data), history.predictor()
+    squares = []
+    for i, name in enumerate(data.names):
+        assert data.test is not None
+        rows, labels = data.test.client(i)
+        right = [p.predict(rows, name) == labels.astype(str) for p in (found.predictor, before)]
+        gain = right[0].astype(float) - right[1]
+        squares.append(gain.var(ddof=1) / len(gain))
+    error = np.sqrt(np.sum(squares)) / len(squares)
+    assert found.average is not None
+    width = found.average.upper - found.average.lower
+    assert width == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert found.average.estimate == pytest.approx(np.mean(found.after - found.before))
+    assert found.average.lower < found.average.estimate < found.average.upper
+
+
 def test_nothing_is_changed_where_nothing_helps() -> None:
     """Labels without skew: the choice may be to change nothing, and nobody loses much."""
     found = trained(data := skewed(shift=0.0, m=400)).personalise(data)

@@ -14,12 +14,16 @@ from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.engines.base import DenseVectors
 from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
 from equifed.testing import with_liar
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
+from equifed.training.overflow import CheckedClients, CheckedVectors
 
 pytestmark = pytest.mark.long
 
@@ -54,6 +58,50 @@ def test_only_the_liar_is_missing_and_the_model_stays_finite(
         assert named <= {"client 4"}
         largest = max(float(v.abs().max()) for v in (history.parameters or {}).values())
         assert largest < 100
+
+
+LARGEST = 1e100  # as documented
+
+
+def checked() -> CheckedClients:
+    return CheckedClients(simulate(regression((7, 5, 9, 8)), "linear", dtype=torch.float64))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_loss_is_too_large_from_the_limit_on(sign: float) -> None:
+    clients, stream = checked(), Stream(0)
+    below = np.array([0.5, sign * 0.9 * LARGEST, 1.0, 2.0])
+    np.testing.assert_array_equal(clients.see_numbers(below, "loss", stream), below)
+    above = np.array([0.5, sign * 1.1 * LARGEST, 1.0, 2.0])
+    with pytest.raises(MissingClients) as lost:
+        clients.see_numbers(above, "loss", stream)
+    assert list(lost.value.reasons) == [1]
+    assert np.finfo(np.float64).max > LARGEST**3  # losses up to it can be squared, and cubed
+
+
+def test_losses_that_are_large_with_most_clients_are_nobodys_fault() -> None:
+    large = np.array([2.0 * LARGEST, 0.5, 2.0 * LARGEST, 3.0 * LARGEST])
+    np.testing.assert_array_equal(checked().see_numbers(large, "loss", Stream(0)), large)
+
+
+@pytest.mark.parametrize(("usual", "model"), [(0.1, 0.0), (30.0, 0.0), (0.1, 99.0)])
+def test_a_vector_is_absurd_beyond_a_million_times_the_median_and_the_model(
+    usual: float, model: float
+) -> None:
+    """The measure is the longer one of the median vector and of 1 + |x|."""
+    limit = 1e6 * max(usual, 1.0 + model)
+    for factor, refused in ((0.9, False), (1.1, True)):
+        rows = usual * torch.eye(4, dtype=torch.float64)
+        rows[2, 2] = factor * limit
+        x = torch.tensor([model, 0.0, 0.0, 0.0], dtype=torch.float64)
+        vectors = CheckedVectors(DenseVectors(rows), checked(), "gradient", x)
+        for ask in (vectors.squared_norms, lambda v=vectors: v.weighted_sum(np.ones(4))):
+            if not refused:
+                ask()
+                continue
+            with pytest.raises(MissingClients, match="length of its gradient") as lost:
+                ask()
+            assert list(lost.value.reasons) == [2]
 
 
 def test_a_loss_of_1e308_does_not_end_cvar() -> None:
