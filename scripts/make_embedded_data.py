@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equifed.datasets.formats import read_idx
+from equifed.datasets.files import read_idx
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(os.environ.get("EQUIFED_DATA", ROOT.parent / "shared" / "data"))

@@ -1,6 +1,8 @@
 """A federation holds what it was given, loses no row, and refuses what cannot be trained on."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -259,3 +261,10 @@ def test_requests_that_make_no_sense_are_refused():
         fed.subset([2])
     with pytest.raises(DataError, match="no repeats"):
         fed.subset([0, "c0"])
+
+
+def test_a_federation_and_its_server_load_no_reader_of_files():
+    told = "import sys, equifed.data.federation, equifed.flower.server; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    assert "equifed.data.federation" in loaded and "equifed.data.files" not in loaded

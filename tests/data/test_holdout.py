@@ -69,9 +69,14 @@ def test_later_splits_are_later(given_visits):
             for two in rows:
                 if order[part[one]] < order[part[two]]:
                     assert moments[one] < moments[two]
-        distinct = len(np.unique(moments[rows])) == len(rows)
-        if distinct and holdout.counts(len(rows))[1]:
-            assert np.sum(part[rows] == "test") == holdout.counts(len(rows))[1]
+        if len(np.unique(moments[rows])) == len(rows):
+            held = [np.sum(part[rows] == label) for label in ("validation", "test")]
+            assert held == [*holdout.counts(len(rows))]
+
+
+def test_fractions_by_time_are_met():
+    part = divide_by_time({"a": np.arange(100)}, np.arange(100.0), Holdout(0.2, 0.2))
+    assert part.tolist() == ["train"] * 60 + ["validation"] * 20 + ["test"] * 20
 
 
 @pytest.mark.long

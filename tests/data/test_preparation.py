@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
 
-from equifed.data import DataError, DataWarning, Federation, Preparation, Prepare
+from equifed.data import DataError, DataWarning, Federation, Preparation, Prepare, columns
 from equifed.data.fit import ask_kinds, combine, describe_rows, fit_preparation
 from equifed.data.targets import Target
 
@@ -304,3 +304,22 @@ def test_fit_preparation_is_the_loop():
     rows = wild(5)
     asked = ask_kinds(list(rows["c0"]), TARGET, Prepare())
     assert fit_preparation(rows, asked) == fit(rows)
+
+
+def test_a_cell_is_cleaned_once(monkeypatch):
+    seen = []
+    clean = columns.clean_column
+    monkeypatch.setattr(columns, "clean_column", lambda v: seen.append(len(v)) or clean(v))
+    table = {"site": ["n", "s"] * 20, "age": [" 1", "NA"] * 20, "dose": [k / 7 for k in range(40)]}
+    table["ill"] = ["no", "no", "yes", "yes"] * 10
+    fed = Federation.from_table(table, client="site", target="ill", test=0.2)
+    assert seen == [40, 40, 40, 40]
+    new = columns.read_columns({"age": ["2", "?"], "dose": [1, 2]})
+    assert columns.read_columns(new) is new
+    assert fed.preparation.apply(new).shape == (2, 3) and len(seen) == 6
+
+
+def test_a_list_in_a_held_out_cell_is_refused():
+    table = {"site": ["n"] * 4, "x": [1, 2, 3, [4]], "y": ["a", "b"] * 2, "t": [1, 2, 3, 4]}
+    with pytest.raises(DataError, match=r"'n': column 'x' is not numeric \(it has '\[4\]'"):
+        Federation.from_table(table, "site", "y", features=["x"], time="t", test=0.25)

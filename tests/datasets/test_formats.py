@@ -12,8 +12,8 @@ import pytest
 from tests.datasets.idx import idx
 
 from equifed.data import DataError
-from equifed.datasets import formats
-from equifed.datasets.formats import read_cifar_archive, read_idx, read_leaf
+from equifed.datasets import files as formats
+from equifed.datasets.files import read_cifar_archive, read_idx, read_leaf
 
 ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 

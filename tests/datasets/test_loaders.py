@@ -10,7 +10,7 @@ from tests.datasets.idx import idx
 
 from equifed.data import DataError, Federation
 from equifed.datasets import load
-from equifed.datasets.formats import read_idx
+from equifed.datasets.files import read_idx
 from equifed.datasets.natural import read_adult
 from equifed.datasets.pooled import divide
 from equifed.datasets.shakespeare import CHARACTERS, read_gutenberg, read_moby, tokenise
@@ -72,7 +72,7 @@ def test_images_without_their_labels_are_refused(own_folder):
 
 @pytest.mark.slow
 def test_cifar10_pixels_are_the_original_ones(data_folder):
-    from equifed.datasets.formats import read_cifar_mosaics
+    from equifed.datasets.files import read_cifar_mosaics
 
     pools = read_cifar_mosaics(data_folder / "cifar10")
     assert hashlib.sha256(np.ascontiguousarray(pools["train"][0])).hexdigest() == (

@@ -9,7 +9,7 @@ import pytest
 from equifed.data import DataError, Federation
 from equifed.data.federation import standardise
 from equifed.datasets import DATASETS, load
-from equifed.datasets.formats import read_idx
+from equifed.datasets.files import read_idx
 from equifed.datasets.small import EMBEDDED, HEART_CONTINUOUS, HEART_GAPS, HEART_NUMBERS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_embedded_data.py"

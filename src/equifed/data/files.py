@@ -94,6 +94,8 @@ def _read_plain(
 
 def _read_large(text: str, separator: str) -> list[list[str]] | None:
     """Return the columns as pandas reads them; None where the plain reader may know better."""
+    if text.count("\r") != text.count("\r\n"):
+        return None
     try:
         import pandas
 
@@ -103,10 +105,9 @@ def _read_large(text: str, separator: str) -> list[list[str]] | None:
         )  # fmt: skip
     except (ImportError, ValueError):  # not installed; or a line is too long, or a quote open
         return None
-    blank = frame.apply(lambda column: column.str.strip() == "").all(axis=1)
-    if frame.isna().any(axis=None) or not len(frame):  # a line is too short
+    if (frame.iloc[:, -1].str.strip() == "").any():  # of an empty line, or one that is too short
         return None
-    return [frame.loc[~blank, k].to_list() for k in frame.columns]
+    return [frame[k].to_list() for k in frame]
 
 
 def _read_text(path: Path) -> str:

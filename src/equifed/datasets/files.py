@@ -1,47 +1,78 @@
-"""Where data files are: a folder of the user's, a cache, or the publisher, with a checksum.
+"""Files of publishers: where they are, how they are fetched, and how their formats are read.
 
 A file is looked for in the folder that the environment variable ``EQUIFED_DATA`` names, then in
 the cache (``EQUIFED_CACHE``, by default ``equifed`` in the user's cache folder), and else fetched
 from its publisher into the cache. What is fetched must have the SHA-256 known to us.
+
+Nothing here runs what a file says: the pickled CIFAR-10 archive is read by looking at its opcodes,
+without ever building an object. Sizes are checked before memory is taken.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 import os
-import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable
+import pickletools
+import struct
+import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from equifed.data.mapped import cache_folder
 from equifed.data.split import DataError
 
-Progress = Callable[[str, int, int], None]
-"""Called with the file's name, the bytes so far and the bytes in all."""
+Bytes = NDArray[np.uint8]
 
-_BLOCK = 1 << 18
+_ROWS, _PIXELS = 10_000, 3072  # images in a CIFAR-10 batch, bytes of an image
+_BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+_LARGEST = 1 << 31
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A publisher's file: its place in a data folder, its address, checksum and size."""
+    """A publisher's file: its place in a data folder, its address and checksum."""
 
     folder: str
     name: str
     url: str
     sha256: str
-    size: int
 
     def find(self) -> Path | None:
         """Return where the file is, or None."""
         return find(self.folder, self.name)
 
-    def obtain(self, progress: Progress | None = None) -> Path:
-        """Return where the file is, fetching it if need be."""
-        return self.find() or fetch(self, cache_folder() / self.folder / self.name, progress)
+    def obtain(self) -> Path:
+        """Return where the file is, fetching it if need be: whole and right, or not at all."""
+        here = self.find()
+        if here is not None:
+            return here
+        import pooch  # slow to import, and most runs fetch nothing
+
+        pooch.get_logger().setLevel("WARNING")
+        shelf = pooch.create(
+            path=cache_folder() / self.folder,
+            base_url="",
+            registry={self.name: self.sha256},
+            urls={self.name: self.url},
+            retry_if_failed=2,
+        )
+        load = pooch.HTTPDownloader(timeout=30, headers={"User-Agent": "equifed"})
+        try:
+            return Path(shelf.fetch(self.name, downloader=load))
+        except (OSError, ValueError) as error:
+            where = data_folders()[0] / self.folder
+            raise DataError(
+                f"Cannot fetch {self.url}: {error} Try again with a connection, or put {self.name} "
+                f"by hand into {where} (EQUIFED_DATA may name another folder, with {self.folder} "
+                "in it)."
+            ) from None
 
 
 def data_folders() -> list[Path]:
@@ -52,70 +83,138 @@ def data_folders() -> list[Path]:
 
 def find(folder: str, name: str) -> Path | None:
     """Return the first place that has ``folder/name``, or None."""
-    for place in data_folders():
-        path = place / folder / name
-        if path.exists():
-            return path
-    return None
-
-
-def obtain_all(files: Iterable[RemoteFile], progress: Progress | None = None) -> list[Path]:
-    """Return where the files are, fetching what is missing."""
-    return [file.obtain(progress) for file in files]
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    places = (place / folder / name for place in data_folders())
+    return next((path for path in places if path.exists()), None)
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, str]:
     """Return the provenance entries ``sha256 of NAME`` for a federation's ``source``."""
-    return {f"sha256 of {path.name}": digest(path) for path in paths}
+    found = {}
+    for path in paths:
+        with path.open("rb") as file:
+            found[f"sha256 of {path.name}"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
-def fetch(file: RemoteFile, target: Path, progress: Progress | None = None) -> Path:
-    """Fetch a file into ``target``: whole and with the right checksum, or not at all.
+# -- formats --------------------------------------------------------------------------------------
 
-    The bytes go to a temporary file in the same folder, which replaces ``target`` only when its
-    SHA-256 is right, and is removed otherwise.
-    """
-    by_hand = (
-        f"or put {file.name} by hand into {data_folders()[0] / file.folder} (EQUIFED_DATA may name "
-        f"another folder, with {file.folder} in it)."
-    )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as folder:
-        part = Path(folder) / file.name
+
+def as_images(pixels: Bytes) -> NDArray[np.float32]:
+    """Return grey images (n, h, w) of bytes as (n, 1, h, w) in [0, 1]."""
+    return pixels[:, None].astype(np.float32) / np.float32(255)
+
+
+def read_idx(path: Path) -> Bytes:
+    """Read an IDX file of unsigned bytes (MNIST, Fashion-MNIST), gzipped or not."""
+    try:
+        with _open(path) as file:
+            zeros, kind, rank = struct.unpack(">HBB", file.read(4))
+            if zeros != 0 or kind != 8 or not 1 <= rank <= 4:
+                raise DataError(f"{path} is not an IDX file of unsigned bytes.")
+            shape = struct.unpack(f">{rank}I", file.read(4 * rank))
+            total = int(np.prod(shape, dtype=np.float64))
+            if total > _LARGEST:
+                raise DataError(f"{path} announces {total} bytes, more than any file known to us.")
+            body = file.read(total + 1)
+    except (OSError, EOFError, struct.error) as error:
+        raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
+    if len(body) != total:
+        raise DataError(f"{path} holds {len(body)} bytes after its header, expected {total}.")
+    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+
+def read_cifar_mosaics(folder: Path) -> dict[str, tuple[Bytes, Bytes]]:
+    """Read lossless mosaics of 100 x 100 images (needs Pillow), and their ``labels.npz``."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            "Reading CIFAR-10 mosaics needs Pillow: pip install 'equifed[data]'."
+        ) from None
+    batches = []
+    for name in _BATCHES:
+        with Image.open(folder / f"{name}.webp") as image:
+            if image.size != (3200, 3200):
+                raise DataError(f"{name}.webp must have 3200 x 3200 pixels, got {image.size}.")
+            pixels = np.asarray(image.convert("RGB"))
+        tiles = pixels.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3)
+        batches.append(tiles.reshape(_ROWS, _PIXELS))
+    with np.load(folder / "labels.npz") as labels:
+        train, test = labels["train"], labels["test"]
+    return {"train": (np.concatenate(batches[:5]), train), "test": (batches[5], test)}
+
+
+def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
+    """Read ``cifar-10-binary.tar.gz`` or ``cifar-10-python.tar.gz`` as Toronto publishes them."""
+    found: dict[str, tuple[Bytes, Bytes]] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if not member.isfile() or name.removesuffix(".bin") not in _BATCHES:
+                    continue
+                file = archive.extractfile(member)
+                if file is None or member.size > 2 * _ROWS * _PIXELS:
+                    raise DataError(f"{path}: {name} is not a batch of CIFAR-10.")
+                read = _read_binary if name.endswith(".bin") else _read_pickled
+                found[name.removesuffix(".bin")] = read(name, file.read())
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
+    absent = [name for name in _BATCHES if name not in found]
+    if absent:
+        raise DataError(f"{path} lacks the batch {absent[0]}.")
+    images, labels = zip(*(found[name] for name in _BATCHES), strict=True)
+    return {
+        "train": (np.concatenate(images[:5]), np.concatenate(labels[:5])),
+        "test": (images[5], labels[5]),
+    }
+
+
+def _read_binary(name: str, content: bytes) -> tuple[Bytes, Bytes]:
+    if len(content) != _ROWS * (_PIXELS + 1):
+        raise DataError(f"{name} has {len(content)} bytes, expected {_ROWS * (_PIXELS + 1)}.")
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(_ROWS, _PIXELS + 1)
+    return rows[:, 1:], rows[:, 0]
+
+
+def _read_pickled(name: str, content: bytes) -> tuple[Bytes, Bytes]:
+    """Find the pixels and labels among the opcodes of a pickle; nothing is executed."""
+    # The pixels are the one string of 30,720,000 bytes, the labels the small integers after the
+    # text "labels" and before the next text.
+    pixels, labels, reading = None, [], False
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            if isinstance(argument, str | bytes) and opcode.name not in ("GLOBAL", "PUT", "GET"):
+                raw = argument.encode("latin-1") if isinstance(argument, str) else argument
+                if len(raw) == _ROWS * _PIXELS:
+                    pixels = np.frombuffer(raw, dtype=np.uint8).reshape(_ROWS, _PIXELS)
+                reading = raw == b"labels"
+            elif reading and opcode.name in ("BININT", "BININT1", "BININT2", "INT"):
+                labels.append(int(argument or 0))
+    except (ValueError, UnicodeError) as error:
+        raise DataError(f"{name} is damaged: {error}.") from None
+    if pixels is None or len(labels) != _ROWS or not all(0 <= v < 10 for v in labels):
+        raise DataError(f"{name} is not a batch of CIFAR-10: expected 10,000 images and labels.")
+    return pixels, np.array(labels, dtype=np.uint8)
+
+
+def read_leaf(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Read LEAF JSON files, gzipped or not: user to ``{"x": ..., "y": ...}``, in file order."""
+    users: dict[str, dict[str, Any]] = {}
+    for path in paths:
         try:
-            _download(file, part, progress)
-        except (OSError, urllib.error.URLError) as error:
+            with _open(path) as file:
+                content = json.load(file)
+            users |= {name: content["user_data"][name] for name in content["users"]}
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"Cannot fetch {file.url}: {error}. Try again with a connection, {by_hand}"
+                f"{path} is not LEAF JSON with 'users' and 'user_data': {error!r:.200}."
             ) from None
-        found = digest(part)
-        if found != file.sha256:
-            raise DataError(
-                f"{file.url} has SHA-256 {found}, expected {file.sha256}; it was removed. The "
-                f"publisher may have changed it, or the transfer was tampered with: try again, "
-                f"{by_hand}"
-            )
-        part.replace(target)
-    return target
+    if not users:
+        raise DataError("There are no LEAF JSON files, or they name no users.")
+    return users
 
 
-def _download(file: RemoteFile, part: Path, progress: Progress | None) -> None:
-    """Copy the bytes behind the address, at most as many as are expected."""
-    done = 0
-    request = urllib.request.Request(file.url, headers={"User-Agent": "equifed"})
-    with urllib.request.urlopen(request, timeout=30) as response, part.open("wb") as out:
-        while block := response.read(_BLOCK):
-            done += len(block)
-            if done > file.size:
-                raise DataError(f"{file.url} is longer than the {file.size} bytes expected.")
-            out.write(block)
-            if progress:
-                progress(file.name, done, file.size)
-        out.flush()
-        os.fsync(out.fileno())
+def _open(path: Path) -> IO[bytes]:
+    """Open a file, unpacking it when its name ends in .gz."""
+    return cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb"))

@@ -13,8 +13,7 @@ from equifed.contract.streams import Stream
 from equifed.data.columns import one_hot
 from equifed.data.federation import Federation, standardise
 from equifed.data.split import DataError, Rows, Split
-from equifed.datasets.files import RemoteFile, checksums, find, obtain_all
-from equifed.datasets.formats import as_images, read_leaf
+from equifed.datasets.files import RemoteFile, as_images, checksums, find, read_leaf
 from equifed.datasets.pooled import Spec, divide, divide_by_column
 
 Table = dict[str, list[str]]
@@ -26,15 +25,14 @@ VEHICLE_FILES = (
         "https://raw.githubusercontent.com/litian96/ditto/602f571de561f7796104860108dfa91182bfbcd8"
         "/data/vehicle/data/train/mytrain.json",
         "a8c8b22a89ea64e5a563cffe94352b48c1f44a02100fd3256adfc09dc43d9ddc",
-        3879378,
     ),
 )
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
 ADULT_FILES = tuple(
-    RemoteFile("adult", name, f"{UCI}/{name}", sha256, size)
-    for name, sha256, size in (
-        ("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d", 3974305),
-        ("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05", 2003153),
+    RemoteFile("adult", name, f"{UCI}/{name}", sha256)
+    for name, sha256 in (
+        ("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+        ("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
     )
 )
 
@@ -140,7 +138,7 @@ def adult(
     seed : int
         Seed of the partition.
     """
-    paths = obtain_all(ADULT_FILES)
+    paths = [file.obtain() for file in ADULT_FILES]
     train, test = (read_adult(path) for path in paths)
     categories = {c: sorted(set(train[c])) for c in ADULT_CATEGORIES}
     pools = [(_encode_adult(table, categories), _label_adult(table)) for table in (train, test)]

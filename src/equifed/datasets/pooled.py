@@ -13,8 +13,15 @@ from equifed.data.columns import group_rows
 from equifed.data.federation import Federation
 from equifed.data.partitions import Imbalance, Partition, build_partition, cut_points
 from equifed.data.split import Array, DataError, Rows, Split
-from equifed.datasets.files import RemoteFile, checksums, find, obtain_all
-from equifed.datasets.formats import as_images, read_cifar_archive, read_cifar_mosaics, read_idx
+from equifed.datasets.files import (
+    RemoteFile,
+    as_images,
+    checksums,
+    find,
+    read_cifar_archive,
+    read_cifar_mosaics,
+    read_idx,
+)
 
 Pool = tuple[Array, Array]
 Spec = Partition | str | Mapping[str, Any]
@@ -27,28 +34,25 @@ def _idx_files(folder: str, url: str, sums: str) -> tuple[RemoteFile, ...]:
     names = [
         f"{s}-{k}.gz" for s in ("train", "t10k") for k in ("images-idx3-ubyte", "labels-idx1-ubyte")
     ]
-    rows = zip(names, sums.split(), strict=True)
-    return tuple(
-        RemoteFile(folder, name, f"{url}/{name}", pair.split(":")[0], int(pair.split(":")[1]))
-        for name, pair in rows
-    )
+    pairs = zip(names, sums.split(), strict=True)
+    return tuple(RemoteFile(folder, name, f"{url}/{name}", sha256) for name, sha256 in pairs)
 
 
 MNIST_FILES = _idx_files(
     "mnist",
     "https://ossci-datasets.s3.amazonaws.com/mnist",
-    """440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609:9912422
-    3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c:28881
-    8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6:1648877
-    f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6:4542""",
+    """440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+    3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+    8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+    f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6""",
 )
 FASHION_FILES = _idx_files(
     "fashion_mnist",
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-    """3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84:26421880
-    a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845:29515
-    346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073:4422102
-    67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5:5148""",
+    """3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+    a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+    346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+    67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5""",
 )
 CIFAR_FILES = (
     RemoteFile(
@@ -56,7 +60,6 @@ CIFAR_FILES = (
         "cifar-10-binary.tar.gz",
         "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        170052171,
     ),
 )
 FASHION_CLASSES = (
@@ -265,8 +268,8 @@ def _read_cifar() -> tuple[dict[str, Pool], list[Path]]:
             return dict(read_cifar_archive(archive)), [archive]
     if mosaic:
         return dict(read_cifar_mosaics(mosaic.parent)), sorted(mosaic.parent.glob("*.webp"))
-    paths = obtain_all(CIFAR_FILES)
-    return dict(read_cifar_archive(paths[0])), paths
+    path = CIFAR_FILES[0].obtain()
+    return dict(read_cifar_archive(path)), [path]
 
 
 def _deal(pool: Pool, parts: list[Rows]) -> Split:

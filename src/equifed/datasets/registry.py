@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from equifed.data.federation import Federation
 from equifed.data.preparation import Prepare
 from equifed.data.split import DataError, Holdout
 from equifed.datasets import natural, pooled, shakespeare, small
-from equifed.datasets.files import Progress, RemoteFile, find, obtain_all
+from equifed.datasets.files import RemoteFile, find
 
 DEFAULT, NOTHING = Prepare(), Holdout()
 
@@ -94,7 +94,7 @@ def load(name: str, **params: Any) -> Federation:
     return entry.loader(**params)
 
 
-def fetch(name: str, progress: Progress | None = None) -> list[str]:
+def fetch(name: str) -> list[str]:
     """Fetch the files of a data set that are not here yet; return where they are now."""
     entry = _find_entry(name)
     if not entry.files and not entry.embedded:
@@ -102,7 +102,8 @@ def fetch(name: str, progress: Progress | None = None) -> list[str]:
             f"{name} has no file with a known checksum to fetch; load it once to see which file "
             "to put into $EQUIFED_DATA."
         )
-    obtain_all(entry.missing(), progress)
+    for file in entry.missing():
+        file.obtain()
     places = [file.find() for file in entry.files] + [find(*p.split("/")) for p in entry.instead]
     return [str(place) for place in places if place]
 
@@ -162,25 +163,7 @@ def table(
         Fractions of every client's rows to hold out, before anything is fitted.
     """
     return Federation.from_table(
-        path,
-        client=client,
-        target=target,
-        features=features,
-        scale=prepare.scale,
-        missing=prepare.missing,
-        categorical=prepare.categorical,
-        unknown=prepare.unknown,
-        min_count=prepare.min_count,
-        per_client=prepare.per_client,
-        test=holdout.test,
-        validation=holdout.validation,
-        seed=holdout.seed,
-        group=group,
-        groups=groups,
-        time=time,
-        split=split,
-        task=task,
-        classes=classes,
-        unit=unit,
-        dtype=dtype,
-    )
+        path, client, target, features=features, split=split, group=group, time=time,
+        groups=groups, task=task, classes=classes, unit=unit, dtype=dtype,
+        **asdict(prepare), **asdict(holdout),
+    )  # fmt: skip

@@ -15,7 +15,7 @@ from equifed.data.columns import Columns, group_rows, one_hot, read_columns, to_
 from equifed.data.federation import Federation, standardise
 from equifed.data.files import read_csv
 from equifed.data.split import DataError, Split
-from equifed.datasets.formats import as_images
+from equifed.datasets.files import as_images
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
