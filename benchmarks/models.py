@@ -31,9 +31,9 @@ from equifed.contract.streams import Stream
 from equifed.data import Federation, Split
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.loop import LoopClients
-from equifed.engines.precision import Precision, products_in
 from equifed.engines.simulate import simulate
 from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.threads import Precision, products_in
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy
 

@@ -29,9 +29,9 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines import sums
-from equifed.engines.stacked import chunks
+from equifed.engines import ordered_sums
 from equifed.engines.stacked import clients as stacked
+from equifed.engines.stacked import samples
 from equifed.engines.stacked.clients import StackedClients
 from equifed.objectives.cvar import CVaR
 from equifed.steps.schedules import ConstantSteps
@@ -42,7 +42,7 @@ SAMPLES, FEATURES, CLASSES, BATCH, MOST = 600, 784, 10, 50, 1.05
 @contextmanager
 def any_order() -> Iterator[None]:
     """Compute as in single precision: in whatever order is fastest."""
-    places = (sums, chunks, stacked)
+    places = (ordered_sums, samples, stacked)
     for place in places:
         place.has_one_order = lambda dtype, device: False  # type: ignore[attr-defined]
     try:
@@ -52,7 +52,7 @@ def any_order() -> Iterator[None]:
             place.has_one_order = ONE_ORDER  # type: ignore[attr-defined]
 
 
-ONE_ORDER = sums.has_one_order
+ONE_ORDER = ordered_sums.has_one_order
 Times = dict[str, tuple[float, float]]
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.resources import Workspace
 from equifed.engines.stacked.clients import MEMORY, StackedClients
+from equifed.engines.threads import Workspace
 from equifed.objectives.cvar import CVaR
 from equifed.steps.schedules import ConstantSteps
 

@@ -32,7 +32,7 @@ from equifed.algorithms.wrapper import unwrap
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import limit_shares
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.engines.simulate import simulate
 from equifed.objectives import Transport, WorstCase
 from equifed.report import write_report

@@ -12,7 +12,7 @@ from tests.problems import PROBLEMS, LeastSquares, rounds, start
 from equifed.algorithms import Scaffold
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 
 pytestmark = pytest.mark.long
 

@@ -13,8 +13,8 @@ import pytest
 
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
 from equifed.engines.loop import LoopClients
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.testing.algorithms import _begin, _clients
 
 

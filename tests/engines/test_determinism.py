@@ -11,9 +11,7 @@ from scripts.trust import determinism
 
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
-from equifed.engines.stacked.chunks import common_widths
-from equifed.engines.stacked.clients import StackedClients
-from equifed.engines.sums import (
+from equifed.engines.ordered_sums import (
     group_clients,
     join_leaves,
     join_nodes,
@@ -23,6 +21,8 @@ from equifed.engines.sums import (
     sum_leaves,
     sum_rows,
 )
+from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.stacked.samples import common_widths
 
 pytestmark = pytest.mark.long
 

@@ -18,12 +18,11 @@ from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.own import OwnSteps
 from equifed.contract.streams import Stream
 from equifed.engines.minibatches import Minibatches
-from equifed.engines.precision import products_in
 from equifed.engines.simulate import simulate
-from equifed.engines.stacked.chunks import Chunk, split_into_chunks
 from equifed.engines.stacked.clients import StackedClients, bound_memory
 from equifed.engines.stacked.cuda_graph import SaltedKeys, can_be_recorded
-from equifed.engines.stacked.planned import PlannedBatches
+from equifed.engines.stacked.samples import Chunk, PlannedBatches, split_into_chunks
+from equifed.engines.threads import products_in
 from equifed.models import losses
 from equifed.models.architectures import build
 from equifed.training.loop import train

@@ -14,7 +14,7 @@ import torch
 from tests.engines import distributed_program as program
 
 from equifed.data.federation import Federation
-from equifed.engines.distributed.shards import assign_clients, cut_shard
+from equifed.engines.distributed.group import assign_clients, cut_shard
 from equifed.runs.run import run
 from equifed.runs.workers import free_port
 from equifed.training.history import History

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.engines.stacked.dense_layers import DenseLayersRule, slope_of
 from equifed.engines.stacked.gradient_rules import FunctionRule
 from equifed.engines.stacked.least_squares import LeastSquares

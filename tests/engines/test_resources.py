@@ -13,8 +13,8 @@ from tests.problems import classification
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.loop import LoopClients
-from equifed.engines.resources import ALIGNED, SMALL, Workspace, empty_rows
 from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.threads import ALIGNED, SMALL, Workspace, empty_rows
 
 WIDE = torch.zeros(SMALL // 4)
 

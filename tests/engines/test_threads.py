@@ -12,8 +12,8 @@ import torch
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.resources import map_in_threads
 from equifed.engines.stacked.clients import StackedClients
+from equifed.engines.threads import map_in_threads
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy, squared
 

@@ -38,7 +38,7 @@ from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.clients import MissingClients, weighted_difference
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.secure import sums as sums_module
 from equifed.flower.secure.identity import read_peers
 from equifed.flower.secure.ledger import Ledger, Sum

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.metrics.vectors import vectors
 
 from equifed.contract.streams import Stream
-from equifed.engines.answers import Samples
+from equifed.engines.evaluate import SampleScores
 from equifed.metrics import METRICS, Metric, as_metric, as_metrics, best, find_metric, worst
 from equifed.metrics.metric import limit_mean
 from sklearn import metrics as theirs
@@ -18,13 +18,13 @@ from sklearn import metrics as theirs
 pytestmark = pytest.mark.long
 
 
-def draw(seed: int, classes: int, m: int = 40, ties: bool = False) -> Samples:
+def draw(seed: int, classes: int, m: int = 40, ties: bool = False) -> SampleScores:
     """Return samples of which every class is there."""
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.arange(m) % classes)
     outputs = rng.normal(size=(m, classes)) + np.eye(classes)[y]
     outputs = outputs.round() if ties else outputs
-    return Samples(y, rng.exponential(size=m), outputs, classes)
+    return SampleScores(y, rng.exponential(size=m), outputs, classes)
 
 
 def macro(function, **more):
@@ -91,7 +91,7 @@ def test_metrics_of_values_agree_with_scikit_learn(name, shape):
     rng = np.random.default_rng(1)
     y = rng.normal(size=shape)
     predicted = y + rng.normal(size=shape)
-    samples = Samples(y, np.zeros(30), predicted.reshape(30, -1), None)
+    samples = SampleScores(y, np.zeros(30), predicted.reshape(30, -1), None)
     found = METRICS[name].measure(y, samples.answer("prediction"))
     assert found == pytest.approx(VALUES[name](y, predicted), abs=1e-12)
 
@@ -133,7 +133,7 @@ def test_r2_of_targets_that_do_not_vary_is_not_defined(y):
 
 
 def test_probabilities_far_out_stay_finite_and_exact():
-    samples = Samples(np.array([1, 0]), np.zeros(2), np.array([[900.0], [-900.0]]), 2)
+    samples = SampleScores(np.array([1, 0]), np.zeros(2), np.array([[900.0], [-900.0]]), 2)
     assert samples.answer("probability").tolist() == [1.0, 0.0]
     assert METRICS["log_loss"].measure(samples.targets, samples.answer("probability")) < 1e-15
     assert METRICS["brier"].measure(samples.targets, samples.answer("probability")) == 0
@@ -215,7 +215,7 @@ def test_limits_cover_the_metric_of_all_samples_there_are(name, least):
     rng = np.random.default_rng(5)
     y = rng.integers(2, size=40_000)
     score = rng.normal(size=len(y)) + 1.2 * y
-    all_samples = Samples(y, y * 0.0, score[:, None], 2)
+    all_samples = SampleScores(y, y * 0.0, score[:, None], 2)
     metric = METRICS[name]
     truth = metric.measure(y, all_samples.answer(metric.needs))
     covered = 0

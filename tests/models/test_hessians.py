@@ -126,7 +126,7 @@ def profile_hessian(clients: InProcessClients, x: torch.Tensor) -> torch.Tensor:
 def test_profile_losses_have_the_schur_complement(
     case: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("equifed.engines.second_derivatives.PIECE", 100)
+    monkeypatch.setattr("equifed.engines.in_process.PIECE", 100)
     clients = OWN[case](l2=0.01, dtype=DOUBLE, own="bias", engine=kind)
     x = point(clients)
     found = clients.curvature_sum(x, WEIGHTS, "full")
@@ -167,7 +167,7 @@ def test_engines_agree_and_book_the_same(
     case: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also piece by piece, and for some of the clients."""
-    monkeypatch.setattr("equifed.engines.second_derivatives.PIECE", 100)
+    monkeypatch.setattr("equifed.engines.in_process.PIECE", 100)
     loop, stacked = (engine(case, kind).subset([0, 2, 3]) for kind in ("loop", "stacked"))
     x, weights = point(loop), np.array([0.2, 0.5, 0.3])
     sums = [clients.curvature_sum(x, weights, form) for clients in (loop, stacked)]

@@ -17,7 +17,7 @@ from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
 from equifed.testing import with_liar

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equifed.contract.vectors import KeyedMemory
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.training import checkpoints, register_state, states
 from equifed.training.checkpoints import CheckpointError
 from equifed.training.files import RunFolderError, seal

@@ -29,7 +29,7 @@ from equifed.contract.evaluation import Evaluation, Hits
 from equifed.contract.local import LocalSGD
 from equifed.data import standardise
 from equifed.data.federation import Federation
-from equifed.engines.evaluator import measure_scales
+from equifed.engines.evaluate import measure_scales
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.report import as_json, as_methods, build

@@ -199,6 +199,23 @@ class LocalWork(LocalSGD):
         }
         return ("displacement", *(kind for kind, wanted in optional.items() if wanted))
 
+    def check(self, control: object, target: object, slopes: object) -> None:
+        """Refuse half a correction, a multiplier without one, or a hinge without slopes."""
+        if (control is None) != (target is None):
+            raise ValueError("local_steps takes control and target together or neither.")
+        if self.multiplier and control is None:
+            raise ValueError("The multiplier is c_i - c + proximal (x - u): it needs a control.")
+        if self.correction != 1 and control is None:
+            raise ValueError(
+                f"local.correction = {self.correction} damps a correction of local steps, and this "
+                "algorithm has none; leave it at 1, or use SCAFFOLD or SCAFF-PD."
+            )
+        if (self.hinge is None) != (slopes is None):
+            raise ValueError(
+                "local_steps takes slopes exactly when the local work has a hinge, as rFedFair's "
+                "has."
+            )
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LocalWork:
         """Build the value that :meth:`to_dict` described.

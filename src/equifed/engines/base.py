@@ -1,12 +1,10 @@
-"""What our engines share: who takes part, the ledger, client vectors as rows of a matrix."""
+"""What our engines share: who takes part, the ledger, the model, and own parts."""
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import numpy as np
@@ -14,73 +12,33 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import Index, Losses
 from equifed.contract.clients import Clients, MissingClients, Traffic, check_index
 from equifed.contract.local import LocalWork
 from equifed.contract.names import show_text
-from equifed.contract.vectors import ClientVectors
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
-from equifed.engines.own_parts import OwnParts
-from equifed.engines.sums import Node, node_values, sum_rows
 from equifed.models.curvature import LinearHessian
 from equifed.models.flat import FlatModel
-
-MOST_BYTES = 1 << 30
-"""Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
+from equifed.models.own_part import OwnPart
 
 
-class InProcessVectors(ClientVectors):
-    """Client vectors that this process could lay side by side."""
+@dataclass(eq=False)
+class OwnRows:
+    """Own parts of all clients, one row each, at the start of a round and after local steps.
 
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """Return all of them as the rows of one matrix."""
+    All verbs of a round start from the same ones; those of the last local steps are kept.
+    """
 
-    @abstractmethod
-    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        """Return parts of the weighted sum with others'; see :mod:`equifed.engines.sums`.
+    start: Tensor
+    after: Tensor | None = None
 
-        ``weights`` are those of all clients, of whom the ones here begin at ``first``.
-        """
-
-
-@dataclass(frozen=True, eq=False)
-class DenseVectors(InProcessVectors):
-    """Client vectors as the rows of one matrix."""
-
-    matrix: Tensor
-
-    @property
-    @override
-    def at_hand(self) -> bool:
-        return True
-
-    @override
-    def weighted_sum(self, weights: Weights) -> Tensor:
-        return sum_rows(weights, self.matrix)
-
-    @override
-    def squared_norms(self) -> Losses:
-        return to_numpy(self.matrix.square().sum(dim=1))
-
-    @override
-    def dense(self) -> Tensor:
-        return self.matrix
-
-    @override
-    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
-        held = len(self.matrix)
-        rows = partial(take_rows, self.matrix, first)
-        return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
+    def put(self, index: Index, rows: Tensor) -> None:
+        """Remember where the own parts of clients ``index`` ended; the others stay."""
+        self.after = self.start.index_copy(0, torch.as_tensor(index, device=rows.device), rows)
 
 
-def take_rows(matrix: Tensor, first: int, begin: int, end: int) -> list[Tensor]:
-    """Return rows of a matrix that begins at place ``first``."""
-    return [matrix[begin - first : end - first]]
-
-
-class TorchClients(OwnParts, Clients):
+class TorchClients(Clients):
     """What our engines have in common: who takes part, the ledger, the model as a flat vector.
 
     Parameters
@@ -92,6 +50,8 @@ class TorchClients(OwnParts, Clients):
     names: tuple[str, ...] = ()
     index: Index = np.arange(0)
     model: FlatModel
+    own: OwnPart | None = None
+    own_rows: OwnRows
 
     def __init__(self, data: Federation) -> None:
         self.names, self.index = data.names, np.arange(len(data.names))
@@ -125,6 +85,15 @@ class TorchClients(OwnParts, Clients):
         """Return a matrix of zeros as wide as the model."""
         return torch.zeros(rows, self.model.size, dtype=self.model.dtype, device=self.model.device)
 
+    def refuse_non_finite(self, values: Losses, what: str) -> None:
+        """Raise :class:`MissingClients` for those whose numbers are not finite."""
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
+            raise MissingClients(reasons, self.names)
+
+    # -- the ledger -------------------------------------------------------------------------------
+
     def _book(self, *, down: int, up: int, losses: int = 0) -> None:
         """Book an exchange of model-sized vectors down and up, and of numbers up, per client."""
         vector = self.model.size * self.model.dtype.itemsize
@@ -139,38 +108,53 @@ class TorchClients(OwnParts, Clients):
     def _book_local(self, work: LocalWork, corrected: bool) -> None:
         self._book(down=1 + corrected, up=len(work.results), losses=work.hinge is not None)
 
-    def refuse_non_finite(self, values: Losses, what: str) -> None:
-        """Raise :class:`MissingClients` for those whose numbers are not finite."""
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
-            raise MissingClients(reasons, self.names)
+    # -- own parts --------------------------------------------------------------------------------
 
+    @override
+    def describe_own(self) -> str | None:
+        return None if self.own is None else f"{self.own}; {self.model.own_size} numbers per client"
 
-def check_local_arguments(
-    work: LocalWork, control: object | None, target: object | None, slopes: object | None
-) -> None:
-    """Refuse half a correction, a multiplier without one, or a hinge without slopes."""
-    if (control is None) != (target is None):
-        raise ValueError("local_steps takes control and target together or neither.")
-    if work.multiplier and control is None:
-        raise ValueError("The multiplier is c_i - c + proximal (x - u): it needs a control.")
-    if work.correction != 1 and control is None:
-        raise ValueError(
-            f"local.correction = {work.correction} damps a correction of local steps, and this "
-            "algorithm has none; leave it at 1, or use SCAFFOLD or SCAFF-PD."
-        )
-    if (work.hinge is None) != (slopes is None):
-        raise ValueError(
-            "local_steps takes slopes exactly when the local work has a hinge, as rFedFair's has."
+    @override
+    def warn_of_own(self) -> str | None:
+        alone = [] if self.own is None else self.find_one_class()
+        if self.own is None or not alone:
+            return None
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        return (
+            f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
+            f" their own part is held by its penalty alone ({self.own.penalty})"
         )
 
+    def find_one_class(self) -> list[str]:
+        """Return the names of clients whose training samples are of one class."""
+        raise NotImplementedError
 
-def to_numpy(values: Tensor) -> Losses:
-    """Return per-client numbers as float64 on the server."""
-    return values.detach().to("cpu", torch.float64).numpy()
+    @override
+    def remembers_own(self) -> bool:
+        return self.own is not None and self.own.steps != "profile"
 
+    @override
+    def with_own(self, own: Tensor) -> Self:
+        part = copy.copy(self)
+        part.own_rows = OwnRows(own)
+        return part
 
-def to_tensor(weights: Weights, like: Tensor) -> Tensor:
-    """Return per-client numbers in the model's precision where the model is."""
-    return torch.as_tensor(weights, dtype=like.dtype, device=like.device)
+    @override
+    def own_after(self) -> Tensor:
+        rows = self.own_rows
+        return rows.start if rows.after is None else rows.after
+
+    @override
+    def own_parts(self, x: Tensor) -> Tensor | None:
+        return None if self.own is None else self.rows_of_own(x)
+
+    def rows_of_own(self, x: Tensor) -> Tensor:
+        """Return every client's own part at x, a row each."""
+        return self.own_rows.start
+
+    @override
+    def own_parameters(self, own: Tensor) -> dict[str, Tensor]:
+        shapes = self.model.own_shapes
+        parts = torch.split(own.to("cpu"), [s.numel() for s in shapes.values()], dim=1)
+        pairs = zip(shapes.items(), parts, strict=True)
+        return {n: part.reshape(-1, *shape).clone() for (n, shape), part in pairs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,22 +13,28 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses
-from equifed.contract.curvature import Curvature
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.names import show_text
 from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
-from equifed.engines.base import MOST_BYTES, DenseVectors, InProcessVectors, to_numpy
-from equifed.engines.evaluator import FederationEvaluator, measure_scales
-from equifed.engines.own_parts import OwnRows, settle_own
-from equifed.engines.profile import choose_offsets
-from equifed.engines.resources import Workspace
-from equifed.engines.row_file import RememberOn, RowFile, RowMemory, check_remember_on
-from equifed.engines.second_derivatives import SecondDerivatives
-from equifed.engines.sums import group_clients
+from equifed.engines.base import OwnRows
+from equifed.engines.evaluate import FederationEvaluator, measure_scales
+from equifed.engines.ordered_sums import (
+    DenseVectors,
+    Node,
+    dense_rows,
+    group_clients,
+    leaf_nodes,
+    sum_leaves,
+    to_numpy,
+)
+from equifed.engines.own import JOINT, FoundOwnParts, settle_own
+from equifed.engines.own_bias import choose_offsets
+from equifed.engines.threads import Workspace
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import (
     check_device,
@@ -37,17 +44,28 @@ from equifed.models.checks import (
     copy_module,
     load_weights,
 )
+from equifed.models.curvature import (
+    PIECE,
+    LinearHessian,
+    check_sum_weights,
+    known_curvature,
+    linear_hessian,
+    refuse_bounds,
+)
 from equifed.models.flat import EXAMPLES, FlatModel, Penalise, SampleLoss, as_data
 from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
 from equifed.models.predictor import Predictor, describe_predictor, link_of
 
+MOST_BYTES = 1 << 30
+"""Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
 
-class InProcessClients(SecondDerivatives):
-    """Clients whose data this process holds; what ``loop`` and ``stacked`` have in common.
+
+class InProcessClients(FoundOwnParts):
+    """Clients whose data this process holds: all samples in two tensors, client after client.
 
     Parameters
     ----------
-    data, model, loss, l2, penalise, dtype, device, init, own, own_l2, own_steps, remember_on
+    data, model, loss, l2, penalise, dtype, device, init, own, own_l2, own_steps
         As for :func:`equifed.simulate`.
     """
 
@@ -65,25 +83,24 @@ class InProcessClients(SecondDerivatives):
         own: str | Sequence[str] | None = None,
         own_l2: OwnL2 | None = None,
         own_steps: OwnSteps = "auto",
-        remember_on: RememberOn = "memory",
     ) -> None:
         super().__init__(data)
-        check_remember_on(remember_on)
         check_dtype(dtype)
         self._init, device = choose_init(model, init), check_device(device)
         self.model_name = model if isinstance(model, str) else None
         module, loss = resolve_model(data, model, loss)
         check_module(module)
         self._template, self._federation = copy_module(module), data
+        # What subsets share once it is known: large data take a while.
         self._curvature: list[Curvature | str] = []
         self._origin: list[dict[str, Any]] = []
         self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
-        for what, values in (("inputs", self._inputs), ("targets", self._targets)):
-            self._refuse_overflow(what, values)
-        self._groups = group_clients(self._sizes)
+        self._refuse_overflow("inputs", self._inputs)
+        self._refuse_overflow("targets", self._targets)
+        self._groups = group_clients(self._sizes)  # whose Hessians are summed together
         self.workspace = Workspace(MOST_BYTES)
         dimensions = self._inputs.dim() - 1
         self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
@@ -97,9 +114,30 @@ class InProcessClients(SecondDerivatives):
                 "penalise='weights' leaves shared biases free, which models with own parameters "
                 "cannot; make the biases own parameters, too, or give penalise='all'."
             )
-        self._row_file = RowFile(self.zeros(0)) if remember_on == "disk" else None
         self.own_rows = OwnRows(self.repeat_own(module))
         self.offsets = choose_offsets(self.own, loss)
+
+    def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
+        """Return the samples where they will stay."""
+        return inputs.to(device)
+
+    def _refuse_overflow(self, what: str, values: Tensor) -> None:
+        """Refuse data that are finite, but not in the model's precision."""
+        rows = ~torch.isfinite(values.reshape(len(values), -1).sum(dim=1))
+        for row in rows.nonzero().flatten().tolist():
+            if torch.isfinite(values[row]).all():  # its sum alone overflows
+                continue
+            client = self.names[int(np.searchsorted(self._offsets, row, side="right")) - 1]
+            raise ValueError(
+                f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
+                f"{values.dtype}; scale them, or say dtype=torch.float64."
+            )
+
+    def inputs_of(self, client: int) -> Tensor:
+        """Return the training inputs of a client of the federation."""
+        return self._inputs[self._offsets[client] : self._offsets[client + 1]]
+
+    # -- what a model is --------------------------------------------------------------------------
 
     @override
     def initial(self, stream: Stream) -> Tensor:
@@ -121,6 +159,151 @@ class InProcessClients(SecondDerivatives):
         self.own_rows.start = self.repeat_own(given)
         return x
 
+    # -- memories ---------------------------------------------------------------------------------
+
+    @override
+    def remembered(self, vectors: ClientVectors | None, index: Index) -> DenseVectors:
+        if vectors is None:
+            return DenseVectors(self.zeros(len(index)))
+        return DenseVectors(dense_rows(vectors)[torch.as_tensor(index, device=self.model.device)])
+
+    @override
+    def remember(
+        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
+    ) -> ClientVectors:
+        matrix = self.workspace.empty((len(self.names), self.model.size), self.zeros(0))
+        matrix = matrix.zero_() if memory is None else matrix.copy_(dense_rows(memory))
+        matrix[torch.as_tensor(index, device=matrix.device)] = dense_rows(vectors)
+        return DenseVectors(matrix)
+
+    # -- second derivatives -----------------------------------------------------------------------
+
+    @override
+    def curvature(self) -> Curvature | str:
+        if self.remembers_own():
+            return JOINT
+        if (why := refuse_bounds(self.model)) is not None:  # hooks may come later
+            return why
+        if not self._curvature:
+            self._curvature.append(known_curvature(self.model, len(self.names), self.inputs_of))
+        return self._curvature[0]
+
+    @override
+    def hessian(self, x: Tensor, weights: Weights) -> Tensor | str:
+        if self.offsets is not None:
+            summed = self.curvature_sum(x, weights, "full")
+            return summed if isinstance(summed, str) else summed.dense(self.model.size).to(x.dtype)
+        rows = np.concatenate([np.arange(*self._offsets[i : i + 2]) for i in self.index])
+        shares = torch.as_tensor(np.repeat(weights / self.sizes, self.sizes), dtype=x.dtype)
+        held = self._inputs[rows].to(x.device), self._targets[rows], shares.to(x.device)
+        found = linear_hessian(self.model, x, *held)
+        if isinstance(found, str):
+            return found
+        self._book(down=1, up=self.model.size)
+        ridge = self.model.l2 * float(weights.sum()) * self.model.pull(torch.ones_like(x))
+        return found + torch.diag(ridge)
+
+    @override
+    def curvature_sum(
+        self, x: Tensor, weights: Weights, form: Form = "blocks", thin: Tensor | None = None
+    ) -> CurvatureSum | str:
+        hessian = LinearHessian.of(self.model, form, thin, not self.remembers_own())
+        if isinstance(hessian, str):
+            return hessian
+        check_sum_weights(weights, len(self.index))
+        groups = int(self._groups[-1]) + 1
+        (total,) = self.sum_hessians(hessian, x, weights, thin, leaf_nodes(0, groups, groups))
+        self._book_hessians(hessian, thin)
+        return hessian.answer(total, weights, thin)
+
+    def sum_hessians(
+        self,
+        hessian: LinearHessian,
+        x: Tensor,
+        weights: Weights,
+        thin: Tensor | None,
+        nodes: Sequence[Node],
+    ) -> list[Tensor]:
+        """Return parts of the weighted sum of the clients' Hessians without the penalty.
+
+        The parts are nodes of a tree over groups of clients, so that the order of the sum is always
+        the same.
+        """
+        share = np.zeros(len(self.names))
+        share[self.index] = weights
+        own = self.own_parts(x)
+
+        def sum_group(group: int) -> Tensor:
+            total = hessian.zeros(thin)
+            here = np.flatnonzero((self._groups == group) & (share > 0))
+            if own is None:
+                self._add_samples(hessian, total, x, here, share, thin)
+            else:
+                self._add_profiles(hessian, total, x, here, share, thin, own)
+            return total
+
+        groups = int(self._groups[-1]) + 1
+        totals = [sum_leaves(node, sum_group, groups) for node in nodes]
+        if not all(bool(torch.isfinite(total).all()) for total in totals):
+            self._refuse_curvature(hessian, x)
+        return totals
+
+    @property
+    def _piece(self) -> int:
+        """How many samples go into a sum of Hessians at once, to bound the memory."""
+        return max(1, PIECE // max(1, self._inputs[0].numel() * self._inputs.element_size()))
+
+    def _add_samples(
+        self, hessian: LinearHessian, total: Tensor, x: Tensor, here: Index, share: Weights,
+        thin: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Add the Hessians of clients ``here``; each sample counts its client's weight."""
+        sizes, step = self._sizes[here], self._piece
+        rows = np.repeat(self._offsets[here] - np.cumsum(sizes) + sizes, sizes)
+        rows += np.arange(len(rows))  # all samples of these clients
+        counts = np.repeat(share[here] / sizes, sizes)
+        for start in range(0, len(rows), step):
+            some = torch.as_tensor(rows[start : start + step], device=self._inputs.device)
+            count = torch.as_tensor(counts[start : start + step]).to(x)
+            hessian.add(total, x, self._inputs[some], count, thin)
+
+    def _add_profiles(
+        self, hessian: LinearHessian, total: Tensor, x: Tensor, here: Index, share: Weights,
+        thin: Tensor | None, own: Tensor,
+    ) -> None:  # fmt: skip
+        """Add the Hessians of the profile losses of clients ``here``."""
+        for i in here:
+            first, last = int(self._offsets[i]), int(self._offsets[i + 1])
+            ends = [*range(first, last, self._piece), last]
+            pieces = [self._inputs[a:b] for a, b in itertools.pairwise(ends)]
+            with_own = torch.cat([x, own[i]])
+            hessian.add_profile(total, with_own, pieces, share[i], last - first, thin)
+
+    def divide_as(self, sizes: Index, groups: Index) -> None:
+        """Divide the work as a federation of these sizes does, of which this is a part."""
+        self._groups = groups
+
+    def _refuse_curvature(self, hessian: LinearHessian, x: Tensor) -> None:
+        """Name those whose Hessian is not finite."""
+        sizes = np.zeros(len(self.index))
+        plain, own = dataclasses.replace(hessian, form="diagonal"), self.own_parts(x)
+        for k, i in enumerate(self.index):
+            found, inputs = plain.zeros(), self.inputs_of(int(i))
+            with_own = x if own is None else torch.cat([x, own[i]])
+            plain.add(found, with_own, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
+            sizes[k] = float(found.sum())
+        self.refuse_non_finite(sizes, "trace of its curvature")
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
+    ) -> Losses | str:
+        if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
+            return "the clients' vectors do not fit into memory at once"
+        return products_of_rows(dense_rows(vectors), multiply)
+
+    # -- questions of training --------------------------------------------------------------------
+
     @override
     def evaluate(
         self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
@@ -136,8 +319,8 @@ class InProcessClients(SecondDerivatives):
     @override
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
         held = [splits for splits in self._evaluators if split in splits]
-        own = self.own_parts(x)
-        return self._evaluator(held[0] if held else (split,)).describe(split, x, metrics, own)
+        evaluator = self._evaluator(held[0] if held else (split,))
+        return evaluator.describe(split, x, metrics, self.own_parts(x))
 
     def _evaluator(self, splits: tuple[str, ...]) -> FederationEvaluator:
         if splits not in self._evaluators:
@@ -152,12 +335,11 @@ class InProcessClients(SecondDerivatives):
         own = self.own_parts(x)
         if own is None or self.own is None:
             return told
-        kept = self.own_parameters(own)
-        return dataclasses.replace(told, own=kept, own_l2=self.own.l2)
+        return dataclasses.replace(told, own=self.own_parameters(own), own_l2=self.own.l2)
 
     @override
     def origin(self) -> dict[str, Any]:
-        if not self._origin:  # a list that subsets share: large data take a while
+        if not self._origin:
             told = describe_origin(self._federation, self._template, self.model)
             if self.model_name is not None:  # enough to build the module again
                 start = self.model.flatten_all(self.model.module)
@@ -170,56 +352,6 @@ class InProcessClients(SecondDerivatives):
     @override
     def feature_scales(self) -> Losses | None:
         return measure_scales(self._federation.train.inputs)
-
-    @override
-    def inner_products(
-        self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
-    ) -> Losses | str:
-        if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
-            return "the clients' vectors do not fit into memory at once"
-        assert isinstance(vectors, InProcessVectors)
-        return products_of_rows(vectors.dense(), multiply)
-
-    @override
-    def remembered(self, vectors: ClientVectors | None, index: Index) -> DenseVectors:
-        if vectors is None:
-            return DenseVectors(self.zeros(len(index)))
-        if isinstance(vectors, RowMemory):
-            return DenseVectors(vectors.take(index).to(self.model.device))
-        assert isinstance(vectors, DenseVectors)
-        return DenseVectors(vectors.matrix[torch.as_tensor(index, device=self.model.device)])
-
-    @override
-    def remember(
-        self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
-    ) -> ClientVectors:
-        assert isinstance(vectors, InProcessVectors)
-        if self._row_file is not None:
-            return self._row_file.replace(memory, len(self.names), index, vectors.dense())
-        if isinstance(memory, RowMemory):  # of a run that kept it in a file
-            memory = self.remembered(memory, np.arange(len(self.names)))
-        assert memory is None or isinstance(memory, DenseVectors)
-        shape = len(self.names), self.model.size
-        matrix = self.workspace.empty(shape, self.zeros(0))
-        matrix = matrix.zero_() if memory is None else matrix.copy_(memory.matrix)
-        matrix[torch.as_tensor(index, device=matrix.device)] = vectors.dense()
-        return DenseVectors(matrix)
-
-    def _refuse_overflow(self, what: str, values: Tensor) -> None:
-        """Refuse data that are finite, but not in the model's precision."""
-        rows = ~torch.isfinite(values.reshape(len(values), -1).sum(dim=1))
-        for row in rows.nonzero().flatten().tolist():
-            if torch.isfinite(values[row]).all():  # its sum alone overflows
-                continue
-            client = self.names[int(np.searchsorted(self._offsets, row, side="right")) - 1]
-            raise ValueError(
-                f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
-                f"{values.dtype}; scale them, or say dtype=torch.float64."
-            )
-
-    def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
-        """Return the samples where they will stay."""
-        return inputs.to(device)
 
 
 def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,20 +20,72 @@ from equifed.contract.clients import Moved
 from equifed.contract.local import LocalSGD, LocalWork
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
-from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
-from equifed.engines.own_parts import plain_work
-from equifed.engines.precision import products_in
-from equifed.engines.profile import MOST_NEWTON
-from equifed.engines.resources import map_in_threads
-from equifed.engines.sums import Node
+from equifed.engines.ordered_sums import DenseVectors, Node, dense_rows, to_numpy
+from equifed.engines.own import plain_work
+from equifed.engines.own_bias import MOST_NEWTON
+from equifed.engines.threads import map_in_threads, products_in
 from equifed.models.curvature import LinearHessian
 
 Result = TypeVar("Result")
 
-Walked: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Displacement, snapshot, average, mean gradient and threshold of one client."""
+Gradient = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Returns the loss at a model in some step, and a gradient that may be changed."""
+
+
+def walk_client(
+    x: Tensor,
+    work: LocalWork,
+    steps: int,
+    gradient: Gradient,
+    correction: Tensor | None = None,
+    slope: float | None = None,
+    *,
+    moving: Tensor | None = None,
+    size: int | None = None,
+    room: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Take one client's local steps; the formula is in :class:`equifed.LocalSGD`.
+
+    Returns the work's results by name, and the threshold of a hinge. ``correction`` is the part of
+    target - control that counts, ``moving`` is 1 or 0 for every coordinate, the first ``size`` are
+    kept in the ball, and displacements may be made in the ``room``.
+    """
+    u, found = x.clone(), {}
+    iterates = torch.zeros_like(x) if work.average else None
+    gradients = torch.zeros_like(x) if work.mean_gradient else None
+    threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
+    for step in range(steps):
+        value, direction = gradient(u, step)
+        if work.hinge is not None and threshold is not None and slope is not None:
+            s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
+            direction *= s
+            threshold = threshold - work.lr * (1 - s)
+        if gradients is not None:
+            gradients += direction
+        if work.proximal:
+            direction += work.proximal * (u - x)
+        if correction is not None:
+            direction += correction
+        if moving is not None:
+            direction *= moving
+        u -= direction.mul_(work.lr)
+        if work.radius is not None:
+            shared = u[:size]
+            shared *= torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
+        if iterates is not None:
+            iterates += u
+        if step + 1 == min(work.snapshot or 0, steps):
+            found["snapshot"] = u.clone()
+    found["displacement"] = torch.sub(x, u, out=u if room is None else room)
+    if iterates is not None:
+        found["average"] = iterates / steps
+    if gradients is not None:
+        found["mean_gradient"] = gradients / steps
+    if work.multiplier and correction is not None:  # c_i - c + proximal (x - u)
+        found["multiplier"] = work.proximal * found["displacement"] - correction
+    return found if threshold is None else {**found, "threshold": threshold}
 
 
 class LoopClients(InProcessClients):
@@ -89,42 +141,80 @@ class LoopClients(InProcessClients):
     ) -> Moved:
         work = local.work()
         self.refuse_minibatches(work.batch_size)
-        check_local_arguments(work, control, target, slopes)
-        assert control is None or isinstance(control, DenseVectors)
-        steps = work.steps_for(self.sizes)
+        work.check(control, target, slopes)
+        steps, rows = work.steps_for(self.sizes), None if control is None else dense_rows(control)
         room = None if self.remembers_own() else self.workspace.empty((len(self.index), len(x)), x)
 
-        def move(self: Self, k: int) -> Walked:
+        def move(self: Self, k: int) -> dict[str, Tensor]:
             correction = None
-            if control is not None and target is not None:
-                correction = target - control.matrix[k]
+            if rows is not None and target is not None:
+                correction = target - rows[k]
                 if work.correction != 1:
                     correction *= work.correction
             slope = None if slopes is None else float(slopes[k])
-            given = (x, work, stream, k, int(steps[k]), correction, slope)
-            if room is None:
-                return self._walk_with_own(*given)
-            return self._walk(*given, room=room[k])
+            return self._walk(
+                x,
+                work,
+                stream,
+                k,
+                int(steps[k]),
+                correction,
+                slope,
+                None if room is None else room[k],
+            )
 
-        results = self._map(move)
+        walks = self._map(move)
         self._book_local(work, corrected=target is not None)
-        first, *columns = map(list, zip(*results, strict=True))
-        *vectors, thresholds = (None if c[0] is None else torch.stack(c) for c in columns)
-        named = zip(("snapshot", "average", "mean_gradient"), vectors, strict=True)
-        moved = {kind: rows for kind, rows in named if rows is not None}
-        moved["displacement"] = torch.stack(first) if room is None else room
-        if work.multiplier and control is not None and target is not None:
-            # c_i - c + proximal (x - u)
-            rest = work.proximal * moved["displacement"][:, : self.model.size]
-            moved["multiplier"] = control.matrix - target + rest
-        lengths = DenseVectors(moved["displacement"]).squared_norms()
+        made = {} if room is None else {"displacement": room}
+        for kind in work.results:
+            made[kind] = made[kind] if kind in made else torch.stack([w[kind] for w in walks])
+        lengths = to_numpy(made["displacement"].square().sum(dim=1))
         self.refuse_non_finite(lengths, "squared length of the local update")
-        ends, d = None if thresholds is None else to_numpy(thresholds), self.model.size
+        d, ends = self.model.size, None
+        if work.hinge is not None:
+            ends = to_numpy(torch.stack([walk["threshold"] for walk in walks]))
         if self.remembers_own():
             before = self.own_rows.start[torch.as_tensor(self.index, device=x.device)]
-            self.own_rows.put(self.index, before - moved["displacement"][:, d:])
-        shared = {kind: DenseVectors(rows[:, :d]) for kind, rows in moved.items()}
+            self.own_rows.put(self.index, before - made["displacement"][:, d:])
+        shared = {kind: DenseVectors(matrix[:, :d]) for kind, matrix in made.items()}
         return Moved(steps=steps, thresholds=ends, **shared)
+
+    def _walk(
+        self, x: Tensor, work: LocalWork, stream: Stream, k: int, steps: int,
+        correction: Tensor | None, slope: float | None, room: Tensor | None,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """One client's local steps, on own parameters too where it keeps some.
+
+        Alternating: as many plain steps on the own ones first, then steps on the shared ones.
+        """
+        d = self.model.size
+        if not self.remembers_own() or self.own is None:
+            steer = self._steer(k, stream, work.batch_size)
+            return walk_client(x, work, steps, steer, correction, slope, size=d, room=room)
+        start = u = self._with_own(x, k)
+        own = torch.arange(len(u), device=u.device) >= d
+        moving = None
+        if self.own.steps == "alternating":
+            plain, alone = plain_work(work), self._steer(k, stream.at("own"), work.batch_size)
+            first = walk_client(u, plain, steps, alone, moving=own.to(u.dtype), size=d)
+            u, moving = u - first["displacement"], (~own).to(u.dtype)
+        if correction is not None:  # of the shared ones
+            correction = torch.cat([correction, correction.new_zeros(self.model.own_size)])
+        steer = self._steer(k, stream, work.batch_size)
+        found = walk_client(u, work, steps, steer, correction, slope, moving=moving, size=d)
+        moved = found["displacement"]
+        return {**found, "displacement": torch.where(own, start - (u - moved), moved)}
+
+    def _steer(self, k: int, stream: Stream, batch_size: int | None) -> Gradient:
+        """Return the k-th client's gradients along a walk."""
+        batches = self._batches(k, stream, batch_size)
+
+        def gradient(u: Tensor, step: int) -> tuple[Tensor, Tensor]:
+            at = u if self.offsets is None else self._with_own(u, k)  # of its profile loss
+            value, direction = self._gradient(at, k, batches.at(step))
+            return value, direction[: len(u)]
+
+        return gradient
 
     @override
     def sum_hessians(
@@ -148,82 +238,6 @@ class LoopClients(InProcessClients):
                 self._refuse_curvature(hessian, x)
             total += float(weights[k]) * found  # sum of w_i H_i
         return [total, *(hessian.zeros(thin) for _ in nodes[1:])]  # in no order: all is in one
-
-    def _walk(
-        self,
-        x: Tensor,
-        work: LocalWork,
-        stream: Stream,
-        k: int,
-        steps: int,
-        correction: Tensor | None,
-        slope: float | None,
-        moving: Tensor | None = None,
-        room: Tensor | None = None,
-    ) -> Walked:
-        """One client's local steps; the formula is in :class:`equifed.LocalSGD`."""
-        batches = self._batches(k, stream, work.batch_size)
-        u, snapshot = x.clone(), None
-        iterates = torch.zeros_like(x) if work.average else None
-        gradients = torch.zeros_like(x) if work.mean_gradient else None
-        threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
-        for step in range(steps):
-            at = u if self.offsets is None else self._with_own(u, k)  # of its profile loss
-            value, direction = self._gradient(at, k, batches.at(step))
-            direction = direction[: len(u)]  # changed in place: large models are slow to copy
-            if work.hinge is not None and threshold is not None and slope is not None:
-                s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
-                direction *= s
-                threshold = threshold - work.lr * (1 - s)
-            if gradients is not None:
-                gradients += direction
-            if work.proximal:
-                direction += work.proximal * (u - x)
-            if correction is not None:
-                direction += correction
-            if moving is not None:
-                direction *= moving
-            u -= direction.mul_(work.lr)
-            if work.radius is not None:
-                shared = u[: self.model.size]
-                shared *= torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
-            if iterates is not None:
-                iterates += u
-            if step + 1 == min(work.snapshot or 0, steps):
-                snapshot = u.clone()
-        return (
-            torch.sub(x, u, out=u if room is None else room),
-            snapshot,
-            None if iterates is None else iterates / steps,
-            None if gradients is None else gradients / steps,
-            threshold,
-        )
-
-    def _walk_with_own(
-        self,
-        x: Tensor,
-        work: LocalWork,
-        stream: Stream,
-        k: int,
-        steps: int,
-        correction: Tensor | None,
-        slope: float | None,
-    ) -> Walked:
-        """One client's local steps on shared and own parameters; corrections on the shared ones.
-
-        Alternating: as many plain steps on the own ones first, then steps on the shared ones.
-        """
-        assert self.own is not None
-        start = u = self._with_own(x, k)
-        own = torch.arange(len(u), device=u.device) >= self.model.size
-        shared = None
-        if self.own.steps == "alternating":
-            plain, shared = plain_work(work), (~own).to(u.dtype)
-            u = u - self._walk(u, plain, stream.at("own"), k, steps, None, None, own.to(u.dtype))[0]
-        if correction is not None:
-            correction = torch.cat([correction, correction.new_zeros(self.model.own_size)])
-        moved, *others = self._walk(u, work, stream, k, steps, correction, slope, shared)
-        return torch.where(own, start - (u - moved), moved), *others  # type: ignore[return-value]
 
     def _with_own(self, x: Tensor, k: int) -> Tensor:
         """Return the model with the own parameters of the k-th client at its end."""

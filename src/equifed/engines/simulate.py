@@ -11,17 +11,16 @@ from torch import nn
 
 from equifed.contract.own import OwnL2, OwnSteps
 from equifed.data.federation import Federation
-from equifed.engines.fastest import choose_fastest
+from equifed.engines.choose import choose_fastest
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
-from equifed.engines.precision import Precision
-from equifed.engines.row_file import RememberOn
 from equifed.engines.stacked.clients import NotBatched, StackedClients
+from equifed.engines.threads import Precision
 from equifed.models.architectures import Init, choose_init
 from equifed.models.flat import Penalise, SampleLoss
 from equifed.models.losses import ClassWeights, weigh_classes
 
-Clients = StackedClients | LoopClients
+Simulated = StackedClients | LoopClients
 
 
 def simulate(
@@ -45,8 +44,7 @@ def simulate(
     own: str | Sequence[str] | None = None,
     own_l2: OwnL2 | None = None,
     own_steps: OwnSteps = "auto",
-    remember_on: RememberOn = "memory",
-) -> Clients:
+) -> Simulated:
     """Return the clients of a federation, carried out in this process.
 
     Parameters
@@ -62,7 +60,7 @@ def simulate(
     engine : {"auto", "stacked", "loop"}
         ``"stacked"`` moves many clients at once, ``"loop"`` gives each of them a core; ``"auto"``
         is stacked for fully connected models and else whichever takes less time for a few
-        gradients here (``choice`` tells), which is remembered for the next time.
+        gradients here (``choice`` tells).
     class_weights : {"balanced"} or mapping of class to weight, optional
         Weights of the classes in the loss; see :func:`equifed.models.losses.weigh_classes`.
     l2 : float
@@ -110,10 +108,6 @@ def simulate(
         steps together with the shared ones, kept from round to round. ``"alternating"``: as many
         local steps on the own ones, then on the shared ones (FedAlt). ``"auto"`` is profile where
         that is possible, else joint.
-    remember_on : {"memory", "disk"}
-        Where vectors are that clients keep from round to round (SCAFFOLD's variates, FedDyn's
-        multipliers): in memory, a row for every client, or in a temporary file (``TMPDIR`` says
-        where), a row for every client that ever took part. Results are the same to the bit.
 
     Examples
     --------
@@ -128,32 +122,34 @@ def simulate(
     loss = weigh_classes(loss, class_weights, data)
     given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "device": device}
     given |= {"init": choose_init(model, init), "own": own}
-    given |= {"own_l2": own_l2, "own_steps": own_steps, "remember_on": remember_on}
-    named = model if isinstance(model, str) else None
+    given |= {"own_l2": own_l2, "own_steps": own_steps}
+    tuning: dict[str, Any] = {"memory": memory, "chunk": chunk, "fast": fast}
+    tuning |= {"compiled": compiled, "precision": precision, "streamed": streamed}
+    clients = _build(engine, data, module, loss, given, tuning)
+    clients.model_name = model if isinstance(model, str) else None  # to build it again
+    return clients
+
+
+def _build(
+    engine: str, data: Federation, module: nn.Module, loss: SampleLoss, given: dict[str, Any],
+    tuning: dict[str, Any],
+) -> Simulated:  # fmt: skip
+    """Return the engine that is asked for, or the faster one."""
     if engine == "loop":
-        return _name_model(LoopClients(data, module, loss, **given), named)
+        return LoopClients(data, module, loss, **given)
     try:
-        stacked = StackedClients(
-            data, module, loss, **given, memory=memory, chunk=chunk, fast=fast,
-            compiled=compiled, precision=precision, streamed=streamed,
-        )  # fmt: skip
+        stacked = StackedClients(data, module, loss, **given, **tuning)
     except NotBatched as error:
         if engine == "stacked":
             raise
-        warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=2)
-        return _name_model(LoopClients(data, module, loss, **given), named)
-    only_stacked = compiled or precision != "full" or chunk is not None
-    if engine == "stacked" or only_stacked or not stacked.worth_measuring():
-        return _name_model(stacked, named)
-    engines: dict[str, Clients] = {"stacked": stacked}
+        warnings.warn(f"{error} engine='auto' does so now.", UserWarning, stacklevel=3)
+        return LoopClients(data, module, loss, **given)
+    tuned = tuning["compiled"] or tuning["precision"] != "full" or tuning["chunk"] is not None
+    if engine == "stacked" or tuned or not stacked.worth_measuring():
+        return stacked
+    engines: dict[str, Simulated] = {"stacked": stacked}
     engines["loop"] = LoopClients(data, module, loss, **given)
     choice = choose_fastest(engines, stacked.flatten(module))
     chosen = engines[choice.name]
     chosen.choice = choice.describe()
-    return _name_model(chosen, named)
-
-
-def _name_model(clients: Clients, name: str | None) -> Clients:
-    """Let the clients' record say the model's name, by which it can be built again."""
-    clients.model_name = name
-    return clients
+    return chosen

@@ -16,7 +16,7 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form, check_curv
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.engines.in_process import products_of_rows
-from equifed.engines.own_parts import JOINT
+from equifed.engines.own import JOINT
 from equifed.flower.mailbox import HEADER_SHARE
 from equifed.flower.members import ROOM
 from equifed.flower.messenger import Messenger, Requests, pack_tensor

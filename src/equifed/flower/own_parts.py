@@ -19,7 +19,8 @@ from equifed.contract.arrays import Losses, Vector
 from equifed.contract.own import Inexactness, own_strength
 from equifed.contract.streams import Stream
 from equifed.data.split import Split
-from equifed.engines.own_parts import JOINT, OwnRows
+from equifed.engines.base import OwnRows
+from equifed.engines.own import JOINT
 from equifed.flower.memory import Memory
 from equifed.flower.messenger import Messenger, pack_tensor
 from equifed.flower.task import OneClient

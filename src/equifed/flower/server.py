@@ -16,8 +16,7 @@ from equifed.contract.evaluation import SPLITS, ClientDetail, Details, Evaluatio
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors, KeyedMemory
-from equifed.engines.answers import check_metrics
-from equifed.engines.base import check_local_arguments
+from equifed.engines.evaluate import check_metrics
 from equifed.flower.curvature import FlowerCurvature
 from equifed.flower.local_work import RequestedWork
 from equifed.flower.mailbox import Answers, Mailbox
@@ -184,7 +183,7 @@ class FlowerClients(OwnPartsElsewhere, FlowerCurvature, Clients):
         # Where vectors are hidden the work is asked for together with the first sum of its result.
         work = local.work()
         self.members.engine.refuse_minibatches(work.batch_size)
-        check_local_arguments(work, control, target, slopes)
+        work.check(control, target, slopes)
         assert control is None or isinstance(control, FlowerVectors)
         given = {"x": x} if target is None else {"x": x, "target": target}
         arrays = {name: pack_tensor(vector) for name, vector in given.items()}

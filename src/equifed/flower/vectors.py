@@ -14,7 +14,7 @@ from typing_extensions import override
 from equifed.contract.arrays import Losses, Weights
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor
 from equifed.flower.secure.ledger import PrivacyError, Sum

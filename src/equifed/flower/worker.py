@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.curvature import measure_blocks
 from equifed.flower.memory import Memory
 from equifed.flower.own_parts import bind_own_part, fit_own_part, measure_error

@@ -17,9 +17,9 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.arrays import Losses
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.answers import Samples
+from equifed.engines.evaluate import SampleScores
 from equifed.engines.in_process import resolve_model
-from equifed.engines.simulate import Clients, simulate
+from equifed.engines.simulate import Simulated, simulate
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import Metric, find_metric
 from equifed.models.architectures import choose_init
@@ -210,10 +210,10 @@ class _Fit:
         measured = clients.evaluate(best, _held(data))
         return measured, found, strength, True, clients.predictor(best)
 
-    def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Clients:
+    def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Simulated:
         return simulate(data, **self.given, l2=l2, dtype=dtype)
 
-    def _train(self, clients: Clients) -> Any:
+    def _train(self, clients: Simulated) -> Any:
         if self.algorithm is None or self.rounds is None:
             raise ValueError(
                 "Own models of this kind have no exact solution; give algorithm= and rounds= of "
@@ -224,7 +224,7 @@ class _Fit:
         )  # fmt: skip
         return clients.flatten(history.parameters or {})
 
-    def _solve(self, clients: Clients, x: Any, stream: Stream, name: str) -> Any:
+    def _solve(self, clients: Simulated, x: Any, stream: Stream, name: str) -> Any:
         """Return the best model of one client; a warning if there is none in reach."""
         newton, state = Newton(Average()), State(x, np.ones(1))
         for k in range(STEPS):
@@ -251,7 +251,7 @@ def measure_samples(predictor: Predictor, kind: Metric, inputs: Any, targets: An
         return np.empty(0)
     outputs = predictor.answer(inputs)
     classes = None if predictor.classes is None else len(predictor.classes)
-    answers = Samples(targets, np.empty(0), outputs, classes).answer(kind.needs)
+    answers = SampleScores(targets, np.empty(0), outputs, classes).answer(kind.needs)
     return np.asarray(kind.each(targets, answers), dtype=np.float64)
 
 

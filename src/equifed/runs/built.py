@@ -143,7 +143,7 @@ def _settled(config: RunConfig, federation: Federation) -> RunConfig:
 def _engine(config: RunConfig, federation: Federation) -> Clients:
     import torch
 
-    from equifed.engines.own_parts import settle_own
+    from equifed.engines.own import settle_own
     from equifed.models.losses import outputs_for, weigh_classes
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
@@ -201,7 +201,7 @@ def _check_device(device: str) -> None:
 
 def _check_metrics(config: RunConfig, federation: Federation) -> None:
     """Refuse metrics that these data, or this loss, do not have, before anything is trained."""
-    from equifed.engines.answers import check_metrics
+    from equifed.engines.evaluate import check_metrics
 
     loss = SECTIONS["losses"][config.model["loss"]].load()
     try:

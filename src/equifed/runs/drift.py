@@ -75,7 +75,7 @@ def evaluate(
     trust : bool
         Load the code that the folder names; see :func:`equifed.load_predictor`.
     """
-    from equifed.engines.evaluator import FederationEvaluator
+    from equifed.engines.evaluate import FederationEvaluator
     from equifed.models.flat import FlatModel, as_data
     from equifed.models.own_part import OwnPart
 

@@ -145,7 +145,7 @@ def _read_loss(
     config: RunConfig, module: Any, told: dict[str, Any]
 ) -> tuple[FittedLoss | None, OwnL2]:
     """Return the loss that own parts can be fitted to, and their penalty in training."""
-    from equifed.engines.own_parts import settle_own
+    from equifed.engines.own import settle_own
     from equifed.models.own_part import fitted_loss
 
     model = config.model

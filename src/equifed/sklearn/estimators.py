@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from equifed.algorithms.newton import Newton
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.federation import Federation
-from equifed.engines.simulate import Clients, simulate
+from equifed.engines.simulate import Simulated, simulate
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import squared
 from equifed.models.own_part import fitted_loss
@@ -107,7 +107,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.client_weights_ = self.history_.weights[self.history_.rounds[-1].round]
         self._set_model(engine, module, classes)
 
-    def _set_model(self, engine: Clients, module: nn.Module, classes: int | None) -> None:
+    def _set_model(self, engine: Simulated, module: nn.Module, classes: int | None) -> None:
         """Set ``model_`` and, of a linear model, ``coef_`` and ``intercept_``."""
         assert self.history_.parameters is not None
         self.model_ = copy.deepcopy(module).double().eval().requires_grad_(False)

@@ -18,7 +18,7 @@ from equifed.algorithms.newton import Newton, State
 from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.streams import Stream
-from equifed.engines.simulate import Clients
+from equifed.engines.simulate import Simulated
 from equifed.models.architectures import build
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import binary_logistic, cross_entropy
@@ -90,7 +90,7 @@ def relative_decrement(history: History) -> float | None:
 
 
 def warn_if_unfinished(
-    history: History, algorithm: AnyAlgorithm, engine: Clients, tol: float
+    history: History, algorithm: AnyAlgorithm, engine: Simulated, tol: float
 ) -> None:
     """Warn where training ended before it had reached its tolerance."""
     left, last = relative_decrement(history), history.rounds[-1]
@@ -107,7 +107,7 @@ def warn_if_unfinished(
 
 
 def _estimate_gap(
-    history: History, algorithm: AnyAlgorithm, engine: Clients, tol: float
+    history: History, algorithm: AnyAlgorithm, engine: Simulated, tol: float
 ) -> float | None:
     """Return by how much a linear model's objective can still fall, by one step of Newton's method.
 
@@ -124,7 +124,7 @@ def _estimate_gap(
     return info.numbers["decrement"] ** 2 / 2
 
 
-def _solves(engine: Clients, objective: object) -> bool:
+def _solves(engine: Simulated, objective: object) -> bool:
     """Tell whether Newton's method is for this model and objective."""
     model, n = engine.model, len(engine.names)
     linear = linear_layer(model.module, model.input_dimensions) is not None
@@ -178,7 +178,7 @@ def choose_scores(model: str | nn.Module, X: Array, classes: int) -> tuple[Loss,
 def build_algorithm(
     algorithm: str | Mapping[str, Any] | AnyAlgorithm,
     objective: str | Mapping[str, Any] | SaddleObjective,
-    engine: Clients,
+    engine: Simulated,
     sizes: Array,
     seed: int,
 ) -> AnyAlgorithm:
@@ -202,7 +202,7 @@ def build_algorithm(
 def _build_named(
     algorithm: str | Mapping[str, Any],
     objective: Any,
-    engine: Clients,
+    engine: Simulated,
     counts: list[int],
     seed: int,
 ) -> AnyAlgorithm:

@@ -26,34 +26,28 @@ from equifed.contract.clients import MissingClients, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness, OwnL2, OwnSteps
+from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
-from equifed.engines.base import (
-    MOST_BYTES,
+from equifed.engines.base import TorchClients
+from equifed.engines.distributed.group import Workers, assign_clients, cut_shard
+from equifed.engines.in_process import MOST_BYTES, InProcessClients, products_of_rows
+from equifed.engines.ordered_sums import (
     DenseVectors,
     InProcessVectors,
-    TorchClients,
-)
-from equifed.engines.distributed.group import Workers
-from equifed.engines.distributed.shards import assign_clients, cut_shard
-from equifed.engines.in_process import InProcessClients, products_of_rows
-from equifed.engines.own_parts import JOINT
-from equifed.engines.row_file import RowMemory
-from equifed.engines.simulate import simulate
-from equifed.engines.sums import (
-    Node,
     group_clients,
     join_leaves,
     join_nodes,
     leaf_nodes,
     nodes_within,
 )
+from equifed.engines.own import JOINT
+from equifed.engines.simulate import simulate
 from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
 from equifed.models.curvature import LinearHessian, check_sum_weights, known_curvature
-from equifed.models.flat import Penalise, SampleLoss
+from equifed.models.flat import SampleLoss
 from equifed.models.predictor import Predictor
 
 Part = TypeVar("Part")
@@ -79,7 +73,7 @@ class DistributedVectors(ClientVectors):
             self.own, lambda vectors: vectors.nodes(own, weights, int(self.places[0]))
         )
         rows = torch.stack(part) if part else self.clients.zeros(0)
-        return join_nodes(self.clients.exchange(plans, rows), weights, self.n)
+        return join_nodes(self.clients.workers.exchange(plans, rows), weights, self.n)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -90,14 +84,21 @@ class DistributedVectors(ClientVectors):
     @override
     def squared_norms(self) -> Losses:
         part = self.clients.guard(self.own, lambda own: own.squared_norms())
-        return self.clients.gather(part, self.places, self.n)
+        return self.clients.workers.gather(part, self.places, self.n)
 
+    @override
     def collect(self) -> DenseVectors:
-        """Return all vectors as the rows of one matrix, in every process."""
         rows = self.clients.zeros(self.n)
         if self.own is not None:
             rows[torch.as_tensor(self.places, device=rows.device)] = self.own.dense()
         return DenseVectors(self.clients.workers.unite(rows))
+
+
+def spread(vectors: ClientVectors) -> DistributedVectors:
+    """Return vectors that these clients made; refuse those of others."""
+    if not isinstance(vectors, DistributedVectors):
+        raise TypeError(f"Vectors of another engine: {type(vectors).__name__}.")
+    return vectors
 
 
 class DistributedClients(TorchClients):
@@ -109,31 +110,24 @@ class DistributedClients(TorchClients):
         model: nn.Module | str,
         loss: SampleLoss | str = "auto",
         *,
-        l2: float = 0.0,
-        penalise: Penalise = "all",
-        dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
         memory: int | None = None,
         chunk: int | None = None,
-        own: str | Sequence[str] | None = None,
-        own_l2: OwnL2 | None = None,
-        own_steps: OwnSteps = "auto",
+        **common: Any,
     ) -> None:
         super().__init__(data)
         self.workers = Workers(device)
         self.holder = assign_clients(self._sizes, self.workers.size)
         self._held = np.flatnonzero(self.holder == self.workers.rank)
         shard = cut_shard(data, self.holder == self.workers.rank)
-        given: dict[str, Any] = {"l2": l2, "penalise": penalise, "dtype": dtype, "init": init}
-        given |= {"device": self.workers.device, "memory": memory, "chunk": chunk}
-        given |= {"own": own, "own_l2": own_l2, "own_steps": own_steps}
-        self._local = simulate(shard, model, loss, **given)
+        common |= {"device": self.workers.device, "init": init, "memory": memory, "chunk": chunk}
+        self._local = simulate(shard, model, loss, **common)
         self.choice = self._local.choice
         # Where engines are chosen by measuring, all processes take the first one's.
         first: Any = self.workers.gather_texts(self._local.engine)[0]
         if self._local.engine != first:
-            self._local = simulate(shard, model, loss, engine=first, **given)
+            self._local = simulate(shard, model, loss, engine=first, **common)
         self._groups = group_clients(self._sizes, self.workers.size)
         self._local.divide_as(self._sizes, self._groups)
         self._curvature: list[Curvature | str] = []
@@ -168,12 +162,12 @@ class DistributedClients(TorchClients):
         texts = self.workers.gather_texts(json.dumps(self._local.find_one_class()))
         return [name for text in texts for name in json.loads(text)]
 
+    @override
     def inexactness(self, x: Tensor) -> Inexactness | str | None:
-        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
         own, everybody = self._local.inexactness(x), np.arange(len(self.names))
         if not isinstance(own, Inexactness):
             return own
-        bounds = (self.gather(b, everybody, len(b)) for b in (own.losses, own.gradients))
+        bounds = (self.workers.gather(b, everybody, len(b)) for b in (own.losses, own.gradients))
         return Inexactness(*bounds)
 
     @override
@@ -186,20 +180,18 @@ class DistributedClients(TorchClients):
 
     @override
     def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        places, part = self._part()
-        own = self.guard(part, lambda local: local.losses(x, stream, batch_size))
+        places, own = self._ask(lambda here: here.losses(x, stream, batch_size))
         self._book(down=1, up=0, losses=1)
-        return self.gather(own, places, len(self.index))
+        return self.workers.gather(own, places, len(self.index))
 
     @override
     def value_and_gradient(
         self, x: Tensor, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        places, part = self._part()
-        own = self.guard(part, lambda local: local.value_and_gradient(x, stream, batch_size))
+        places, own = self._ask(lambda here: here.value_and_gradient(x, stream, batch_size))
         self._book(down=1, up=1, losses=1)
         losses, gradients = (None, None) if own is None else own
-        return self.gather(losses, places, len(self.index)), self._vectors(gradients)
+        return self.workers.gather(losses, places, len(self.index)), self._vectors(gradients)
 
     @override
     def local_steps(
@@ -212,19 +204,17 @@ class DistributedClients(TorchClients):
         target: Tensor | None = None,
         slopes: Weights | None = None,
     ) -> Moved:
-        assert control is None or isinstance(control, DistributedVectors)
-        (places, part), work = self._part(), local.work()
-        kept = None if control is None else control.own
-        steep = None if slopes is None else slopes[places]
+        work, kept = local.work(), None if control is None else spread(control).own
+        steep = None if slopes is None else slopes[self._places()]
         more: dict[str, Any] = {"control": kept, "target": target, "slopes": steep}
-        own = self.guard(part, lambda here: here.local_steps(x, work, stream, **more))
+        places, own = self._ask(lambda here: here.local_steps(x, work, stream, **more))
         if self.remembers_own():
             self.own_rows.put(self.index, self._gather_own(places))
         self._book_local(work, corrected=target is not None)
         thresholds = None
         if work.hinge is not None:
             ends = None if own is None else own.thresholds
-            thresholds = self.gather(ends, places, len(self.index))
+            thresholds = self.workers.gather(ends, places, len(self.index))
         vectors = {
             kind: self._vectors(None if own is None else getattr(own, kind))
             for kind in work.results
@@ -243,10 +233,9 @@ class DistributedClients(TorchClients):
     def remember(
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
     ) -> ClientVectors:
-        assert isinstance(vectors, DistributedVectors)
-        rows = self._memory(memory).clone()
-        if vectors.own is not None:
-            rows[self._rows(index[vectors.places])] = vectors.own.dense()
+        rows, new = self._memory(memory).clone(), spread(vectors)
+        if new.own is not None:
+            rows[self._rows(index[new.places])] = new.own.dense()
         return DistributedVectors(self, np.arange(len(self.names)), DenseVectors(rows))
 
     @override
@@ -282,25 +271,25 @@ class DistributedClients(TorchClients):
         if isinstance(hessian, str):
             return hessian
         check_sum_weights(weights, len(self.index))
-        places, part = self._part()
         starts = np.searchsorted(self.holder, np.arange(self.workers.size + 1))  # all hold some
         spans = np.append(self._groups, self._groups[-1] + 1)[starts].tolist()
         groups = int(self._groups[-1]) + 1
         plans = [leaf_nodes(a, b, groups) for a, b in itertools.pairwise(spans)]
-        nodes, given = plans[self.workers.rank], (hessian, x, weights[places], thin)
-        own = self.guard(part, lambda p: p.sum_hessians(*given, nodes))
+        nodes, given = plans[self.workers.rank], (hessian, x, weights[self._places()], thin)
+        _, own = self._ask(lambda here: here.sum_hessians(*given, nodes))
         self._book_hessians(hessian, thin)
         parts = torch.stack(own or [hessian.zeros(thin)] * len(nodes))
-        return hessian.answer(join_leaves(self.exchange(plans, parts), groups), weights, thin)
+        return hessian.answer(
+            join_leaves(self.workers.exchange(plans, parts), groups), weights, thin
+        )
 
     @override
     def inner_products(
         self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
     ) -> Losses | str:
-        assert isinstance(vectors, DistributedVectors)
-        if vectors.n * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
+        if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
             return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(vectors.collect().matrix, multiply)
+        return products_of_rows(spread(vectors).collect().matrix, multiply)
 
     @override
     def group(self) -> Workers | None:
@@ -322,24 +311,6 @@ class DistributedClients(TorchClients):
             raise MissingClients(everyone, self.names)
         return result
 
-    def gather(self, part: Losses | None, places: Index, n: int) -> Losses:
-        """Return the numbers of all n clients from each process's part."""
-        whole = torch.zeros(n, dtype=torch.float64, device=self.workers.device)
-        if part is not None:
-            whole[torch.as_tensor(places, device=whole.device)] = torch.as_tensor(
-                np.ascontiguousarray(part), dtype=torch.float64, device=whole.device
-            )
-        return self.workers.unite(whole).cpu().numpy()
-
-    def exchange(self, plans: list[list[Node]], own: Tensor) -> dict[Node, Tensor]:
-        """Return the values of all processes' nodes from those of this one's."""
-        rows = own.new_zeros(max(map(len, plans)), *own.shape[1:])
-        rows[: len(own)] = own
-        known: dict[Node, Tensor] = {}
-        for plan, values in zip(plans, self.workers.gather_tensors(rows), strict=True):
-            known |= dict(zip(plan, values, strict=False))
-        return known
-
     def _gather_curvature(self) -> Curvature | str:
         """Return bounds on the curvature of all clients from each process's."""
         n = len(self.names)
@@ -348,34 +319,40 @@ class DistributedClients(TorchClients):
             return own
         tight = all(map(json.loads, self.workers.gather_texts(json.dumps(own.tight))))
         known = own.smoothness, own.strong_convexity
-        smoothness, convexity = (self.gather(b[self._held], self._held, n) for b in known)
+        smoothness, convexity = (self.workers.gather(b[self._held], self._held, n) for b in known)
         return Curvature(smoothness, convexity, tight, own.lowest)
 
     def _join(self, own: Evaluation) -> Evaluation:
         """Return the evaluation of all clients from each process's, which is empty elsewhere."""
-        everywhere = np.arange(len(own.sizes))
-        sizes = self.gather(own.sizes.astype(np.float64), everywhere, len(own.sizes))
-        metrics = {}
+        sizes, metrics = self._everywhere(own.sizes), {}
         for name, values in own.metrics.items():
-            whole = self.gather(np.where(own.sizes > 0, values, 0.0), everywhere, len(own.sizes))
+            whole = self._everywhere(np.where(own.sizes > 0, values, 0.0))
             metrics[name] = np.where(sizes > 0, whole, np.nan)
         hits = None if own.hits is None else self._join_hits(own.hits, own.sizes, sizes)
         return replace(own, sizes=sizes.astype(np.int64), metrics=metrics, hits=hits)
 
+    def _everywhere(self, own: Index | Losses) -> Losses:
+        """Return numbers of all clients from each process's, which are zero elsewhere."""
+        return self.workers.gather(own.astype(np.float64), np.arange(len(own)), len(own))
+
     def _join_hits(self, own: Hits, here: Index, sizes: Losses) -> Hits:
         """Return all clients' hits; those of the clients here lie where ``sizes`` puts them."""
         places = np.flatnonzero(np.repeat(here > 0, sizes.astype(np.int64)))
-        correct = self.gather(own.correct.astype(np.float64), places, int(sizes.sum()))
-        everywhere = np.arange(len(here))
-        checksums = self.gather(own.checksums.astype(np.float64), everywhere, len(here))
+        correct = self.workers.gather(own.correct.astype(np.float64), places, int(sizes.sum()))
+        checksums = self._everywhere(own.checksums)
         counts = torch.as_tensor(own.predicted, dtype=torch.float64, device=self.workers.device)
         predicted = self.workers.sum_in_order(counts).cpu().numpy()
         return Hits(correct > 0, checksums.astype(np.int64), predicted.astype(np.int64))
 
-    def _part(self) -> tuple[Index, InProcessClients | None]:
-        """Return which of the clients are here, and the local engine on them, if any are."""
-        places = np.flatnonzero(self.holder[self.index] == self.workers.rank)
-        return places, self._local.subset(self.index[places]) if len(places) else None
+    def _places(self) -> Index:
+        """Return which of the clients are here."""
+        return np.flatnonzero(self.holder[self.index] == self.workers.rank)
+
+    def _ask(self, work: Callable[[InProcessClients], Done]) -> tuple[Index, Done | None]:
+        """Return which of the clients are here, and what the local engine does for them, if any."""
+        places = self._places()
+        here = self._local.subset(self.index[places]) if len(places) else None
+        return places, self.guard(here, work)
 
     def _from_first(self, values: Tensor) -> Tensor:
         """Return what the first process has."""
@@ -394,12 +371,10 @@ class DistributedClients(TorchClients):
         """Return the rows of this process's clients in a memory of all clients."""
         if vectors is None:
             return self.zeros(len(self._held))
-        if isinstance(vectors, RowMemory):  # from a checkpoint of one process that has a file
-            return vectors.take(self._held).to(self.model.device)
         if isinstance(vectors, DenseVectors):  # from a checkpoint
             return vectors.matrix[torch.as_tensor(self._held, device=vectors.matrix.device)]
-        assert isinstance(vectors, DistributedVectors)
-        return self.zeros(0) if vectors.own is None else vectors.own.dense()
+        own = spread(vectors).own
+        return self.zeros(0) if own is None else own.dense()
 
     def _rows(self, clients: Index) -> Tensor:
         """Return the places of clients among those of this process."""

@@ -12,7 +12,7 @@ adds them up. Randomness has an address, so making them again gives the same vec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,39 +24,33 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
-from equifed.engines.base import DenseVectors, check_local_arguments, to_numpy
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Keys, Minibatches
-from equifed.engines.precision import Precision
-from equifed.engines.resources import ALIGNED, Workspace, empty_rows, row_bytes
-from equifed.engines.row_file import RememberOn
-from equifed.engines.stacked.chunks import (
+from equifed.engines.ordered_sums import DenseVectors, has_one_order, in_process, put_rows, to_numpy
+from equifed.engines.stacked.cuda_graph import Graphs
+from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
+from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
+from equifed.engines.stacked.least_squares import LeastSquares
+from equifed.engines.stacked.samples import (
     CPU_CHUNK,
     CUDA_CHUNK,
     PROFILE_CHUNK,
     Chunk,
+    PlannedBatches,
     SampleStore,
     Supply,
     common_widths,
-    put_rows,
     round_up,
     split_into_chunks,
 )
-from equifed.engines.stacked.cuda_graph import Graphs
-from equifed.engines.stacked.dense_layers import DenseLayersRule, choose_rule
-from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
-from equifed.engines.stacked.least_squares import LeastSquares
-from equifed.engines.stacked.planned import PlannedBatches
-from equifed.engines.stacked.profile_rule import ProfileRule
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWork, Walk
-from equifed.engines.sums import has_one_order
+from equifed.engines.threads import ALIGNED, Precision, Workspace, empty_rows, row_bytes
 from equifed.models.architectures import Init
-from equifed.models.flat import Penalise, SampleLoss
+from equifed.models.flat import SampleLoss
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps; a GPU may keep more."""
@@ -98,9 +92,6 @@ class StackedClients(InProcessClients):
         model: nn.Module | str,
         loss: SampleLoss | str = "auto",
         *,
-        l2: float = 0.0,
-        penalise: Penalise = "all",
-        dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         init: Init | None = None,
         memory: int | None = None,
@@ -109,19 +100,14 @@ class StackedClients(InProcessClients):
         compiled: bool = False,
         precision: Precision = "full",
         streamed: bool | None = None,
-        own: str | Sequence[str] | None = None,
-        own_l2: OwnL2 | None = None,
-        own_steps: OwnSteps = "auto",
-        remember_on: RememberOn = "memory",
+        **common: Any,
     ) -> None:
         if memory is not None and memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
         self._chunk, self._streamed, self._precision = chunk, streamed, precision
-        given: dict[str, Any] = {"own": own, "own_l2": own_l2, "own_steps": own_steps}
-        given |= {"l2": l2, "penalise": penalise, "dtype": dtype, "remember_on": remember_on}
-        super().__init__(data, model, loss, **given, device=device, init=init)
+        super().__init__(data, model, loss, device=device, init=init, **common)
         self._memory = bound_memory(self.model.device) if memory is None else memory
         self.workspace = Workspace(self._memory)
         self._all_sizes: Index = self._sizes
@@ -129,7 +115,7 @@ class StackedClients(InProcessClients):
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
         rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
         known = self.model.penalised, self.model.size, self.model.own_l2
-        self.rule = PenalisedRule(rule, l2, precision, *known)
+        self.rule = PenalisedRule(rule, self.model.l2, precision, *known)
         if self.offsets is not None:
             self.rule = ProfileRule(rule, self.model, self.offsets, precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
@@ -142,7 +128,9 @@ class StackedClients(InProcessClients):
         # matrices that least squares remembers are in one place, which they may not.
         written_out = isinstance(rule, DenseLayersRule) and layer is None
         self.independent = written_out and self.model.device.type == "cpu"
-        self.least_squares = None if layer is None else LeastSquares(layer, l2, self._memory)
+        self.least_squares = (
+            None if layer is None else LeastSquares(layer, self.model.l2, self._memory)
+        )
         self._check_batched()
 
     def worth_measuring(self) -> bool:
@@ -215,9 +203,9 @@ class StackedClients(InProcessClients):
     ) -> Moved:
         work = local.work()
         self.refuse_minibatches(work.batch_size)
-        check_local_arguments(work, control, target, slopes)
-        assert control is None or isinstance(control, DenseVectors | SharedGradients)
-        run = LocalRun(self, x, work, stream, control, target, slopes)
+        work.check(control, target, slopes)
+        kept = None if control is None else in_process(control)
+        run = LocalRun(self, x, work, stream, kept, target, slopes)
         self._book_local(work, corrected=target is not None)
         thresholds = None
         if self._fits(len(work.results)):

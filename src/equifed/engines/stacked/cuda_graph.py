@@ -20,9 +20,8 @@ from torch import Tensor
 
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import mix
-from equifed.engines.stacked.chunks import Chunk, Supply
 from equifed.engines.stacked.gradient_rules import PenalisedRule
-from equifed.engines.stacked.planned import PlannedBatches
+from equifed.engines.stacked.samples import Chunk, PlannedBatches, Supply
 from equifed.engines.stacked.walk import ChunkWork, Walk
 
 Supplier = Callable[[Chunk, PlannedBatches], Supply]

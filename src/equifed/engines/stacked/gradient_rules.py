@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from typing_extensions import override
 
-from equifed.engines.precision import Precision, products_in
+from equifed.engines.threads import Precision, products_in
 from equifed.models.batched_layers import write_out
 from equifed.models.flat import FlatModel
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -15,75 +15,27 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import Losses, Weights
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors, InProcessVectors, to_numpy, to_tensor
-from equifed.engines.minibatches import Keys
-from equifed.engines.own_parts import OwnRows
-from equifed.engines.resources import Workspace, map_in_threads
-from equifed.engines.stacked.chunks import (
-    Chunk,
-    Supply,
+from equifed.engines.ordered_sums import (
+    DenseVectors,
+    InProcessVectors,
+    Node,
+    node_values,
+    nodes_within,
     put_rows,
-    rows_of,
+    to_numpy,
+    to_tensor,
 )
-from equifed.engines.stacked.gradient_rules import PenalisedRule
+from equifed.engines.stacked.samples import Chunk
 from equifed.engines.stacked.walk import ChunkWork, OwnColumns, Walk
-from equifed.engines.sums import Node, node_values, nodes_within
-from equifed.models.flat import FlatModel
-from equifed.models.own_part import OwnPart
+from equifed.engines.threads import map_in_threads
 
 Used = TypeVar("Used")
 
-
-class Maker(Protocol):
-    """What the handles need of the engine."""
-
-    index: Index
-    model: FlatModel
-    rule: PenalisedRule
-    independent: bool
-    workspace: Workspace
-
-    own: OwnPart | None
-    own_rows: OwnRows
-
-    def remembers_own(self) -> bool:
-        """Tell whether clients keep own parameters from round to round."""
-        ...
-
-    def chunks(self, batch_size: int | None) -> list[Chunk]:
-        """Return the clients in chunks of similar sizes."""
-        ...
-
-    def models(self, x: Tensor, chunk: Chunk) -> Tensor:
-        """Return the model of each of a chunk's clients, with own parameters that it keeps."""
-        ...
-
-    def supply(self, chunk: Chunk, stream: Keys, batch_size: int | None) -> Supply:
-        """Return the samples of a chunk's clients, step by step."""
-        ...
-
-    def walk(self, given: ChunkWork, room: Tensor | None) -> Walk:
-        """Carry out the local steps of a chunk's clients, in the fastest way there is."""
-        ...
-
-    def subset(self, index: Index) -> Self:
-        """Return some of the clients."""
-        ...
-
-    def with_own(self, own: Tensor) -> Self:
-        """Return the same clients with these own parts."""
-        ...
-
-    def rows_at_once(self, matrices: int) -> int:
-        """Return of how many clients that many vectors each stay within the memory bound."""
-        ...
-
-    def refuse_non_finite(self, values: Losses, what: str) -> None:
-        """Raise for those whose numbers are not finite."""
-        ...
+Maker: TypeAlias = Any
+"""The ``StackedClients`` that make these vectors."""
 
 
 class SharedGradients(InProcessVectors):
@@ -110,8 +62,8 @@ class SharedGradients(InProcessVectors):
     def _between(self, first: int, begin: int, end: int) -> list[Tensor]:
         return [self.part(begin - first, end - first).dense()]
 
+    @override
     def part(self, begin: int, end: int) -> SharedGradients:
-        """Return the same of a few of the clients."""
         some = self._clients.subset(self._clients.index[begin:end])
         return SharedGradients(some, self._x, self._stream, self._batch)
 
@@ -125,6 +77,10 @@ class SharedGradients(InProcessVectors):
     @override
     def dense(self) -> Tensor:  # whatever the memory bound says
         return self.everything()[2].matrix
+
+    @override
+    def of_chunk(self, chunk: Chunk) -> Tensor:
+        return self.rows(chunk)[0]
 
     def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Return gradients (c, d) and losses (c,) of a chunk's clients."""
@@ -159,7 +115,7 @@ class LocalRun:
         x: Tensor,
         work: LocalWork,
         stream: Stream,
-        control: DenseVectors | SharedGradients | None,
+        control: InProcessVectors | None,
         target: Tensor | None,
         slopes: Weights | None,
     ) -> None:
@@ -211,9 +167,7 @@ class LocalRun:
         """Return every kind of vector of a few of the clients."""
         begin, end = begin - first, end - first
         control, slopes = self._control, self._slopes
-        if isinstance(control, DenseVectors):
-            control = DenseVectors(control.matrix[begin:end])
-        elif control is not None:
+        if control is not None:
             control = control.part(begin, end)
         again = self._clients.with_own(self._clients.own_rows.start)  # which remembers its own ends
         some = again.subset(self._clients.index[begin:end])
@@ -270,12 +224,7 @@ class LocalRun:
         """Return target - control of a chunk's clients, as much of it as the work takes."""
         if self._target is None or self._control is None:
             return None
-        rows = (
-            self._control.rows(chunk)[0]
-            if isinstance(self._control, SharedGradients)
-            else rows_of(self._control.matrix, chunk.places)
-        )
-        whole = self._target - rows
+        whole = self._target - self._control.of_chunk(chunk)
         return whole if self._work.correction == 1 else whole.mul_(self._work.correction)
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from equifed.contract.arrays import Index
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
-from equifed.engines.own_parts import plain_work
-from equifed.engines.resources import empty_rows
-from equifed.engines.stacked.chunks import Chunk, Supply
+from equifed.engines.own import plain_work
 from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
+from equifed.engines.stacked.samples import Chunk, Supply
+from equifed.engines.threads import empty_rows
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``engine="auto"`` measures, keeps what is faster, says so, and remembers it."""
+"""``engine="auto"`` measures, keeps what is faster and says so."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import equifed as ef
 from equifed.contract.streams import Stream
-from equifed.data.mapped import cache_folder
-from equifed.engines import fastest
+from equifed.engines import choose
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models.losses import cross_entropy
@@ -25,8 +24,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "kept"))
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_KNOWN", {})
 
 
 def images() -> ef.Federation:
@@ -73,17 +72,16 @@ def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("measured again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fastest, "measure", fail)
+        patched.setattr(choose, "measure", fail)
         again = ef.simulate(images(), network(), cross_entropy)
         assert type(again) is type(first)
+        assert again.choice == first.choice is not None
         with pytest.raises(AssertionError, match="measured again"):  # another shape of data
             ef.simulate(classification([9] * 9, (1, 6, 6), 3), network(), cross_entropy)
-    (cache_folder() / "engines.json").write_text('{"damaged": 3}')
-    assert ef.simulate(images(), network(), cross_entropy).choice is not None
 
 
 def test_fully_connected_models_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastest, "measure", None)
+    monkeypatch.setattr(choose, "measure", None)
     clients = ef.simulate(ef.load("fashion-three"), "mlp")
     assert isinstance(clients, StackedClients)
     assert clients.choice is None
@@ -134,9 +132,9 @@ def test_choices_on_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     x: Tensor = stacked.flatten(module)
     for seconds, name in ((0.98, "stacked"), (0.9, "loop")):
         told = {"stacked": 1.0, "loop": seconds}
-        monkeypatch.setattr(fastest, "measure", lambda *_, told=told: told)
-        (cache_folder() / "engines.json").unlink(missing_ok=True)
-        assert fastest.choose_fastest({"stacked": stacked, "loop": loop}, x).name == name
+        monkeypatch.setattr(choose, "measure", lambda *_, told=told: told)
+        choose._KNOWN.clear()
+        assert choose.choose_fastest({"stacked": stacked, "loop": loop}, x).name == name
 
 
 def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyPatch) -> None:

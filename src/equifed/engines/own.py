@@ -1,11 +1,9 @@
-"""What engines know of own parts: which, where they start and ended, what they are worth."""
+"""Own parts of clients whose samples are here: which, how they are found, what they are worth."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -16,9 +14,10 @@ from equifed.contract.arrays import Index
 from equifed.contract.local import LocalWork
 from equifed.contract.own import Inexactness, OwnL2, OwnSteps, own_strength
 from equifed.data.federation import Federation
-from equifed.engines.profile import OFFSETS, Offsets, error_bounds
+from equifed.engines.base import TorchClients
+from equifed.engines.own_bias import OFFSETS, Offsets, error_bounds
 from equifed.models.curvature import linear_layer
-from equifed.models.flat import FlatModel, SampleLoss
+from equifed.models.flat import SampleLoss
 from equifed.models.losses import squared
 from equifed.models.own_part import OwnPart, choose_own, is_last_bias
 
@@ -34,90 +33,14 @@ Few samples of a client move it little (writers of 62 letters), many as far as t
 with other shares of classes)."""
 
 
-@dataclass(eq=False)
-class OwnRows:
-    """Own parts of all clients, one row each, at the start of a round and after local steps.
-
-    All verbs of a round start from the same ones; those of the last local steps are kept.
-    """
-
-    start: Tensor
-    after: Tensor | None = None
-
-    def put(self, index: Index, rows: Tensor) -> None:
-        """Remember where the own parts of clients ``index`` ended; the others stay."""
-        self.after = self.start.index_copy(0, torch.as_tensor(index, device=rows.device), rows)
-
-
 def plain_work(work: LocalWork) -> LocalWork:
     """Return the steps on own parameters that precede alternating work on the shared ones."""
     return LocalWork(work.lr, work.steps, work.epochs, work.batch_size)
 
 
-class OwnParts:
-    """Own parts as training and wrappers ask for them."""
+class FoundOwnParts(TorchClients):
+    """Own parts where this process has the samples."""
 
-    model: FlatModel
-    own: OwnPart | None = None
-    own_rows: OwnRows
-
-    def describe_own(self) -> str | None:
-        """Say what the own parts are and how they are found; None: there are none."""
-        return None if self.own is None else f"{self.own}; {self.model.own_size} numbers per client"
-
-    def remembers_own(self) -> bool:
-        """Tell whether own parts depend on more than the shared model."""
-        return self.own is not None and self.own.steps != "profile"
-
-    def with_own(self, own: Tensor) -> Self:
-        """Return the same clients with these own parts, one row per client of the federation."""
-        part = copy.copy(self)
-        part.own_rows = OwnRows(own)
-        return part
-
-    def own_after(self) -> Tensor:
-        """Return the own parts of all clients after the last local steps."""
-        rows = self.own_rows
-        return rows.start if rows.after is None else rows.after
-
-    def own_parts(self, x: Tensor) -> Tensor | None:
-        """Return the own part that every client uses with the shared model x, if it has one."""
-        return None if self.own is None else self.rows_of_own(x)
-
-    def rows_of_own(self, x: Tensor) -> Tensor:
-        """Return the same, a row for every client."""
-        return self.own_rows.start
-
-    def own_parameters(self, own: Tensor) -> dict[str, Tensor]:
-        """Return own parts by the parameters' names, in their shapes, clients first."""
-        shapes = self.model.own_shapes
-        parts = torch.split(own.to("cpu"), [s.numel() for s in shapes.values()], dim=1)
-        pairs = zip(shapes.items(), parts, strict=True)
-        return {n: part.reshape(-1, *shape).clone() for (n, shape), part in pairs}
-
-    def find_one_class(self) -> list[str]:
-        """Return the names of clients whose training samples are of one class."""
-        raise NotImplementedError
-
-    def warn_of_own(self) -> str | None:
-        """Name the clients with one class: their own bias rests on its penalty alone."""
-        if self.own is None:
-            return None
-        alone = self.find_one_class()
-        if not alone:
-            return None
-        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-        return (
-            f"{len(alone)} client(s) have samples of one class only ({', '.join(alone[:5])}{more}):"
-            f" their own part is held by its penalty alone ({self.own.penalty})"
-        )
-
-
-class FoundOwnParts(OwnParts):
-    """The same where this process has the samples."""
-
-    names: tuple[str, ...]
-    index: Index
     offsets: Offsets | None
     _federation: Federation
     _offsets: Index
@@ -134,8 +57,8 @@ class FoundOwnParts(OwnParts):
         spans = zip(self.names, offsets[:-1], offsets[1:], strict=True)
         return [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
 
+    @override
     def inexactness(self, x: Tensor) -> Inexactness | str | None:
-        """Return how far answers at x may be off; None if not at all, a reason if unknown."""
         if self.own is None:
             return None
         if self.own.steps != "profile":

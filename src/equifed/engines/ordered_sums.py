@@ -9,13 +9,18 @@ of divided blocks, are then put together to the same bits.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from equifed.contract.arrays import Index, Weights
+from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.vectors import ClientVectors
 
 BLOCK = 8
 """Clients of a block; 64 bytes in double precision, where blocks then begin."""
@@ -199,3 +204,99 @@ def _children(node: Node, n: int) -> list[Node]:
     return [
         child for child in ((level - 1, 2 * j), (level - 1, 2 * j + 1)) if _span(child, n)[0] < n
     ]
+
+
+class InProcessVectors(ClientVectors):
+    """Client vectors that this process could lay side by side."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """Return all of them as the rows of one matrix."""
+
+    @abstractmethod
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of the weighted sum with others'; see :mod:`equifed.engines.ordered_sums`.
+
+        ``weights`` are those of all clients, of whom the ones here begin at ``first``.
+        """
+
+    def part(self, begin: int, end: int) -> InProcessVectors:
+        """Return the vectors of the clients from one place up to another."""
+        return DenseVectors(self.dense()[begin:end])
+
+    def of_chunk(self, chunk: Any) -> Tensor:
+        """Return the vectors of a chunk's clients as rows."""
+        return take_places(self.dense(), chunk.places)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseVectors(InProcessVectors):
+    """Client vectors as the rows of one matrix."""
+
+    matrix: Tensor
+
+    @property
+    @override
+    def at_hand(self) -> bool:
+        return True
+
+    @override
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        return sum_rows(weights, self.matrix)
+
+    @override
+    def squared_norms(self) -> Losses:
+        return to_numpy(self.matrix.square().sum(dim=1))
+
+    @override
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    @override
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        held = len(self.matrix)
+
+        def rows(begin: int, end: int) -> list[Tensor]:
+            return [self.matrix[begin - first : end - first]]
+
+        return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
+
+
+def to_numpy(values: Tensor) -> Losses:
+    """Return per-client numbers as float64 on the server."""
+    return values.detach().to("cpu", torch.float64).numpy()
+
+
+def to_tensor(weights: Weights, like: Tensor) -> Tensor:
+    """Return per-client numbers in the model's precision where the model is."""
+    return torch.as_tensor(weights, dtype=like.dtype, device=like.device)
+
+
+def in_process(vectors: ClientVectors) -> InProcessVectors:
+    """Return vectors that an engine in this process made; refuse those of others."""
+    if not isinstance(vectors, InProcessVectors):
+        raise TypeError(
+            f"These clients cannot use {type(vectors).__name__}: vectors belong to the engine that "
+            "made them."
+        )
+    return vectors
+
+
+def dense_rows(vectors: ClientVectors) -> Tensor:
+    """Return vectors of an engine in this process as the rows of a matrix."""
+    return in_process(vectors).dense()
+
+
+def take_places(values: Tensor, places: slice | Index) -> Tensor:
+    """Return the rows of a matrix at a chunk's places; a view where they are consecutive."""
+    if isinstance(places, slice):
+        return values[places]
+    return values.index_select(0, torch.as_tensor(places, device=values.device))
+
+
+def put_rows(values: Tensor, places: slice | Index, rows: Tensor) -> None:
+    """Write the rows of a matrix at a chunk's places."""
+    if isinstance(places, slice):
+        values[places] = rows
+    else:
+        values.index_copy_(0, torch.as_tensor(places, device=values.device), rows)

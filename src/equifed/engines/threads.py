@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -146,3 +147,29 @@ def row_bytes(columns: int, dtype: torch.dtype) -> int:
     128
     """
     return -(-columns * dtype.itemsize // ALIGNED) * ALIGNED
+
+
+Precision = Literal["full", "tf32", "bf16"]
+"""Of matrix products on a GPU: the model's own, or with factors rounded to 10 or 7 bits."""
+
+
+@contextmanager
+def products_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Multiply matrices in that precision for a while."""
+    if precision == "bf16":
+        with torch.autocast(device.type, torch.bfloat16):
+            yield
+    elif precision == "full" and device.type == "cuda":  # convolutions would take tf32 by default
+        cudnn = torch.backends.cudnn
+        kept = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark}
+        with cudnn.flags(**kept, deterministic=cudnn.deterministic, allow_tf32=False):
+            yield
+    elif precision == "tf32":
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+    else:
+        yield
