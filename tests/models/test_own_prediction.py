@@ -86,7 +86,7 @@ def test_strangers_take_the_mean_which_is_said() -> None:
         found = predictor.predict_proba(rows, mixed)
     np.testing.assert_allclose(found[::2], wanted[::2])
     np.testing.assert_allclose(found[1::2], predictor.predict_proba(rows)[1::2])
-    with pytest.raises(DataError, match="same length"):
+    with pytest.raises(DataError, match="client names 2 rows, there are 90"):
         predictor.predict(rows.drop(columns="site").values[:, :3], client=["n", "s"])
 
 

@@ -14,7 +14,6 @@ from equifed.contract.local import LocalSGD
 from equifed.engines.simulate import simulate
 from equifed.models.architectures import build
 from equifed.models.features import (
-    TangentHead,
     choose_coordinates,
     convexify,
     tangent_features,
@@ -103,39 +102,3 @@ def test_train_convexify_train() -> None:
         values[name], worst[name] = history.rounds[-1].objective, last.values.min()
     assert values["tangent"] < 0.9 * values["raw"]
     assert worst["tangent"] >= worst["raw"]
-
-
-def test_features_per_class_are_the_linearised_network() -> None:
-    """A linear network is its own linearisation, at any distance."""
-    torch.manual_seed(0)
-    federation = two_moons()
-    module = nn.Linear(2, 2).double()
-    made = convexify(
-        federation, module, dict(module.named_parameters()), normalise=False, per_class=True,
-        dtype=np.float64,
-    )  # fmt: skip
-    head = TangentHead(made.input_shape).double()
-    inputs = torch.as_tensor(made.train.inputs)
-    with torch.no_grad():
-        samples = torch.as_tensor(federation.train.inputs, dtype=torch.float64)
-        torch.testing.assert_close(head(inputs), module(samples))  # w = 0: the network
-        change = torch.randn(6, dtype=torch.float64)
-        head.weight.copy_(change)
-        moved = nn.Linear(2, 2).double()
-        moved.weight.copy_(module.weight + change[:4].view(2, 2))
-        moved.bias.copy_(module.bias + change[4:])
-        torch.testing.assert_close(head(inputs), moved(samples))
-
-
-def test_columns_of_the_last_layer_repeat_for_the_sum_of_logits_alone() -> None:
-    torch.manual_seed(0)
-    federation = two_moons()
-    module = nn.Linear(2, 2).double()
-    given = dict(module.named_parameters())
-    plain = convexify(federation, module, given).train.inputs
-    np.testing.assert_allclose(plain[:, :2], plain[:, 2:4])  # one copy per class
-    apart = convexify(federation, module, given, per_class=True).train.inputs[..., :-1]
-    assert np.linalg.matrix_rank(plain) == 3
-    assert np.linalg.matrix_rank(apart.reshape(-1, apart.shape[-1])) == 6
-    with pytest.raises(ValueError, match="per_class=True"):
-        TangentHead((5,))

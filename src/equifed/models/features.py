@@ -8,7 +8,6 @@ subset of coordinates is kept (SCAFF-PD, Section 1.1 and Appendix F.1; Yu et al.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -72,74 +71,62 @@ def features(
     if layer is not None and layer not in parts:
         known = ", ".join(name for name in parts if name)
         raise ValueError(f"The module has no layer {layer!r}; it has {known or 'none'}.")
-    caught: list[Any] = []
     part = module if layer is None else parts[layer]
+    which = "The module" if layer is None else f"Layer {layer!r}"
     home = next((p.device for p in module.parameters()), torch.device("cpu"))
     modes = [(one, one.training) for one in module.modules()]
-    hook = part.register_forward_hook(lambda _m, _i, out: caught.append(out))
     try:
         module.eval().to(device)
         made = {
-            label: _compute(module, split.inputs, caught, device, chunk, layer)
+            label: _compute(module, part, which, split.inputs, device, chunk)
             for label, split in data.splits().items()
         }
     finally:
-        hook.remove()
         for one, training in modes:
             one.training = training
         module.to(home)
     about = f"{type(module).__name__}, {'output' if layer is None else f'layer {layer}'}"
-    return replace(
-        data.with_inputs(made),
-        name=f"{data.name}, features",
-        source={**data.source, "features": about},
-    )
+    return _with_features(data, made, "features", about)
+
+
+def _with_features(
+    data: Federation, made: dict[str, NDArray[Any]], name: str, about: str
+) -> Federation:
+    source = {**data.source, "features": about}
+    return replace(data.with_inputs(made), name=f"{data.name}, {name}", source=source)
 
 
 def _compute(
-    module: nn.Module,
-    inputs: NDArray[Any],
-    caught: list[Any],
-    device: str | torch.device,
-    chunk: int,
-    layer: str | None,
-) -> NDArray[Any]:
-    """Return the features of all samples, chunk after chunk."""
+    module: nn.Module, part: nn.Module, which: str, inputs: NDArray[Any],
+    device: str | torch.device, chunk: int,
+) -> NDArray[Any]:  # fmt: skip
+    """Return the features of all samples, chunk after chunk; a few are made twice."""
     dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
-    out: list[NDArray[Any]] = []
-    with torch.no_grad():
-        for first in range(0, max(len(inputs), 1), chunk):
-            samples = as_data(inputs[first : first + chunk], dtype, device)
-            out.append(_of_chunk(module, samples, caught, layer))
-            if first == 0:
-                again = _of_chunk(module, samples[:FEW], caught, layer)
-                _check_rows(out[0][:FEW], again, layer)
-    return np.concatenate(out)
 
+    def run(samples: NDArray[Any]) -> NDArray[Any]:
+        caught: list[Any] = []
+        hook = part.register_forward_hook(lambda _m, _i, out: caught.append(out))
+        try:
+            given = as_data(samples, dtype, device)
+            with torch.no_grad(), explain_inputs(module, given):
+                module(given)
+        finally:
+            hook.remove()
+        return _rows(caught, len(samples), which)
 
-def _of_chunk(
-    module: nn.Module, samples: Tensor, caught: list[Any], layer: str | None
-) -> NDArray[Any]:
-    caught.clear()
-    with explain_inputs(module, samples):
-        module(samples)
-    return _rows(caught, len(samples), layer)
-
-
-def _check_rows(found: NDArray[Any], again: NDArray[Any], layer: str | None) -> None:
-    """Refuse features of a sample that depend on chance, or on who is beside it in a chunk."""
+    out = [run(inputs[first : first + chunk]) for first in range(0, max(len(inputs), 1), chunk)]
+    found, again = out[0][:FEW], run(inputs[:FEW])
     size = float(np.abs(found).max(initial=0.0))
     if not np.allclose(found, again, rtol=ROUNDING, atol=ROUNDING * size):
-        which = "The module" if layer is None else f"Layer {layer!r}"
         raise ValueError(
             f"{which} gives a sample other features when other samples are beside it, or at a "
             "second time: take out what draws at random or mixes the samples of a batch."
         )
+    return np.concatenate(out)
 
 
-def _rows(caught: list[Any], samples: int, layer: str | None) -> NDArray[Any]:
-    """Return what the layer gave, one row per sample, or say what is wrong with it."""
-    which = "The module" if layer is None else f"Layer {layer!r}"
+def _rows(caught: list[Any], samples: int, which: str) -> NDArray[Any]:
+    """Return what a part gave, one row per sample, or say what is wrong with it."""
     if len(caught) != 1:
         raise ValueError(
             f"{which} ran {len(caught)} times in one pass over the samples; features need one."
@@ -152,6 +139,9 @@ def _rows(caught: list[Any], samples: int, layer: str | None) -> NDArray[Any]:
     if not bool(torch.isfinite(flat).all()):
         raise ValueError(f"{which} gives features that are not finite; check the module's weights.")
     return np.asarray(flat.numpy())
+
+
+# -- tangent features -----------------------------------------------------------------------------
 
 
 def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
@@ -169,20 +159,14 @@ def choose_coordinates(size: int, coordinates: int, seed: int = 0) -> Index:
 
 
 def tangent_features(
-    module: nn.Module,
-    parameters: dict[str, Tensor],
-    inputs: Tensor,
-    coordinates: Index,
-    *,
-    output: Callable[[Tensor], Tensor] | None = None,
+    module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor, coordinates: Index,
     chunk: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     r"""Return :math:`\partial h(x_j; \theta) / \partial \theta_k` for samples j and coordinates k.
 
-    h is the sum of the outputs for a model with several (:math:`\sum_k o_k(x_j; \theta)`), the
-    output itself for a model with one, or whatever ``output`` makes of them. Gradients are taken
-    sample by sample in chunks (``torch.func``); of a chunk only the chosen coordinates are kept, so
-    the full Jacobian never exists.
+    h is the sum of the outputs, :math:`\sum_k o_k(x_j; \theta)`. Gradients are taken sample by
+    sample in chunks (``torch.func``); of a chunk only the chosen coordinates are kept, so the full
+    Jacobian never exists.
 
     Parameters
     ----------
@@ -193,22 +177,18 @@ def tangent_features(
     inputs : Tensor, shape (samples, ...)
     coordinates : array of int
         Positions in the flattened parameters.
-    output : callable, optional
-        Maps one sample's outputs, shape (K,), to a number.
     chunk : int, optional
         Samples at a time; chosen from the model's size if not given.
     """
     names = [name for name, p in module.named_parameters() if p.requires_grad]
     held = {name: parameters[name].detach().to(inputs.device) for name in names}
-    size = sum(p.numel() for p in held.values())
-    item = next(iter(held.values())).element_size()
-    chunk = max(1, CHUNK_BYTES // (size * item)) if chunk is None else chunk
+    if chunk is None:
+        chunk = max(1, CHUNK_BYTES // sum(p.numel() * p.element_size() for p in held.values()))
     wanted = torch.as_tensor(coordinates, device=inputs.device)
     module = module.eval()
-    total = torch.sum if output is None else output
 
     def scalar(theta: dict[str, Tensor], sample: Tensor) -> Tensor:
-        return total(functional_call(module, theta, (sample.unsqueeze(0),)).reshape(-1))
+        return functional_call(module, theta, (sample.unsqueeze(0),)).sum()  # type: ignore[no-any-return]
 
     per_sample = vmap(grad(scalar), in_dims=(None, 0))
     rows = []
@@ -219,51 +199,6 @@ def tangent_features(
     return torch.cat(rows)
 
 
-class TangentHead(nn.Module):
-    r"""The linearised network: :math:`o_k(x) = h_k(x) + \langle \phi_k(x), w\rangle`, convex in w.
-
-    Its inputs are those of :func:`convexify` with ``per_class=True``: for every class the
-    derivatives :math:`\phi_k` of its logit and, last, the trained network's logit :math:`h_k`
-    itself. w begins at zero, which is the trained network.
-    """
-
-    def __init__(self, input_shape: tuple[int, ...], outputs: int | None = None) -> None:
-        super().__init__()
-        if len(input_shape) != 2 or (outputs is not None and outputs != input_shape[0]):
-            raise ValueError(
-                f"TangentHead takes (classes, coordinates + 1) numbers per sample, got shape "
-                f"{input_shape}; make them with convexify(..., per_class=True)."
-            )
-        self.weight = nn.Parameter(torch.zeros(input_shape[1] - 1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return one number per class."""
-        return inputs[..., :-1] @ self.weight + inputs[..., -1]
-
-
-def _per_class(
-    module: nn.Module, parameters: dict[str, Tensor], inputs: Tensor, chosen: Index,
-    chunk: int | None,
-) -> Tensor:  # fmt: skip
-    """Return derivatives of every class's logit and the logit itself, (samples, classes, m + 1)."""
-    steps = range(0, max(len(inputs), 1), chunk or 1024)
-    with torch.no_grad():
-        own = [
-            functional_call(module.eval(), parameters, (inputs[a : a + (chunk or 1024)],))
-            for a in steps
-        ]
-    logits = torch.cat(own).reshape(len(inputs), -1)
-    blocks = [
-        tangent_features(module, parameters, inputs, chosen, output=_pick(k), chunk=chunk)
-        for k in range(logits.shape[1])
-    ]
-    return torch.cat([torch.stack(blocks, dim=1), logits.unsqueeze(2)], dim=2)
-
-
-def _pick(k: int) -> Callable[[Tensor], Tensor]:
-    return lambda outputs: outputs[k]
-
-
 def convexify(
     federation: Federation,
     module: nn.Module,
@@ -272,8 +207,6 @@ def convexify(
     coordinates: int = 50_000,
     seed: int = 0,
     normalise: bool = True,
-    per_class: bool = False,
-    dtype: Any = np.float32,
     device: str | torch.device = "cpu",
     chunk: int | None = None,
 ) -> Federation:
@@ -281,7 +214,7 @@ def convexify(
 
     Train the model ``linear`` on it with the loss ``squared``: classes become one-hot vectors, and
     SCAFF-PD has its guarantees and its certificate. All splits are converted with the same
-    coordinates.
+    coordinates, in float32.
 
     Parameters
     ----------
@@ -298,52 +231,28 @@ def convexify(
     normalise : bool
         Divide the features by the root of the mean squared norm on the training samples, so that
         the problem's smoothness is of order one. (Ours: the paper does not say.)
-    per_class : bool
-        Take the derivatives of every class's logit, for a :class:`TangentHead`, which is the
-        linearised network itself. The paper's sum of all logits makes the columns of the last
-        layer repeat, once for each class, and cannot tell classes apart there.
-    dtype : NumPy dtype
-        Precision of the features.
     device, chunk
         Where, and how many samples at a time.
     """
     module = module.to(device)
-    parameters = x if isinstance(x, dict) else _name_parameters(module, x)
-    size = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    chosen = choose_coordinates(size, min(coordinates, size), seed)
-    precision = next(iter(parameters.values())).dtype
-
-    def features(inputs: NDArray[Any]) -> NDArray[Any]:
-        data = as_data(inputs, precision, device)
-        if per_class:
-            out = _per_class(module, parameters, data, chosen, chunk)
-        else:
-            out = tangent_features(module, parameters, data, chosen, chunk=chunk)
-        return np.asarray(out.to("cpu").numpy(), dtype=dtype)
-
-    converted = {label: features(split.inputs) for label, split in federation.splits().items()}
-    if normalise:
-        held = converted["train"][..., :-1] if per_class else converted["train"]
-        scale = np.sqrt(np.mean(np.sum(held.astype(np.float64) ** 2, axis=-1)))
-        if scale > 0:
-            factors = np.full(converted["train"].shape[-1], 1 / scale)
-            factors[-1] = 1.0 if per_class else factors[-1]  # the logit stays
-            converted = {k: np.asarray(v * factors, dtype=dtype) for k, v in converted.items()}
-    kind = "tangent coordinates per class" if per_class else "tangent coordinates"
-    about = {"features": f"{len(chosen)} of {size} {kind}, seed {seed}"}
-    return replace(
-        federation.with_inputs(converted),
-        name=f"{federation.name}, tangent",
-        source={**federation.source, **about},
-    )
-
-
-def _name_parameters(module: nn.Module, x: Vector) -> dict[str, Tensor]:
     shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
     size = sum(shape.numel() for shape in shapes.values())
-    if x.numel() != size:
-        raise ValueError(
-            f"The vector has {x.numel()} parameters, the model {size}; give the model that was "
-            "trained."
-        )
-    return unflatten(x, shapes)
+    if not isinstance(x, dict):
+        if x.numel() != size:
+            raise ValueError(
+                f"The vector has {x.numel()} parameters, the model {size}; give the model that was "
+                "trained."
+            )
+        x = unflatten(x, shapes)
+    chosen = choose_coordinates(size, min(coordinates, size), seed)
+    dtype, made = next(iter(x.values())).dtype, {}
+    for label, split in federation.splits().items():
+        inputs = as_data(split.inputs, dtype, device)
+        made[label] = tangent_features(module, x, inputs, chosen, chunk).cpu().numpy()
+    found = {label: np.asarray(rows, dtype=np.float32) for label, rows in made.items()}
+    if normalise:
+        squares = np.sum(found["train"].astype(np.float64) ** 2, axis=-1)
+        factor = 1 / (np.sqrt(np.mean(squares)) or 1.0)
+        found = {label: np.asarray(rows * factor, np.float32) for label, rows in found.items()}
+    about = f"{len(chosen)} of {size} tangent coordinates, seed {seed}"
+    return _with_features(federation, found, "tangent", about)
