@@ -8,12 +8,14 @@ here compute the same from the same parameters.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import override
 
 from equifed.models.dropout import AddressedAttention
 
@@ -24,18 +26,15 @@ def write_out(module: nn.Module, convolutions: bool = False) -> None:
     Only layers that are exactly torch's own are changed, and only where they do nothing special.
     """
     for part in module.modules():
-        if type(part) is nn.LSTM and part.proj_size == 0 and _is_plain(part):
+        plain = isinstance(part, nn.RNNBase) and (part.dropout == 0 or part.num_layers == 1)
+        if type(part) is nn.LSTM and part.proj_size == 0 and plain:
             part.__class__ = WrittenLSTM
-        elif type(part) is nn.GRU and _is_plain(part):
+        elif type(part) is nn.GRU and plain:
             part.__class__ = WrittenGRU
         elif type(part) is AddressedAttention:
             part.products = True
         elif convolutions and type(part) is nn.Conv2d and _is_simple(part):
             part.__class__ = WrittenConv2d
-
-
-def _is_plain(part: nn.RNNBase) -> bool:
-    return part.dropout == 0 or part.num_layers == 1
 
 
 def _is_simple(part: nn.Conv2d) -> bool:
@@ -79,20 +78,20 @@ class _Recurrent(nn.RNNBase):
     def _run(
         self, inputs: Tensor, state: list[Tensor], name: str, reverse: int
     ) -> tuple[Tensor, list[Tensor]]:
-        weights = getattr(self, "weight_ih" + name), getattr(self, "weight_hh" + name)
-        biases = (None, None)
-        if self.bias:
-            biases = getattr(self, "bias_ih" + name), getattr(self, "bias_hh" + name)
-        gates = functional.linear(inputs, weights[0], biases[0])  # all steps in one product
+        first, second = (
+            (getattr(self, f"weight_{k}{name}"), getattr(self, f"bias_{k}{name}", None))
+            for k in ("ih", "hh")
+        )
+        gates = functional.linear(inputs, *first).unbind(0)  # all steps in one product
         seen = []
-        for gate in reversed(gates.unbind(0)) if reverse else gates.unbind(0):
-            state = self.step(gate, functional.linear(state[0], weights[1], biases[1]), state)
+        for gate in reversed(gates) if reverse else gates:
+            state = self.step(gate, functional.linear(state[0], *second), state)
             seen.append(state[0])
         return torch.stack(seen[::-1] if reverse else seen), state
 
+    @abstractmethod
     def step(self, gate: Tensor, recurrent: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """Return the next state."""
-        raise NotImplementedError
+        """Return the next state: hidden, and the cell of an LSTM."""
 
 
 class WrittenLSTM(_Recurrent, nn.LSTM):
@@ -100,8 +99,8 @@ class WrittenLSTM(_Recurrent, nn.LSTM):
 
     states = 2
 
+    @override
     def step(self, gate: Tensor, recurrent: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """Return the next hidden state and cell."""
         i, f, g, o = (gate + recurrent).chunk(4, dim=-1)
         cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return [torch.sigmoid(o) * torch.tanh(cell), cell]
@@ -110,8 +109,8 @@ class WrittenLSTM(_Recurrent, nn.LSTM):
 class WrittenGRU(_Recurrent, nn.GRU):
     """``nn.GRU`` by plain products."""
 
+    @override
     def step(self, gate: Tensor, recurrent: Tensor, state: list[Tensor]) -> list[Tensor]:
-        """Return the next hidden state."""
         (r, z, n), (other_r, other_z, other_n) = gate.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
         reset, update = torch.sigmoid(r + other_r), torch.sigmoid(z + other_z)
         new = torch.tanh(n + reset * other_n)

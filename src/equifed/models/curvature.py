@@ -11,6 +11,7 @@ an upper bound.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from equifed.contract.arrays import Index, Weights
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
-from equifed.models.flat import FlatModel
+from equifed.models.flat import FlatModel, unflatten
 from equifed.models.losses import base_loss, hinge, known_loss
 
 PARTS = ("weight", "bias")
@@ -32,6 +33,9 @@ PARTS = ("weight", "bias")
 
 EIGENVALUE_WORK = 2e10
 """Most operations to spend on exact eigenvalues; beyond it, bounds that cost one pass."""
+
+PIECE = 1 << 25
+"""Features that are multiplied at once, in bytes."""
 
 FIXED_PIECE = 1024
 """Samples that fixed parts of a model are run on at once."""
@@ -74,20 +78,21 @@ def known_curvature(
         return str(why)
     loss = model.loss.__name__
     sure = 0.0 if model.penalised is not None else model.l2  # a free bias may be all but flat
-    if inputs_of is None or n > MOST_CLIENTS:
-        return Curvature(np.full(n, math.inf), np.full(n, sure), lowest=0.0)
-    quadratic = loss == "squared"
-    weight, bias = _trained_parts(model)
-    here = range(n) if here is None else here
-    found = [_bound(rows_of(inputs_of(i)), model, weight, bias, n) for i in here]
-    least, largest, free = (np.array(column) for column in list(zip(*found, strict=True))[:3])
     smoothness, convexity = np.full(n, math.inf), np.full(n, sure)
-    smoothness[here] = STEEPEST[loss] * largest + model.l2
-    exact = all(one[3] for one in found)
-    if quadratic:
-        convexity[here] += 2.0 * least
-    if quadratic and weight and model.penalised is not None:
-        convexity[here] = np.maximum(convexity[here], free)
+    if inputs_of is None or n > MOST_CLIENTS:
+        return Curvature(smoothness, convexity, lowest=0.0)
+    weight, bias = _trained_parts(model)
+    here, exact = range(n) if here is None else here, True
+    for i in here:
+        rows = rows_of(inputs_of(i))
+        least, largest, ends = _eigenvalues(rows, weight, bias, n)
+        if model.own_shapes:  # of both parts together
+            least = _eigenvalues(rows, True, True, n)[0]
+        smoothness[i], exact = STEEPEST[loss] * largest + model.l2, exact and ends
+        if loss == "squared":
+            convexity[i] += 2.0 * least
+            if weight and model.penalised is not None:
+                convexity[i] = max(convexity[i], _free_bias(rows, model.l2))
     pair = loss == "cross_entropy" and next(iter(model.shapes.values()))[0] == 2
     tight = exact and (pair or loss in ("squared", "binary_logistic"))  # at zero, all of them
     return Curvature(smoothness, convexity, tight, lowest=0.0)
@@ -103,17 +108,6 @@ def refuse_bounds(model: FlatModel) -> str | None:
     return _rounded(model.dtype, model.device)
 
 
-def _bound(
-    rows: Tensor, model: FlatModel, weight: bool, bias: bool, n: int
-) -> tuple[float, float, float, bool]:
-    """Return bounds on a client's eigenvalues, that of a free bias, and whether they are exact."""
-    least, largest, exact = _eigenvalues(rows, weight, bias, n)
-    if model.own_shapes:  # of both parts together
-        least = _eigenvalues(rows, True, True, n)[0]
-    free = 0.0 if model.penalised is None else _free_bias(rows, model.l2)
-    return least, largest, free, exact
-
-
 def _free_bias(inputs: Tensor, l2: float) -> float:
     r"""Return a lower bound on the curvature of least squares with a bias that is not penalised.
 
@@ -123,8 +117,8 @@ def _free_bias(inputs: Tensor, l2: float) -> float:
     >>> round(_free_bias(torch.zeros(3, 2), 0.5), 9)
     0.5
     """
-    squared = float(inputs.detach().to("cpu", torch.float64).flatten(1).mean(dim=0).square().sum())
-    trace, determinant = 2 * squared + l2 + 2, 2 * l2
+    mean = inputs.detach().to("cpu", torch.float64).flatten(1).mean(dim=0)
+    trace, determinant = 2 * float(mean.square().sum()) + l2 + 2, 2 * l2
     smaller = 2 * determinant / (trace + math.sqrt(max(trace**2 - 4 * determinant, 0.0)))
     return min(l2, smaller) * (1 - 1e-13)
 
@@ -132,9 +126,8 @@ def _free_bias(inputs: Tensor, l2: float) -> float:
 def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
     """Return the one linear layer of a model that is linear in its parameters, else None.
 
-    Only torch's own classes are known: a subclass, a hook or a parametrisation may compute
-    anything. A sample must reach the layer as one row: applied to several, it has the curvature of
-    all of them together.
+    Only torch's own classes are known: others, hooks or parametrisations may compute anything. A
+    sample must reach the layer as one row: several have the curvature of all together.
     """
     parts = list(module) if type(module) is nn.Sequential else [module]
     if not all(is_plain(part) for part in (module, *parts)):
@@ -147,9 +140,9 @@ def linear_layer(module: nn.Module, input_dimensions: int) -> nn.Linear | None:
             found = part
         elif type(part) is not nn.Identity:
             return None
-    if not isinstance(found, nn.Linear) or not set(found._parameters) <= set(PARTS):
-        return None
-    return found
+    if isinstance(found, nn.Linear) and set(found._parameters) <= set(PARTS):
+        return found
+    return None
 
 
 def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
@@ -170,7 +163,6 @@ def trained_rows(model: FlatModel) -> Callable[[Tensor], Tensor] | None:
     place = [*model.module._modules][-1] + "."
     if not all(name.startswith(place) for name in model.names):
         return None
-
     before = nn.Sequential(*fixed)
 
     def compute(inputs: Tensor) -> Tensor:
@@ -234,10 +226,6 @@ def _eigenvalues(
     return least, float(values[-1]) + rounding, True
 
 
-PIECE = 1 << 25
-"""Features that are multiplied at once, in bytes."""
-
-
 @dataclass(frozen=True, eq=False)
 class LinearHessian:
     """The Hessians of a linear model's loss: where their blocks lie, and how samples add to them.
@@ -289,12 +277,10 @@ class LinearHessian:
             return "biases are not penalised, and blocks know one penalty for all parameters"
         if model.dtype not in (torch.float32, torch.float64):
             return f"the model computes in {model.dtype}"
-        parts = model.unflatten(torch.arange(model.size + model.own_size, device=model.device))
-        parts = {name: part for name, part in parts.items() if name in model.shapes}
-        weight, bias = ([p for n, p in parts.items() if n.endswith(part)] for part in PARTS)
-        columns = [w.reshape(len(w), -1) for w in weight] + [b[:, None] for b in bias]
-        places = torch.cat(columns, dim=1)
-        return cls(model, rows, loss, places, bool(weight), bool(bias), form)
+        parts = unflatten(torch.arange(model.size, device=model.device), model.shapes)
+        ends = [part for end in PARTS for name, part in parts.items() if name.endswith(end)]
+        places = torch.cat([part.reshape(len(part), -1) for part in ends], dim=1)
+        return cls(model, rows, loss, places, *_trained_parts(model), form)
 
     @property
     def whole(self) -> bool:
@@ -319,10 +305,7 @@ class LinearHessian:
     def add(
         self, total: Tensor, x: Tensor, inputs: Tensor, counts: Tensor, thin: Tensor | None = None
     ) -> None:
-        """Add samples to the blocks, each as often as ``counts`` says.
-
-        Where there are own biases, x ends with those of the samples' client.
-        """
+        """Add samples, each as often as ``counts`` says; x ends with their client's own biases."""
         a = self._features(inputs)
         if self.whole:
             few = max(1, PIECE // (self.places.numel() * a.element_size()))
@@ -334,13 +317,9 @@ class LinearHessian:
         if self.form == "diagonal":
             total += (torch.stack([counts * h for h in derivatives]) @ a.square()).double()
             return
-        product = None if thin is None else a @ thin.to(a)
+        right = a if thin is None else a @ thin.to(a)
         for block, h in zip(total, derivatives, strict=True):
-            scaled = counts * h
-            if product is not None:
-                block += (a.T @ (scaled[:, None] * product)).double()
-            else:
-                block += (a.T @ (scaled[:, None] * a)).double()
+            block += (a.T @ ((counts * h)[:, None] * right)).double()
 
     def add_profile(
         self, total: Tensor, x: Tensor, pieces: Iterable[Tensor], weight: float, size: int,
@@ -441,16 +420,7 @@ def linear_hessian(
     .. math:: \sum_s w_s\, A_s \otimes z_s z_s^\top, \qquad z_s = (a_s, 1)
 
     where :math:`A_s` are the second derivatives of the loss in the outputs of sample s. The L2
-    penalty is not in it.
-
-    Parameters
-    ----------
-    x : Tensor
-        The model as a vector.
-    inputs, targets : Tensor
-        Samples, shape (m, ...).
-    weights : Tensor
-        One number per sample, shape (m,).
+    penalty is not in it. ``weights`` has one number per sample.
     """
     rows_of = trained_rows(model)
     if rows_of is None:
@@ -470,10 +440,9 @@ def linear_hessian(
     z = _append_ones(rows, weight, bias)
     width, k = z.shape[1], outputs.shape[1]
     blocks = x.new_empty(k, width, k, width)
-    for a in range(k):
-        for b in range(a + 1):
-            block = z.T @ (z * (weights * bends[:, a, b])[:, None])
-            blocks[a, :, b, :], blocks[b, :, a, :] = block, block.T
+    for a, b in itertools.combinations_with_replacement(range(k), 2):
+        block = z.T @ (z * (weights * bends[:, b, a])[:, None])
+        blocks[b, :, a, :], blocks[a, :, b, :] = block, block.T
     # The vector has the weights of all outputs first, then their biases.
     place = torch.arange(k * width, device=x.device).view(k, width)
     order = torch.cat([place[:, : width - bias].flatten(), place[:, width - bias :].flatten()])

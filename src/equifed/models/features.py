@@ -115,7 +115,7 @@ def _compute(
         return _rows(caught, len(samples), which)
 
     out = [run(inputs[first : first + chunk]) for first in range(0, max(len(inputs), 1), chunk)]
-    found, again = out[0][:FEW], run(inputs[:FEW])
+    found, again = out[0][:FEW], run(inputs[: min(FEW, chunk)])
     size = float(np.abs(found).max(initial=0.0))
     if not np.allclose(found, again, rtol=ROUNDING, atol=ROUNDING * size):
         raise ValueError(

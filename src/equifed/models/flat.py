@@ -115,7 +115,7 @@ class FlatModel:
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
         self._slots = find_slots(self.module, first)
-        example = _repeat(example).to(self.device, _precision(example, dtype))
+        example = self._take_few(example)
         self.channels_last = False
         outputs, start = self._try(example), self.flatten_all(self.module)
         self.channels_last = gains_from_channels_last(self.module, start, example, self.outputs)
@@ -124,7 +124,12 @@ class FlatModel:
         if classes is not None:
             check_classes(outputs, classes, loss)
         if targets is not None:
-            check_loss(loss, outputs, _repeat(targets).to(self.device, _precision(targets, dtype)))
+            check_loss(loss, outputs, self._take_few(targets))
+
+    def _take_few(self, values: Tensor) -> Tensor:
+        """Return as many samples as a module is tried on, real numbers in its precision."""
+        few = values[torch.arange(EXAMPLES, device=values.device) % len(values)]
+        return few.to(self.device, self.dtype if values.is_floating_point() else None)
 
     def twin(self) -> FlatModel:
         """Return the same model for another thread: another module that holds the same numbers.
@@ -301,14 +306,6 @@ class FlatModel:
                 "normalise within samples, and say batch_first=True in layers that have it."
             )
         return first
-
-
-def _repeat(values: Tensor) -> Tensor:
-    return values[torch.arange(EXAMPLES, device=values.device) % len(values)]
-
-
-def _precision(values: Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    return dtype if values.is_floating_point() else None
 
 
 def _alike(values: Tensor, others: Tensor) -> bool:

@@ -121,9 +121,8 @@ class Predictor:
     @property
     def columns(self) -> tuple[str, ...] | None:
         """Columns that a table needs; None where the model was trained on arrays."""
-        if self.preparation is None:
-            return None
-        return tuple(column.name for column in self.preparation.columns)
+        held = self.preparation
+        return None if held is None else tuple(column.name for column in held.columns)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -209,9 +208,7 @@ class Predictor:
     def for_client(self, client: str) -> Predictor:
         """Return what predicts for one client alone: its own part is in the module."""
         if not self.own:
-            raise ValueError(
-                "The model has no own parts: it is the same for every client; leave client out."
-            )
+            raise ValueError("The model has no own parts, it is the same for every client.")
         module = module_of(self.module, self.own, self.clients, client)
         limits = {name: t for name, t in self.thresholds.items() if name == client}
         return replace(
@@ -238,15 +235,12 @@ class Predictor:
             divided by the number of rows.
         """
         if not self.own:
-            raise ValueError(
-                "The model has no own parts: it is the same for every client, new ones included."
-            )
+            raise ValueError("The model has no own parts, it is the same for new clients, too.")
         if client in self.clients:
             raise ValueError(f"{client!r} took part in training; use for_client({client!r}).")
         if (rows is None) != (targets is None):
             raise ValueError("Give rows and targets, to fit an own part, or neither.")
-        alone: dict[str, Any] = {"clients": (client,), "thresholds": {}, "own": {}, "only": client}
-        mean = replace(self, **alone)
+        mean = replace(self, clients=(client,), thresholds={}, own={}, only=client)
         if rows is None:
             return mean
         features, truth = mean.features(rows, client), torch.as_tensor(self.encode_targets(targets))
@@ -264,36 +258,23 @@ class Predictor:
         return replace(mean, module=module)
 
     def fit_thresholds(
-        self,
-        rows: Any,
-        targets: Sequence[Any] | Array,
-        client: Sequence[str] | None = None,
+        self, rows: Any, targets: Sequence[Any] | Array, client: Sequence[str] | None = None,
         rule: Rule = "balanced_accuracy",
-    ) -> Predictor:
+    ) -> Predictor:  # fmt: skip
         """Return the predictor with the thresholds that serve every client's rows best.
 
-        Take validation rows: on training rows thresholds look better than they are. Among equally
-        good ones the nearest to 0.5 is taken, which a client without rows of both classes keeps.
-
-        Parameters
-        ----------
-        rows, client
-            As for :meth:`predict`.
-        targets : sequence
-            The class names of the rows.
-        rule : {"balanced_accuracy", "accuracy"}
-            What is made as large as possible.
+        They make ``rule`` as large as possible. Take validation rows: on training rows thresholds
+        look better than they are. Among equally good ones the nearest to 0.5 is taken, which a
+        client without rows of both classes keeps. ``targets`` are class names.
         """
         rows = _read(rows)
         chance = self.predict_proba(rows, client)
         if chance.shape[1] != 2:
             raise ValueError("Thresholds are for two classes.")
         truth = self.encode_targets(targets)
-        owners = self._owners(rows, client, len(chance))
-        found = {
-            name: best_threshold(chance[mine, 1], truth[mine], rule)
-            for name, mine in group_rows(owners).items()
-        }
+        groups = group_rows(self._owners(rows, client, len(chance)))
+        found = {name: best_threshold(chance[mine, 1], truth[mine], rule)
+                 for name, mine in groups.items()}  # fmt: skip
         return self.with_thresholds({**self.thresholds, **found})
 
     def encode_targets(self, targets: Sequence[Any] | Array) -> Array:
@@ -329,9 +310,9 @@ class Predictor:
         parameter = next(module.parameters(), torch.zeros(()))
         kind = torch.int64 if self.tokens else parameter.dtype
         parts = []
-        with torch.no_grad():
-            for start in range(0, len(features), BLOCK):
-                block = torch.tensor(features[start : start + BLOCK], dtype=kind)
+        for start in range(0, len(features), BLOCK):
+            block = torch.tensor(features[start : start + BLOCK], dtype=kind)
+            with torch.no_grad():
                 parts.append(module(block).reshape(len(block), -1).double())
         return torch.cat(parts).numpy() if parts else np.empty((0, 1))
 
@@ -397,7 +378,7 @@ def _check_array(values: Array, shape: tuple[int, ...]) -> Array:
 
 
 def name_classes(classes: int | None, names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the names of classes, their numbers where they have none; None for a regression."""
+    """Return the names or numbers of classes; None for a regression."""
     return None if classes is None else tuple(names) or tuple(map(str, range(classes)))
 
 
@@ -462,9 +443,7 @@ def best_threshold(chance: NDArray[Any], truth: NDArray[Any], rule: Rule) -> flo
     cuts = np.unique([0.5, *(levels[:-1] + levels[1:]) / 2, levels[0] / 2, (levels[-1] + 1) / 2])
     yes, no = np.sort(chance[truth == 1]), np.sort(chance[truth == 0])
     found, spared = len(yes) - np.searchsorted(yes, cuts), np.searchsorted(no, cuts)
-    if rule == "accuracy":
-        score = (found + spared) / len(truth)
-    else:
-        score = (found / len(yes) + spared / len(no)) / 2
+    both = found / len(yes) + spared / len(no)
+    score = (found + spared) / len(truth) if rule == "accuracy" else both / 2
     best = cuts[score >= score.max() - 1e-12]
     return float(best[np.abs(best - 0.5).argmin()])
