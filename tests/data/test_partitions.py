@@ -9,7 +9,6 @@ from equifed.contract.streams import Stream
 from equifed.data import DataError
 from equifed.data.partitions import (
     PARTITIONS,
-    ByColumn,
     Dirichlet,
     Iid,
     Imbalance,
@@ -32,7 +31,6 @@ EVERY = [
     OneClass(),
     OneClass(25),
     Shards(12),
-    ByColumn(tuple(LABELS % 3)),
 ]
 
 
@@ -172,7 +170,6 @@ def test_imbalance_is_part_of_a_description():
         (lambda: Shards(3, 0).assign(LABELS, Stream(0)), "at least 1 shard"),
         (lambda: OneClass(3).assign(LABELS, Stream(0)), "at least 10 clients"),
         (lambda: Imbalance(Iid(3), 1.5), r"clients must lie in \[0, 1\]"),
-        (lambda: ByColumn(("a",)).assign(LABELS, Stream(0)), "1 values for 3000 samples"),
         (lambda: build_partition("dirichelt"), "no partition 'dirichelt'; there are iid"),
         (lambda: build_partition({"name": "iid", "alpha": 1}), "no 'alpha'; it has clients"),
         (lambda: build_partition("dirichlet"), "needs clients, alpha"),

@@ -233,19 +233,10 @@ def test_tokens_are_reversible_for_known_characters():
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
 
 
-def test_shakespeare_in_the_format_of_leaf(own_folder):
-    samples = {"x": ["ab" * 40, "cd" * 40], "y": ["!", "?"]}
-    leaf(own_folder / "shakespeare", "train", {"HAMLET": samples})
-    leaf(own_folder / "shakespeare", "test", {"HAMLET": samples})
-    fed = load("shakespeare", edition="leaf")
-    assert [CHARACTERS[t] for t in fed.train.targets] == ["!", "?"]
-    assert "".join(CHARACTERS[t] for t in fed.test.inputs[1]) == "cd" * 40
-
-
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"edition": "folio"}, "moby, gutenberg or leaf, got 'folio'"),
+        ({"edition": "folio"}, "moby or gutenberg, got 'folio'"),
         ({"stride": 0}, "stride and min_samples must be at least 1"),
         ({"min_samples": 10**9}, "no role has"),
     ],

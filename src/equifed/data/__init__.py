@@ -4,7 +4,6 @@ from equifed.data.columns import read_columns
 from equifed.data.federation import Federation, standardise
 from equifed.data.mapped import FederationWriter, open_federation
 from equifed.data.partitions import (
-    ByColumn,
     Dirichlet,
     Iid,
     Imbalance,
@@ -17,7 +16,6 @@ from equifed.data.preparation import Preparation, Prepare
 from equifed.data.split import DataError, DataWarning, Holdout, Split
 
 __all__ = [
-    "ByColumn",
     "DataError",
     "DataWarning",
     "Dirichlet",

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import group_rows
 from equifed.data.split import DataError, Rows
 
 Labels = Rows
@@ -196,29 +195,6 @@ class Imbalance(Partition):
             keep = max(1, len(parts[i]) - round(self.samples * len(parts[i])))
             parts[i] = np.sort(draw.permutation(parts[i])[:keep])
         return parts
-
-
-@dataclass(frozen=True)
-class ByColumn(Partition):
-    """Give every distinct value of a column its own client, in order of first appearance.
-
-    >>> column = ByColumn(("b", "a", "b"))
-    >>> column.names, [rows.tolist() for rows in column.assign(np.zeros(3, int), Stream(0))]
-    (('b', 'a'), [[0, 2], [1]])
-    """
-
-    values: tuple[Any, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the clients: the distinct values."""
-        return tuple(dict.fromkeys(str(v) for v in self.values))
-
-    @override
-    def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
-        if len(self.values) != len(labels):
-            raise DataError(f"ByColumn has {len(self.values)} values for {len(labels)} samples.")
-        return list(group_rows(self.values).values())
 
 
 PARTITIONS: dict[str, type] = {

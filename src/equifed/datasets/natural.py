@@ -103,7 +103,7 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
             "data/femnist/preprocess.sh -s niid (github.com/TalwalkarLab/leaf) and put its "
             "folders train and test into $EQUIFED_DATA/femnist."
         )
-    federation = Federation(
+    whole = Federation(
         name="femnist",
         names=names,
         train=splits["train"],
@@ -116,7 +116,7 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
             **checksums(paths),
         },
     )
-    return keep_some(federation, writers, seed)
+    return whole if writers is None else whole.subset(choose_names(names, writers, seed))
 
 
 def adult(
@@ -231,10 +231,3 @@ def choose_names(names: Iterable[str], count: int | None, seed: int) -> tuple[st
         raise DataError(f"The number of clients must lie in 1..{len(everyone)}, got {count}.")
     draw = Stream(seed).at("some clients").generator()
     return tuple(everyone[i] for i in np.sort(draw.choice(len(everyone), count, replace=False)))
-
-
-def keep_some(federation: Federation, count: int | None, seed: int) -> Federation:
-    """Return the federation of ``count`` clients, drawn at random; of all if it is None."""
-    if count is None:
-        return federation
-    return federation.subset(choose_names(federation.names, count, seed))

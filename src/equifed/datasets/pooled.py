@@ -115,9 +115,9 @@ def cifar10(
     """CIFAR-10, divided by a partition.
 
     50,000 training and 10,000 test images (3, 32, 32) in [0, 1]. Reads ``cifar-10-binary.tar.gz``
-    or ``cifar-10-python.tar.gz`` as published (the latter without unpickling), or lossless mosaics
-    ``data_batch_1.webp`` ... with ``labels.npz``. ``standardised`` subtracts the training mean and
-    divides by the training deviation of each colour. Other parameters as for :func:`mnist`.
+    as published, or lossless mosaics ``data_batch_1.webp`` ... with ``labels.npz``.
+    ``standardised`` subtracts the training mean and divides by the training deviation of each
+    colour. Other parameters as for :func:`mnist`.
     """
     pools, paths = _read_cifar()
     train, test = (_cut(pools[k], n) for k, n in (("train", samples), ("test", _sixth(samples))))
@@ -262,11 +262,7 @@ def _load_idx(
 
 def _read_cifar() -> tuple[dict[str, Pool], list[Path]]:
     mosaic = find("cifar10", "test_batch.webp")
-    for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
-        archive = find("cifar10", name)
-        if archive:
-            return dict(read_cifar_archive(archive)), [archive]
-    if mosaic:
+    if mosaic and CIFAR_FILES[0].find() is None:
         return dict(read_cifar_mosaics(mosaic.parent)), sorted(mosaic.parent.glob("*.webp"))
     path = CIFAR_FILES[0].obtain()
     return dict(read_cifar_archive(path)), [path]

@@ -59,7 +59,7 @@ DATASETS: dict[str, DataSet] = {
             "none stated; research use",
             pooled.cifar10,
             files=pooled.CIFAR_FILES,
-            instead=("cifar10/test_batch.webp", "cifar10/cifar-10-python.tar.gz"),
+            instead=("cifar10/test_batch.webp",),
         ),
         DataSet("adult", "CC BY 4.0", natural.adult, files=natural.ADULT_FILES),
         DataSet(

@@ -2,7 +2,7 @@
 
 Two editions of the plays are read into roles and their lines. The 1994 Gutenberg/World Library
 edition is read by the rules that LEAF (Caldas et al. 2018) states for it; the Moby edition has its
-own, simpler layout. What LEAF's own scripts write can be read as well.
+own, simpler layout.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import gzip
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from equifed.data.federation import Federation
 from equifed.data.split import DataError, Split
 from equifed.datasets.files import checksums, find
-from equifed.datasets.natural import choose_names, keep_some, read_leaf_folders
+from equifed.datasets.natural import choose_names
 
 Tokens = NDArray[np.int64]
 Roles = dict[str, list[str]]
@@ -46,7 +46,7 @@ _DIRECTIONS = re.compile(r"\[[^\[\]]*\]")  # they may run over several lines
 
 def shakespeare(
     *,
-    edition: Literal["moby", "gutenberg", "leaf"] = "moby",
+    edition: Literal["moby", "gutenberg"] = "moby",
     roles: int | None = None,
     stride: int = LENGTH,
     test: float = 0.2,
@@ -62,10 +62,9 @@ def shakespeare(
 
     Parameters
     ----------
-    edition : {"moby", "gutenberg", "leaf"}
+    edition : {"moby", "gutenberg"}
         The Moby edition is in the public domain. The Gutenberg edition of 1994, which LEAF uses,
-        may be used for personal, non-commercial purposes only. ``leaf`` reads the folders
-        ``train`` and ``test`` of JSON files that LEAF's scripts write, as they are.
+        may be used for personal, non-commercial purposes only.
     roles : int, optional
         Use only that many roles, drawn at random.
     stride : int
@@ -82,8 +81,6 @@ def shakespeare(
             "shakespeare: stride and min_samples must be at least 1 and test in [0, 1), "
             f"got {stride}, {min_samples} and {test}."
         )
-    if edition == "leaf":
-        return keep_some(_read_leaf(), roles, seed)
     read, path, licence = _find_edition(edition)
     texts = _join_lines(read(path), stride, test, min_samples)
     names = choose_names(texts, roles, seed)
@@ -92,20 +89,14 @@ def shakespeare(
         for text, cut in (texts[name] for name in names)
     ]
     train, held = (Split.from_clients([pair[k] for pair in clients]) for k in (0, 1))
-    return _build(names, train, held if test else None, f"{edition} edition", licence, [path])
-
-
-def _build(
-    names: tuple[str, ...], train: Split, test: Split | None, by: str, terms: str, paths: list[Path]
-) -> Federation:
     return Federation(
         name="shakespeare",
         names=names,
         train=train,
-        test=test,
+        test=held if test else None,
         classes=len(CHARACTERS),
         class_names=tuple(CHARACTERS),
-        source={"publisher": by, "licence": terms, **checksums(paths)},
+        source={"publisher": f"{edition} edition", "licence": licence, **checksums([path])},
     )
 
 
@@ -150,7 +141,7 @@ def _find_edition(edition: str) -> tuple[Callable[[Path], Roles], Path, str]:
         ),
     }
     if edition not in known:
-        raise DataError(f"shakespeare: edition must be moby, gutenberg or leaf, got {edition!r}.")
+        raise DataError(f"shakespeare: edition must be moby or gutenberg, got {edition!r}.")
     read, names, licence = known[edition]
     for name in names:
         path = find("shakespeare", name)
@@ -160,24 +151,6 @@ def _find_edition(edition: str) -> tuple[Callable[[Path], Roles], Path, str]:
         f"shakespeare: the {edition} edition is not on this machine and has no address whose "
         f"checksum is known; put {' or '.join(names)} into $EQUIFED_DATA/shakespeare."
     )
-
-
-def _parse_text(samples: Mapping[str, Any]) -> tuple[Tokens, Tokens]:
-    windows = [tokenise(text) for text in samples["x"]]
-    inputs = np.array(windows, dtype=np.int64).reshape(len(windows), LENGTH)
-    return inputs, tokenise("".join(samples["y"]))
-
-
-def _read_leaf() -> Federation:
-    folder = find("shakespeare", "train")
-    if folder is None:
-        raise DataError(
-            "shakespeare: put the folders train and test that LEAF's preprocess.sh writes for it "
-            "into $EQUIFED_DATA/shakespeare, or choose another edition."
-        )
-    names, splits, paths = read_leaf_folders(folder, _parse_text)
-    train, test = splits["train"], splits["test"]
-    return _build(names, train, test, "LEAF", "personal, non-commercial", paths)
 
 
 def read_gutenberg(path: Path) -> Roles:

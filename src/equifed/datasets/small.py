@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import Columns, group_rows, one_hot, read_columns, to_numbers
+from equifed.data.columns import Columns, group_rows, one_hot, read_columns
 from equifed.data.federation import Federation, standardise
 from equifed.data.files import read_csv
 from equifed.data.split import DataError, Split
@@ -38,15 +38,6 @@ HEART_CONTINUOUS = ("age", "trestbps", "chol", "thalach", "oldpeak")
 HEART_GAPS = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak")
 
 PENGUIN_MEASURES = ("bill_length_mm", "bill_depth_mm", "flipper_length_mm", "body_mass_g")
-PENGUIN_RAW_TITLES = {
-    "Species": "species",
-    "Island": "island",
-    "Culmen Length (mm)": "bill_length_mm",
-    "Culmen Depth (mm)": "bill_depth_mm",
-    "Flipper Length (mm)": "flipper_length_mm",
-    "Body Mass (g)": "body_mass_g",
-    "Sex": "sex",
-}
 
 
 def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
@@ -86,7 +77,6 @@ def heart_disease(
     test: float = 0.3,
     validation: float = 0.0,
     seed: int = 0,
-    folder: str | Path | None = None,
 ) -> Federation:
     """UCI heart disease: 4 hospitals, 920 patients, ill or healthy.
 
@@ -107,15 +97,12 @@ def heart_disease(
         Fraction of each hospital's patients to hold out.
     seed : int
         Seed of the split.
-    folder : path, optional
-        Read the four ``processed.*.data`` files from there, not from the package.
     """
     if missing not in ("impute", "complete"):
         raise DataError(f"heart-disease: missing must be 'impute' or 'complete', got {missing!r}.")
-    place = Path(folder) if folder else EMBEDDED
     clients = {}
     for site, code in HEART_SITES.items():
-        table = read_columns(read_csv(place / f"processed.{code}.data", header=HEART_COLUMNS))
+        table = read_columns(read_csv(EMBEDDED / f"processed.{code}.data", header=HEART_COLUMNS))
         clients[site] = _read_hospital(table, keep_all=missing == "impute")
     federation = Federation.from_clients(
         clients,
@@ -180,7 +167,6 @@ def penguins(
     validation: float = 0.0,
     standardised: bool = True,
     seed: int = 0,
-    path: str | Path | None = None,
 ) -> Federation:
     """Palmer penguins: 3 species or islands, 333 penguins with 4 measurements.
 
@@ -205,10 +191,10 @@ def penguins(
         Standardise the features with the training numbers of all clients.
     seed : int
         Seed of the split.
-    path : path, optional
-        Read this ``penguins.csv`` or ``penguins-raw.csv``, not the one in the package.
     """
-    table = _read_penguins(Path(path) if path else EMBEDDED / "penguins.csv")
+    table = read_columns(EMBEDDED / "penguins.csv")
+    complete = [None not in row for row in zip(*table.values(), strict=True)]
+    table = table.take(np.flatnonzero(complete))
     for name, value in (("clients", clients), ("target", target)):
         if value not in table:
             raise DataError(f"penguins: {name} must be one of {', '.join(table)}, got {value!r}.")
@@ -232,22 +218,6 @@ def penguins(
         },
     ).split(validation=validation, test=test, seed=seed)
     return standardise(federation) if standardised else federation
-
-
-def _read_penguins(path: Path) -> Columns:
-    """Return the complete rows of ``penguins.csv`` or, under the same titles, the raw table."""
-    table = read_columns(path)
-    if "Species" in table:
-        titles = {k: title for k, title in PENGUIN_RAW_TITLES.items() if k in table}
-        table = Columns({title: table[k] for k, title in titles.items()})
-        table["species"] = [v.split()[0] for v in table["species"]]
-        table["sex"] = [v.lower() if v else v for v in table["sex"]]
-    complete = [r for r, row in enumerate(zip(*table.values(), strict=True)) if None not in row]
-    chosen = table.take(np.array(complete, dtype=np.int64))
-    absent = [name for name in PENGUIN_MEASURES if to_numbers(chosen.get(name, ["?"])) is None]
-    if absent:
-        raise DataError(f"{path} is not the penguins table: no numeric column {absent[0]!r}.")
-    return chosen
 
 
 MOST_NUMBERS = 2_000_000_000
