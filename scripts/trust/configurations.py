@@ -39,7 +39,7 @@ from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import Holdout, RunConfig
 from equifed.runs.signatures import Setting, alternatives, settings
 from equifed.runs.tables import RECORDS, ModelSettings
-from equifed.training.warnings import check_finite
+from equifed.training.events import check_finite
 
 SMALL = ("heart-disease", "penguins", "synthetic-regression")
 """Data that are embedded and small: what names them is trained, too."""

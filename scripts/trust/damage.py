@@ -26,10 +26,10 @@ import numpy as np
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training import loop
-from equifed.training.callback import Callback
-from equifed.training.checkpoints import CheckpointError
+from equifed.training.checkpoint import CheckpointError
 from equifed.training.files import RunFolderError
 from equifed.training.history import History
+from equifed.training.trackers import Callback
 
 CONFIG = """
 rounds = 6

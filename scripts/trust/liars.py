@@ -36,10 +36,10 @@ from equifed.contract.arrays import Losses
 from equifed.contract.clients import Clients
 from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar
-from equifed.training.callback import Callback
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
+from equifed.training.trackers import Callback
 
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"
 ROUNDS, SEEDS, POINTS = 30, (0, 1, 2), 2.0

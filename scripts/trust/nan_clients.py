@@ -22,9 +22,9 @@ from equifed.algorithms.guarded import Guarded
 from equifed.contract.clients import Clients
 from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar
+from equifed.training.events import check_finite
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from equifed.training.warnings import check_finite
 
 CLIENTS, ROUNDS = 10, 3
 LIES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 _FOLDERS = ("data", "metrics", "objectives", "steps", "testing")
 _HOMES = {
-    "Callback": "training.callback",
+    "Callback": "training.trackers",
     "Federation": "data.federation",
     "Guard": "algorithms.guard",
     "History": "training.history",

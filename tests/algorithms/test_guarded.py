@@ -38,9 +38,9 @@ from equifed.objectives import Transport, WorstCase
 from equifed.report import write_report
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.testing import with_liar
+from equifed.training.events import LEADS, ROUNDS
 from equifed.training.loop import train
-from equifed.training.progress import describe_events
-from equifed.training.touches import LEADS, ROUNDS
+from equifed.training.show import describe_events
 
 pytestmark = pytest.mark.long
 

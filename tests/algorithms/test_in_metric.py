@@ -36,8 +36,9 @@ from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import Metric, form_metric, least_weighted_loss, step_exactly
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.history import RoundRecord
-from equifed.training.loop import Callback, train
+from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap, StopWhen
+from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
 

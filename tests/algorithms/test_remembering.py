@@ -19,7 +19,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import Average, CVaR, WorstCase
 from equifed.steps.schedules import ConstantSteps
-from equifed.training.states import pack, unpack
+from equifed.training.checkpoint import pack, unpack
 
 pytestmark = pytest.mark.long
 

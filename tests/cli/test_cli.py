@@ -15,7 +15,7 @@ from equifed.cli.main import app, main
 from equifed.runs.config import RunConfig
 from equifed.training import loop as training
 from equifed.training.history import History, RoundRecord
-from equifed.training.progress import describe_events, tabulate_clients
+from equifed.training.show import describe_events, tabulate_clients
 from equifed.training.stopping import NoImprovement, Reached, StopWhen, TimeLimit
 
 

@@ -19,9 +19,9 @@ from equifed.cli.watching import show_live, tabulate_look
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.runs.watching import Look, follow, look_at
-from equifed.training.callback import Callback
 from equifed.training.files import LOCK
 from equifed.training.history import History
+from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
 

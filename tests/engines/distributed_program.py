@@ -22,10 +22,10 @@ from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.loop import LoopClients
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
-from equifed.training.callback import Callback
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
+from equifed.training.trackers import Callback
 
 WORK = LocalSGD(lr=0.1, steps=4, batch_size=5)
 ALGORITHMS = {

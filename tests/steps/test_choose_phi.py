@@ -23,7 +23,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import CVaR, RelativeFairness, WorstCase
 from equifed.steps.phi import LARGEST_PHI, UNSOLVED, best_phi, choose_phi, inverse_product
-from equifed.training import checkpoints
+from equifed.training import checkpoint
 from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap
 
@@ -254,8 +254,8 @@ def test_a_state_with_a_chosen_phi_survives_a_checkpoint(tmp_path: Path) -> None
     template = state = algorithm.init(clients, torch.zeros(problem.d, dtype=torch.float64))
     for r in range(4):
         state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
-    checkpoints.save(tmp_path, 4, state, {})
-    _, loaded, _ = checkpoints.load(tmp_path, template)
+    checkpoint.save(tmp_path, 4, state, {})
+    _, loaded, _ = checkpoint.load(tmp_path, template)
     after = [algorithm.round(s, clients, Stream(0).at("round", 4))[0] for s in (state, loaded)]
     assert torch.equal(after[0].x, after[1].x) and after[0].phi == after[1].phi
 

@@ -31,7 +31,7 @@ from equifed.steps.schedules import (
     LinearRateSteps,
     SignedWeightSteps,
 )
-from equifed.training import checkpoints
+from equifed.training import checkpoint
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
@@ -262,8 +262,8 @@ def test_a_state_of_automatic_steps_survives_a_checkpoint(tmp_path: Path) -> Non
     state = template
     for r in range(5):
         state, _ = algorithm.round(state, clients, Stream(0).at("round", r))
-    checkpoints.save(tmp_path, 5, state, {})
-    _, loaded, _ = checkpoints.load(tmp_path, template)
+    checkpoint.save(tmp_path, 5, state, {})
+    _, loaded, _ = checkpoint.load(tmp_path, template)
     after = [algorithm.round(s, clients, Stream(0).at("round", 5))[0] for s in (state, loaded)]
     assert torch.equal(after[0].x, after[1].x)
     assert inner_state(after[0]).sizes == inner_state(after[1]).sizes

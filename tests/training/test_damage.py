@@ -18,7 +18,7 @@ from scripts.trust.damage import DAMAGES, Outcome, damage_one, make_folders
 
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
-from equifed.training.checkpoints import CheckpointError
+from equifed.training.checkpoint import CheckpointError
 from equifed.training.files import (
     LOCK,
     Damaged,

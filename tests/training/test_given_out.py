@@ -40,8 +40,9 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import GiveOut
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.progress import describe_events
+from equifed.training.show import describe_events
 from equifed.training.stopping import StopAtGap, StopWhen
+from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
 
@@ -300,7 +301,7 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
-class KillIn(training.Callback):
+class KillIn(Callback):
     def __init__(self, round: int, what: str) -> None:
         self.at, self.what = round, what
 
@@ -337,7 +338,7 @@ def test_a_kill_at_any_moment_changes_nothing(
     stop = StopWhen(target=target, metric="loss").rules() if stops else ()
     given = {"rounds": 6, "give_out": kind, "stop": stop}
 
-    def go(name: str, *dies: training.Callback, resume: bool = False) -> History:
+    def go(name: str, *dies: Callback, resume: bool = False) -> History:
         engine = clients(away)
         folder = RunFolder(tmp_path / name, engine.names)
         if not resume:

@@ -16,7 +16,7 @@ from equifed.contract.names import show_text, to_cell
 from equifed.data.federation import Federation
 from equifed.report import write_report
 from equifed.training.history import History
-from equifed.training.progress import print_line, tabulate_clients
+from equifed.training.show import print_line, tabulate_clients
 from equifed.training.tables import MetricRecord, RoundRecord
 
 HOSTILE = (

@@ -20,8 +20,9 @@ from equifed.runs.config import RunConfig
 from equifed.runs.run import run
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
-from equifed.training.loop import Callback, train
+from equifed.training.loop import train
 from equifed.training.own_part import KeepingOwn
+from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
 

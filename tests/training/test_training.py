@@ -21,13 +21,14 @@ from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
-from equifed.training.checkpoints import CheckpointError
+from equifed.training.checkpoint import CheckpointError
 from equifed.training.files import RunFolderError
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import MissingPolicy, TrainingError
 from equifed.training.stopping import StopWhen
+from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
 
@@ -156,7 +157,7 @@ class Killed(Exception):
     """Stands for a kill."""
 
 
-class KillAfter(training.Callback):
+class KillAfter(Callback):
     def __init__(self, round: int) -> None:
         self.last = round
 

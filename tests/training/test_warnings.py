@@ -33,12 +33,7 @@ from equifed.engines.evaluate import measure_scales
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.report import as_json, as_methods, build
-from equifed.training.folder import RunFolder
-from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.hits import pack_hits, unpack_hits
-from equifed.training.loop import TrainingError, train
-from equifed.training.progress import describe_events
-from equifed.training.warnings import (
+from equifed.training.events import (
     ROUNDING,
     check_against_start,
     check_classes,
@@ -47,6 +42,11 @@ from equifed.training.warnings import (
     check_scales,
     find_warnings,
 )
+from equifed.training.folder import RunFolder
+from equifed.training.history import History, MetricRecord, RoundRecord
+from equifed.training.hits import pack_hits, unpack_hits
+from equifed.training.loop import TrainingError, train
+from equifed.training.show import describe_events
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,8 @@ from equifed.report import as_methods, build, read_methods, write_report, write_
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.training.history import History
-from equifed.training.progress import ProgressBar, print_line, tabulate_clients
+from equifed.training.show import print_line, tabulate_clients
+from equifed.training.trackers import ProgressBar
 
 if TYPE_CHECKING:
     from rich.console import Console

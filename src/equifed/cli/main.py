@@ -135,7 +135,7 @@ def run(
         from equifed.runs import run as runs
         from equifed.runs.config import RunConfig
         from equifed.runs.workers import is_first
-        from equifed.training.progress import ProgressBar
+        from equifed.training.trackers import ProgressBar
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
         for address, file in parsed.loaded_code:
@@ -174,8 +174,8 @@ def resume(
         _run_in_processes(workers, *(["--trust"] if trust else []))
     with explain_errors(run=folder):
         from equifed.runs import run as runs
-        from equifed.training.progress import ProgressBar
         from equifed.training.tables import is_complete
+        from equifed.training.trackers import ProgressBar
 
         complete = is_complete(folder)
         with ProgressBar(open_console(quiet), folder.name) as bar:
@@ -208,7 +208,7 @@ def _run_in_processes(workers: int, *more: str) -> None:
 
 def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
     """Show the clients, what happened to them, and where the run is."""
-    from equifed.training.progress import describe_events, print_line, tabulate_clients
+    from equifed.training.show import describe_events, print_line, tabulate_clients
 
     if json:
         measured = {(record.split, record.metric) for record in history.metrics}

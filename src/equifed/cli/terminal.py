@@ -124,7 +124,7 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    from equifed.training.checkpoints import CheckpointError
+    from equifed.training.checkpoint import CheckpointError
     from equifed.training.files import RunFolderError
     from equifed.training.missing import TrainingError
 

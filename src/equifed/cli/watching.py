@@ -60,7 +60,7 @@ def tabulate_look(run: Path, look: Look) -> Table:
     from rich.text import Text
 
     from equifed.contract.names import show_text
-    from equifed.training.progress import describe_events
+    from equifed.training.show import describe_events
 
     of = "" if look.planned is None else f" of {look.planned}"
     rows = {

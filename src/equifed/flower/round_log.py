@@ -10,10 +10,10 @@ from typing_extensions import override
 from equifed.contract.algorithm import Info
 from equifed.flower.hello import StartError
 from equifed.flower.joining import JOINS
-from equifed.training.callback import Callback
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import TrainingError
+from equifed.training.trackers import Callback
 
 GOOD_EVENTS = ("given out", "resume", "stop")
 """Events that are no warning."""

@@ -22,8 +22,8 @@ from equifed.report.methods import (
     plural,
 )
 from equifed.report.numbers import ClientRows, Difference, Measured, choose_format
+from equifed.training.events import find_warnings
 from equifed.training.history import History
-from equifed.training.warnings import find_warnings
 
 REFUSALS = {
     "quarantine": "answers of {} were refused (rounds in brackets)",

@@ -22,12 +22,12 @@ from equifed.runs.entries import load_address
 from equifed.runs.modules import build_module, freeze_features
 from equifed.runs.settings import ConfigError, Table, choose, construct, settings
 from equifed.runs.tables import ModelSettings
-from equifed.training.callback import Callback
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.provenance import FORMAT, package_versions
+from equifed.training.trackers import Callback
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from equifed.report import (
 from equifed.runs.compare import write_comparison
 from equifed.runs.python_tasks import Task, run_tasks
 from equifed.training.files import RunFolderError, lock_folder
-from equifed.training.frames import open_axes, tabulate_history
 from equifed.training.history import History
 from equifed.training.missing import TrainingError
+from equifed.training.show import open_axes, tabulate_history
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,15 +17,15 @@ from typing_extensions import override
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.runs.settings import ConfigError
-from equifed.training.callback import Callback
 from equifed.training.files import RunFolderError, refuse_links
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord
 from equifed.training.missing import TrainingError
 from equifed.training.open_folder import find_addresses, find_code
-from equifed.training.progress import draw_bar, print_line
 from equifed.training.provenance import CONFIG
+from equifed.training.show import print_line
 from equifed.training.tables import is_complete
+from equifed.training.trackers import Callback, draw_bar
 
 if TYPE_CHECKING:
     from rich.console import Console

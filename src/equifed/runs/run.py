@@ -17,7 +17,6 @@ from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.workers import is_first
 from equifed.training import tables
-from equifed.training.callback import Callback
 from equifed.training.files import (
     RunFolderError,
     digest,
@@ -33,6 +32,7 @@ from equifed.training.history import History
 from equifed.training.open_folder import open_run_folder
 from equifed.training.provenance import CONFIG, PREPARATION, RUN
 from equifed.training.tables import SUMMARY, check_format, is_complete
+from equifed.training.trackers import Callback
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:

@@ -23,7 +23,7 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
 from equifed.models.losses import squared
 from equifed.testing.checking import ensure, run_check
-from equifed.training import checkpoints
+from equifed.training import checkpoint
 from equifed.training.loop import train
 
 Array = NDArray[np.float64]
@@ -170,8 +170,8 @@ def check_checkpoint(algorithm: AnyAlgorithm) -> None:
     clients = _clients()
     state = _play(algorithm, clients, _begin(algorithm, clients), (1, 2))
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints.save(Path(folder), 2, state, {})
-        _, restored, _ = checkpoints.load(Path(folder), _begin(algorithm, clients))
+        checkpoint.save(Path(folder), 2, state, {})
+        _, restored, _ = checkpoint.load(Path(folder), _begin(algorithm, clients))
     one, other = (_play(algorithm, clients, s, (3, 4)) for s in (restored, state))
     _ensure_equal(one, other, "after a checkpoint")
 

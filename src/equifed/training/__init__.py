@@ -1,9 +1,9 @@
 """The only loop over rounds, what it records, who is told, when it stops."""
 
+from equifed.training.checkpoint import register_state
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from equifed.training.states import register_state
 
 __all__ = ["History", "RunFolderError", "TrainingError", "lock_folder", "register_state", "train"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Details
-from equifed.metrics.metric import DIRECTED, METRICS, Metric
+from equifed.metrics.metric import METRICS, Metric
 from equifed.training.history import History
 
 
@@ -21,13 +21,3 @@ def describe_end(
     known = {**METRICS, **{metric.name: metric for metric in asked}}
     names = dict.fromkeys(r.metric for r in history.metrics if r.split == shown[1])
     return clients.describe(x, shown[1], [known[name] for name in names if name in known])
-
-
-def describe_directions(asked: Sequence[Metric]) -> list[str]:
-    """Say which metrics of one's own were taken for losses because their names do not tell."""
-    return [
-        f"{metric.name}: its name does not say which way is better (as _score, _error and _loss "
-        "do); it is taken for a loss, lower is better"
-        for metric in asked
-        if metric.name not in METRICS and not metric.name.endswith(DIRECTED)
-    ]

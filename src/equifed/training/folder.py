@@ -19,12 +19,12 @@ from typing_extensions import override
 
 from equifed.contract.clients import Group
 from equifed.contract.evaluation import Hits
+from equifed.training.checkpoint import collect
 from equifed.training.files import RunFolderError, refuse_links
 from equifed.training.given_out import Kept
 from equifed.training.history import History
 from equifed.training.hits import pack_hits, unpack_hits
 from equifed.training.provenance import RUN, write_provenance
-from equifed.training.states import collect
 from equifed.training.tables import CLIENTS, EVENTS, TABLES, Tables, check_tables, read_names
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class RunFolder(Tables):
 
     def save(self, round: int, state: Any, kept: Kept, hits: Mapping[str, Hits]) -> None:
         """Flush the tables and write a checkpoint, which holds all that is not in them."""
-        from equifed.training import checkpoints
+        from equifed.training import checkpoint
 
         state = collect(state)
         if not self.writes:
@@ -106,17 +106,17 @@ class RunFolder(Tables):
         sums = {name: self._sums[name].hexdigest() for name in lengths}
         extra = {"lengths": lengths, "sums": sums}
         single = np.frombuffer(bytearray(pack_hits(hits)), dtype=np.uint8)
-        checkpoints.save(self.checkpoints, round, state, extra, (kept, single))
+        checkpoint.save(self.checkpoints, round, state, extra, (kept, single))
         self._saved_at = time.monotonic()
 
     def restore(self, template: Any) -> tuple[int, Any, Kept, History]:
         """Cut the tables back to the newest checkpoint; return all that it holds, and them."""
-        from equifed.training import checkpoints
+        from equifed.training import checkpoint
 
         refuse_links(self.path)
         self._check_names()
         check = partial(check_tables, self.path) if self.writes else None
-        round, state, extra = checkpoints.load(self.checkpoints, template, check)
+        round, state, extra = checkpoint.load(self.checkpoints, template, check)
         for name, length in extra["lengths"].items() if self.writes else ():
             os.truncate(self.path / name, length)
             self._sums[name] = hashlib.sha256((self.path / name).read_bytes())

@@ -15,10 +15,8 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
 from equifed.training.files import RunFolderError
-from equifed.training.frames import draw_history, tabulate_history
 from equifed.training.given_out import GivenOut, certified
 from equifed.training.hits import HITS, read_hits
-from equifed.training.notebook import describe_history, render_clients
 from equifed.training.open_folder import open_run_folder
 from equifed.training.provenance import (
     FORMAT,
@@ -26,6 +24,7 @@ from equifed.training.provenance import (
     read_provenance,
     write_provenance,
 )
+from equifed.training.show import describe_history, draw_history, render_clients, tabulate_history
 from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -395,9 +394,4 @@ class History:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the clients, the worst served first."""
-        chosen = self.main_metric()
-        record = None if chosen is None else self.last(*chosen)
-        told = self.details if chosen is not None and chosen[0] == "accuracy" else None
-        fits = told is not None and record is not None and told.split == record.split
-        shares = told.majorities() if told is not None and fits else None
-        return render_clients(self.names, record, len(self.rounds), shares)
+        return render_clients(self)

@@ -15,8 +15,14 @@ from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
-from equifed.training.callback import Callback
-from equifed.training.describing import describe_directions, describe_end
+from equifed.training.describing import describe_end
+from equifed.training.events import (
+    check_finite,
+    describe_directions,
+    find_warnings,
+    lacks_losses,
+    tell_touches,
+)
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -29,10 +35,8 @@ from equifed.training.own_part import (
     own_of,
     tell_own,
 )
-from equifed.training.progress import follow_by_default
 from equifed.training.provenance import describe_run, format_preparation, tell_choice
-from equifed.training.touches import tell_touches
-from equifed.training.warnings import check_finite, find_warnings, lacks_losses
+from equifed.training.trackers import Callback, follow_by_default
 
 if TYPE_CHECKING:
     from torch import nn

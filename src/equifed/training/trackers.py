@@ -1,30 +1,176 @@
-"""Runs followed elsewhere: TensorBoard and MLflow, as callbacks of :func:`equifed.train`.
+"""Who is told what happens in a run: the progress bar, TensorBoard and MLflow.
 
-Both are optional: ``pip install equifed[tensorboard]`` or ``pip install equifed[mlflow]``.
+The trackers are optional: ``pip install equifed[tensorboard]`` or ``pip install equifed[mlflow]``.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.metrics.metric import find_metric
-from equifed.training.callback import Callback
 from equifed.training.history import History, MetricRecord, RoundRecord
+from equifed.training.show import print_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from equifed.contract.algorithm import Info
 
 MOST_CLIENTS = 50
 """Beyond this many clients only their summary is sent; a curve for each would drown the others."""
+PLAIN_SECONDS = 10.0
+"""Time between two lines where the output is no terminal."""
 
 
 class MissingExtra(ImportError, ValueError):
     """An optional dependency that is not installed, and how to get it."""
+
+
+class Callback:
+    """Told what happens; the progress bar and trackers are such. Every method may be left out."""
+
+    def start(self, history: History, rounds: int) -> None:
+        """Hear that training begins, or begins again with a history."""
+
+    def round(self, record: RoundRecord, info: Info) -> None:
+        """Hear that a round ended."""
+
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+        """Hear that the model was evaluated after a round."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Hear that a client was quarantined, a run resumed or stopped."""
+
+    def end(self, history: History) -> None:
+        """Hear that training ended."""
+
+
+class ProgressBar(Callback):
+    """Round, objective, worst client, rounds per second and time left; plain lines off a terminal.
+
+    Use it as a context manager, so that the bar is put away also when training fails.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+        Where to write, usually standard error.
+    title : str
+        What is running.
+    """
+
+    def __init__(self, console: Console, title: str = "training") -> None:
+        self._console, self._title = console, title
+        self._bar: Progress | None = None
+        self._names: tuple[str, ...] = ()
+        self._worst, self._rounds = "", 0
+        self._said = time.monotonic()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    @override
+    def start(self, history: History, rounds: int) -> None:
+        self._names, self._rounds = history.names, rounds
+        if self._console.is_terminal or self._console.is_jupyter:
+            done = history.rounds[-1].round if history.rounds else 0
+            self._bar = draw_bar(self._console, self._title, rounds, done)
+
+    @override
+    def round(self, record: RoundRecord, info: Info) -> None:
+        parts = [] if record.objective is None else [f"objective {record.objective:.4g}"]
+        if "gap" in record.numbers and "uncapped_gap" not in record.numbers:
+            parts.append(f"certified gap {record.numbers['gap']:.2g}")
+        details = "  ".join([*parts, self._worst])
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=record.round, details=details)
+        elif not self._console.is_terminal and time.monotonic() - self._said >= PLAIN_SECONDS:
+            self._said = time.monotonic()
+            self._print(f"round {record.round}/{self._rounds}  {details}")
+
+    @override
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
+        best = {"accuracy": 4, "mse": 2, "loss": 0}
+        split = {"test": 0, "validation": 1, "train": 0.5}  # test if nothing else is evaluated
+        found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
+        if found.metric not in best or np.isnan(found.values).all():
+            return
+        metric = find_metric(found.metric)
+        worst = int(np.nanargmin(metric.sign * found.values))
+        value = float(found.values[worst])
+        text = f"{value:.1%}" if metric.higher_is_better else f"{metric.label} {value:.4g}"
+        self._worst = f"worst {self._names[worst]} {text} ({found.split})"
+
+    @override
+    def event(self, event: dict[str, Any]) -> None:
+        if event["event"] == "resume":
+            self._print(f"going on after round {event['round']}")
+        elif event["event"] == "note":
+            self._print(event["reason"])
+
+    @override
+    def end(self, history: History) -> None:
+        self.__exit__()
+
+    def _print(self, text: str) -> None:
+        print_line(self._console, f"{self._title}: {text}")
+
+
+def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> ProgressBar | None:
+    """Return a bar if it is wanted; by default where a person looks on and sees no other."""
+    if wanted is False or any(isinstance(callback, ProgressBar) for callback in callbacks):
+        return None
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    seen = console.is_terminal or console.is_jupyter
+    if wanted is None and (not seen or "PYTEST_CURRENT_TEST" in os.environ):
+        return None
+    return ProgressBar(console)
+
+
+def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progress:
+    """Draw a bar over rounds, with room for ``details`` behind it; :meth:`stop` puts it away."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:.1f} rounds/s" if speed else "")
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        Speed(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[details]}", markup=False),
+    )
+    bar = Progress(*columns, console=console, transient=True)
+    bar.add_task(title, total=total, completed=done, details="")
+    bar.start()
+    return bar
 
 
 class Tracker(Callback):
@@ -38,13 +184,13 @@ class Tracker(Callback):
         """Send finite numbers of one round."""
         raise NotImplementedError
 
+    @override
     def start(self, history: History, rounds: int) -> None:
-        """Remember the clients, and what a run that goes on had sent before."""
         self._names = history.names
         self._bytes = sum(r.bytes_up + r.bytes_down for r in history.rounds)
 
+    @override
     def round(self, record: RoundRecord, info: Info) -> None:
-        """Send what the round cost and where the objective stood."""
         self._bytes += record.bytes_up + record.bytes_down
         numbers = {
             "round/objective": math.nan if record.objective is None else record.objective,
@@ -55,18 +201,18 @@ class Tracker(Callback):
         }
         self._log(record.round, numbers)
 
+    @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        """Send average, worst and spread over clients, and the clients if they are few."""
         numbers: dict[str, float] = {}
         for record in records:
             known = record.values[np.isfinite(record.values)]
             if not known.size:
                 continue
             stem = f"{record.split}_{record.metric}"
-            worst = known.min() if find_metric(record.metric).higher_is_better else known.max()
+            sign = find_metric(record.metric).sign
             numbers |= {
                 f"{stem}/average": float(known.mean()),
-                f"{stem}/worst": float(worst),
+                f"{stem}/worst": float(sign * (sign * known).min()),
                 f"{stem}/spread": float(np.ptp(known)),
             }
             if len(self._names) <= MOST_CLIENTS:
@@ -95,18 +241,18 @@ class TensorBoard(Tracker):
             raise _missing("tensorboard") from error
         self._writer: Any = SummaryWriter(str(folder))
 
+    @override
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Send numbers."""
         for key, value in numbers.items():
             self._writer.add_scalar(key, value, round)
 
+    @override
     def event(self, event: dict[str, Any]) -> None:
-        """Send an event as text."""
         text = ", ".join(f"{key}: {value}" for key, value in event.items())
         self._writer.add_text("events", text, event.get("round", 0))
 
+    @override
     def end(self, history: History) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -149,10 +295,8 @@ class MLflow(Tracker):
         for key, value in _flat(parameters or {}).items():
             self._client.log_param(self._run, _allowed(key), str(value)[:500])
 
+    @override
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Send numbers in one message."""
-        import time
-
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
@@ -160,14 +304,14 @@ class MLflow(Tracker):
         for i in range(0, len(metrics), 1000):  # the most that one message may hold
             self._client.log_batch(self._run, metrics=metrics[i : i + 1000])
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Count events of each kind as tags."""
+    @override
+    def event(self, event: dict[str, Any]) -> None:  # counted by kind, as tags
         kind = _allowed(f"event.{event['event']}")
         tags = self._client.get_run(self._run).data.tags
         self._client.set_tag(self._run, kind, str(int(tags.get(kind, "0")) + 1))
 
+    @override
     def end(self, history: History) -> None:
-        """Say that the run ended."""
         self._client.set_terminated(self._run)
 
 

@@ -1,4 +1,4 @@
-"""What a run must not leave unsaid at its end: training that did not train.
+"""Events that training makes: who stood out in a round, and at the end what must not stay unsaid.
 
 Every check is a function of what was recorded, and returns a sentence or None. The training loop
 records the sentences as events; a report asks again, so that older runs are checked as well.
@@ -7,13 +7,16 @@ records the sentences as events; a report asks again, so that older runs are che
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.arrays import Losses
-from equifed.metrics.metric import find_metric
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Weights
+from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
+from equifed.training.given_out import Kept
 from equifed.training.history import History
 
 if TYPE_CHECKING:
@@ -25,10 +28,62 @@ CERTIFIED = 0.01
 """A run whose certified gap is this fraction of its objective has nothing left to descend."""
 MOST_SCALES = 100.0
 """Largest ratio of two features' standard deviations that is not remarked upon."""
+ROUNDS = 5
+"""Rounds in a row after which somebody leads for long."""
 
+LEADS = f"has had more than half of the weight for {ROUNDS} rounds: it leads the others"
 
 Pair = tuple[Losses, Losses]
 """The clients' losses before training and at the end."""
+
+
+def tell_touches(
+    kept: Kept, history: History, r: int, info: Info, tell: Callable[[dict[str, Any]], None]
+) -> Kept:
+    """Tell what a guard did, once per client what it only saw, and who has led for long.
+
+    Returns what to keep.
+    """
+    seen = {event.get("client") for event in history.events if event["event"] == "watch"}
+    for i, kind, reason in info.touches:
+        name = history.names[i]
+        if kind != "watch" or name not in seen:
+            seen.add(name)
+            tell({"event": kind, "round": r, "client": name, "reason": reason})
+    kept, leader = follow_leader(kept, info.weights)
+    if leader is not None:
+        tell({"event": "watch", "round": r, "client": history.names[leader], "reason": LEADS})
+    return kept
+
+
+def follow_leader(kept: Kept, weights: Weights) -> tuple[Kept, int | None]:
+    """Return what to keep after a round, and who has led for long as of this round.
+
+    Of two clients one has more than half as a rule, which says nothing.
+
+    >>> kept, found = Kept(), []
+    >>> for _ in range(6):
+    ...     kept, leader = follow_leader(kept, np.array([0.1, 0.7, 0.2]))
+    ...     found.append(leader)
+    >>> found
+    [None, None, None, None, 1, None]
+    """
+    total = float(np.abs(weights).sum())
+    first = int(np.abs(weights).argmax())
+    if len(weights) < 3 or not abs(float(weights[first])) > 0.5 * total:
+        return replace(kept, leader=-1, leads=0), None
+    leads = kept.leads + 1 if kept.leader == first else 1
+    return replace(kept, leader=first, leads=leads), first if leads == ROUNDS else None
+
+
+def describe_directions(asked: Sequence[Metric]) -> list[str]:
+    """Say which metrics of one's own were taken for losses because their names do not tell."""
+    return [
+        f"{metric.name}: its name does not say which way is better (as _score, _error and _loss "
+        "do); it is taken for a loss, lower is better"
+        for metric in asked
+        if metric.name not in METRICS and not metric.name.endswith(DIRECTED)
+    ]
 
 
 def find_warnings(

@@ -1,0 +1,228 @@
+"""Saving an algorithm's state so that a kill at any moment loses nothing.
+
+A checkpoint is two files: tensors (safetensors) and a manifest (JSON) with the format's number, the
+SHA-256 of the tensors and of itself, the rest of the state and whatever the run folder adds. Both
+are written under a temporary name, flushed to the disk and renamed, the manifest last: a checkpoint
+exists when its manifest does. The previous one is kept. Nothing is ever unpickled.
+
+Dataclasses are named ``module:qualname``. Reading imports nothing from outside equifed: a class is
+one of equifed's, or one that the program has shown before, by registering it or by the state that
+its algorithm begins with (then all of its module is known).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from equifed.contract.vectors import ClientVectors
+from equifed.training.files import Damaged, digest, read_json, read_sealed, seal, write_file
+from equifed.training.provenance import FORMAT
+from equifed.training.tables import check_format
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+State = TypeVar("State", bound=type)
+
+KEEP = 2
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading a hostile checkpoint may raise."""
+
+_REGISTERED: dict[str, type] = {}
+
+
+class CheckpointError(RuntimeError):
+    """No usable checkpoint, and why."""
+
+
+def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any = None) -> None:
+    """Write the checkpoint of a round, then drop all but the newest two.
+
+    ``extra`` is for JSON; ``kept`` is what training remembers beside the algorithm's state.
+    """
+    from safetensors.torch import save as save_tensors
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: Tensors = {}
+    trees = {"state": pack(state, "state", tensors), "kept": pack(kept, "kept", tensors)}
+    payload = save_tensors(tensors)
+    write_file(folder / f"{round:08d}.safetensors", payload)
+    manifest = {"format": FORMAT, "round": round, "tensors": digest(payload), **trees}
+    write_file(folder / f"{round:08d}.json", seal({**manifest, "extra": extra}))
+    for old in _rounds(folder)[:-KEEP]:
+        for suffix in (".json", ".safetensors"):
+            (folder / f"{old:08d}{suffix}").unlink(missing_ok=True)
+
+
+def load(
+    folder: Path, template: Any, check: Callable[[dict[str, Any]], None] | None = None
+) -> tuple[int, Any, dict[str, Any]]:
+    """Return round, state and extra of the newest checkpoint that is whole; ``kept`` is in extra.
+
+    ``check`` looks at a checkpoint's ``extra`` and raises if it does not fit what is there.
+    ``template`` is a state of the same algorithm: its tensors say where to put the new ones, and
+    the classes in it are known.
+    """
+    problems = []
+    for round in reversed(_rounds(folder)):
+        try:
+            found = _load_one(folder, round, template)
+            if check is not None:
+                check(found[2])
+            return found
+        except (*UNREADABLE, CheckpointError, Damaged) as error:
+            problems.append(f"round {round}: {error}")
+    reason = "; ".join(problems) if problems else "there is none"
+    raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")
+
+
+def _load_one(folder: Path, round: int, template: Any) -> tuple[int, Any, dict[str, Any]]:
+    from safetensors.torch import load as load_tensors
+
+    path = folder / f"{round:08d}.json"
+    check_format(read_json(path), folder.parent)
+    manifest = read_sealed(path)
+    payload = path.with_suffix(".safetensors").read_bytes()
+    if digest(payload) != manifest["tensors"]:
+        raise CheckpointError(f"{path.with_suffix('.safetensors')} does not match its checksum")
+    try:
+        tensors = load_tensors(payload)
+    except Exception as error:  # safetensors raises its own kind
+        raise CheckpointError(f"the tensors cannot be read: {error}") from error
+    state, kept = (unpack(manifest[name], tensors, template) for name in ("state", "kept"))
+    if type(state) is not type(template) or state.x.shape != template.x.shape:
+        raise CheckpointError("it belongs to another algorithm or model")
+    more = {} if kept is None else {"kept": kept}
+    return int(manifest["round"]), state, {**manifest["extra"], **more}
+
+
+def _rounds(folder: Path) -> list[int]:
+    return sorted(int(p.stem) for p in folder.glob("*.json") if p.stem.isdigit())
+
+
+def collect(value: Any) -> Any:
+    """Return a state whose scattered memories are in this process; all of a group call it."""
+    if isinstance(value, ClientVectors):
+        return value.collect()
+    if not _is_instance(value):
+        return value
+    old = _fields(value)
+    new = {name: collect(part) for name, part in old.items()}
+    changed = {name: part for name, part in new.items() if part is not old[name]}
+    return dataclasses.replace(value, **changed) if changed else value
+
+
+def pack(value: Any, key: str, tensors: Tensors) -> Any:
+    """Return a JSON tree for a value; tensors go into ``tensors`` under the path to them."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[key] = value.detach().to("cpu").contiguous().clone()
+        return {"kind": "tensor", "key": key}
+    if isinstance(value, np.ndarray):
+        tensors[key] = torch.as_tensor(np.ascontiguousarray(value)).clone()
+        return {"kind": "array", "key": key}
+    if _is_instance(value):
+        fields = {n: pack(part, f"{key}.{n}", tensors) for n, part in _fields(value).items()}
+        return {"kind": "dataclass", "class": address_of(type(value)), "fields": fields}
+    if isinstance(value, tuple | list):
+        items = [pack(v, f"{key}.{i}", tensors) for i, v in enumerate(value)]
+        return {"kind": "tuple", "items": items}
+    if value is None or isinstance(value, bool | int | str):
+        return {"kind": "value", "value": value}
+    if isinstance(value, float):
+        return {"kind": "float", "value": value.hex()}  # exact, infinities and NaN included
+    raise TypeError(f"A state cannot hold a {type(value).__name__} (at {key}).")
+
+
+def unpack(tree: Any, tensors: Tensors, template: Any) -> Any:
+    """Return the value of a tree, its tensors on the device of the template's model ``x``."""
+    return _unpack(tree, tensors, template.x.device, _REGISTERED | _classes_in(template))
+
+
+def _unpack(tree: Any, tensors: Tensors, device: torch.device, known: dict[str, type]) -> Any:
+    kind = tree["kind"]
+    if kind == "tensor":
+        return tensors[tree["key"]].to(device)
+    if kind == "array":
+        return tensors[tree["key"]].numpy()
+    if kind == "tuple":
+        return tuple(_unpack(item, tensors, device, known) for item in tree["items"])
+    if kind == "value":
+        return tree["value"]
+    if kind == "float":
+        return float.fromhex(tree["value"])
+    cls = _class_at(tree["class"], known)
+    return cls(**{n: _unpack(f, tensors, device, known) for n, f in tree["fields"].items()})
+
+
+def register_state(cls: State) -> State:
+    """Let checkpoints hold this dataclass; also works as a decorator.
+
+    An algorithm's own state needs no registration, nor does what its module defines: training sees
+    it in the state that ``init`` returns. Only a class of yet another module does, if that state
+    does not hold one from the beginning.
+
+    >>> @register_state
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Averages:
+    ...     values: tuple[float, ...]
+    """
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
+        raise TypeError(f"A state is made of dataclasses, and {cls!r} is none.")
+    _REGISTERED[address_of(cls)] = cls
+    return cls
+
+
+def address_of(cls: type) -> str:
+    """Return ``module:qualname``."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _class_at(address: str, known: dict[str, type]) -> type:
+    """Return the dataclass that an address names, if it may be used."""
+    if address in known:
+        return known[address]
+    module, _, name = address.partition(":")
+    found: Any = None
+    if module in {cls.__module__ for cls in known.values()}:
+        found = sys.modules[module]
+    elif module.startswith("equifed."):
+        with contextlib.suppress(ImportError):
+            found = importlib.import_module(module)
+    found = functools.reduce(lambda part, word: getattr(part, word, None), name.split("."), found)
+    # What a module merely imports is not its own: "equifed.x:os.anything" leads nowhere.
+    if not dataclasses.is_dataclass(found) or address_of(found) != address:  # type: ignore[arg-type]
+        cure = "import that class and pass it to equifed.training.register_state before you resume"
+        if module.startswith("equifed."):
+            cure = "another version of equifed wrote it: resume it with that version"
+        raise TypeError(f"it holds a {address}, which is not known here; {cure}")
+    return found  # type: ignore[return-value]
+
+
+def _classes_in(value: Any) -> dict[str, type]:
+    """Return the dataclasses that a value is made of."""
+    if isinstance(value, tuple | list):
+        return functools.reduce(lambda found, part: found | _classes_in(part), value, {})
+    if not _is_instance(value):
+        return {}
+    return {address_of(type(value)): type(value)} | _classes_in([*_fields(value).values()])
+
+
+def _is_instance(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

@@ -1,0 +1,260 @@
+"""A run (a :class:`History`) shown: in a terminal, in a notebook, as a data frame, as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.contract.arrays import Losses
+from equifed.contract.names import show_text
+from equifed.metrics import correct_counts, find_metric, wilson_interval
+from equifed.training.tables import MetricRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+COLUMNS = ("method", "seed", "client", "split", "metric", "round", "value")
+MOST_LINES, MOST_ROWS, SHOWN_EVENTS, SHOWN_CLIENTS = 10, 20, 10, 40
+
+
+def format_metric(value: float | None, metric: str) -> str:
+    """Return a metric's value as tables show it.
+
+    >>> format_metric(0.7631, "accuracy"), format_metric(0.51239, "loss"), format_metric(None, "")
+    ('76.3 %', '0.5124', '-')
+    """
+    if value is None or not np.isfinite(value):
+        return "-"
+    return find_metric(metric).write(value)
+
+
+def find_worst(clients: Mapping[str, float], metric: str) -> str:
+    """Return the client that a metric serves worst; an empty name if there is none."""
+    sign = find_metric(metric).sign
+    return min(clients, key=lambda name: sign * clients[name], default="")
+
+
+def describe_history(history: Any) -> str:
+    """Return a run in three lines: what ran, who is served how, what was given out."""
+    told = history.provenance
+    done = history.rounds[-1].round if history.rounds else 0
+    head = f"{_count(len(history.names), 'client')}, {_count(done, 'round')}"
+    data = told.get("data", {}).get("name")
+    known = [f" of {history.method}" if "algorithm" in told else "", f" on {data}" if data else ""]
+    seed = "" if history.seed is None else f", seed {history.seed}"
+    chosen, served = history.main_metric(), "not evaluated"
+    clients = history.per_client(*chosen) if chosen is not None else {}
+    if clients:
+        worst = find_worst(clients, chosen[0])
+        average = format_metric(float(np.mean(list(clients.values()))), chosen[0])
+        what = f"{chosen[1]} {find_metric(chosen[0]).label}: average {average}"
+        served = f"{what}, worst {format_metric(clients[worst], chosen[0])} ({show_text(worst)})"
+    given = "has not ended" if history.given_out is None else str(history.given_out)
+    return f"<History: {head}{''.join(known)}{seed}\n {served}\n {given}>"
+
+
+# -- terminals ----------------------------------------------------------------------------------
+
+
+def print_line(console: Console, text: str, style: str | None = None) -> None:
+    """Print text as it is: nothing in it is markup, and a terminal may break it anywhere."""
+    console.print(show_text(text), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def tabulate_clients(histories: Mapping[str, Any], title: str = "") -> Table:
+    """Return a table: a row per client, a column per run, the average and the worst below.
+
+    The metric is the first run's main one; beside accuracies stands the share of every client's
+    majority class, and beside a single run its further metrics. Of more than forty clients only the
+    worst of the last run are shown.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    first = next(iter(histories.values()))
+    metric, split = first.main_metric()
+    table = Table(title=title or f"{split} {find_metric(metric).label} per client")
+    beside = _list_beside(first, metric, split, further=len(histories) == 1)
+    table.add_column("client")
+    for name in (*histories, *beside):
+        table.add_column(Text(show_text(name)), justify="right")
+    columns = [history.per_client(metric, split) for history in histories.values()]
+    worst = [find_worst(column, metric) for column in columns]
+    rows = list(first.names)
+    if len(rows) > SHOWN_CLIENTS:
+        sign, last = find_metric(metric).sign, columns[-1]
+        rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
+    for client in rows[:SHOWN_CLIENTS]:
+        cells = [
+            Text(format_metric(c.get(client), metric), style="bold" if client == w else "")
+            for c, w in zip(columns, worst, strict=True)
+        ]
+        others = (texts.get(client, "-") for texts in beside.values())
+        table.add_row(Text(show_text(client)), *cells, *others)
+    if len(rows) > SHOWN_CLIENTS:
+        table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
+    table.add_section()
+    averages = [float(np.mean(list(c.values()))) if c else None for c in columns]
+    lowest = [c.get(w) for c, w in zip(columns, worst, strict=True)]
+    for label, values in (("average", averages), ("worst", lowest)):
+        table.add_row(label, *(format_metric(value, metric) for value in values))
+    return table
+
+
+def _list_beside(history: Any, metric: str, split: str, further: bool) -> dict[str, dict[str, str]]:
+    """Return further columns by their labels: what stands there for every client that has it."""
+    out, details = {}, history.details
+    if metric == "accuracy" and details is not None and details.split == split:
+        shares = zip(history.names, details.majorities(), strict=True)
+        out["majority class"] = {k: format_metric(v, metric) for k, v in shares}
+    names = dict.fromkeys(r.metric for r in history.metrics if r.split == split) if further else ()
+    for name in names:
+        if name not in (metric, "loss"):
+            values = history.per_client(name, split).items()
+            out[find_metric(name).label] = {k: format_metric(v, name) for k, v in values}
+    return out
+
+
+def describe_events(history: Any) -> list[str]:
+    """Return what happened besides rounds: quarantines, guards, warnings, why it stopped."""
+
+    def of(kind: str) -> list[dict[str, Any]]:
+        return [event for event in history.events if event["event"] == kind]
+
+    lines = [
+        *_describe_clients(of("quarantine"), "was left out of"),
+        *_describe_clients(of("guard"), "was kept in bounds in"),
+        *(f"client {e['client']} stood out in round {e['round']}: {e['reason']}"
+          for e in of("watch")[:SHOWN_EVENTS]),
+        *(f"warning: {e['reason']}" for e in of("warning")),
+        *(f"stopped after round {e['round']}: {e['reason']}" for e in of("stopped")[-1:]),
+    ]  # fmt: skip
+    given, proved = history.given_out, history.describe_certificate()
+    if given is not None and given.kind != "last":
+        lines.append(str(given))
+    elif proved is not None and given is not None:
+        lines.append(proved)
+    return lines
+
+
+def _describe_clients(events: list[dict[str, Any]], fate: str) -> list[str]:
+    """Return a line for each client that events are about, and why it first was."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in events:
+        found.setdefault(event["client"], []).append(event)
+    lines = [
+        f"client {client} {fate} {len({e['round'] for e in its})} round(s), first in "
+        f"round {its[0]['round']}: {its[0]['reason']}"
+        for client, its in found.items()
+    ]
+    more = len(lines) - SHOWN_EVENTS
+    told = [f"and {more} more clients; see events.jsonl"] if more > 0 else []
+    return [*lines[:SHOWN_EVENTS], *told]
+
+
+# -- notebooks ----------------------------------------------------------------------------------
+
+
+def render_clients(history: Any) -> str:
+    """Return a table (HTML) of how the clients are served, the worst first."""
+    chosen, names = history.main_metric(), history.names
+    head = f"{_count(len(names), 'client')}, {_count(len(history.rounds), 'round')}"
+    if chosen is None:
+        return f"<p>{head}; not evaluated.</p>"
+    record = history.last(*chosen)
+    values = [format_metric(value, record.metric) for value in record.values]
+    columns = [list(names), values, _intervals(record), [str(int(n)) for n in record.sizes]]
+    what = f"{record.split} {find_metric(record.metric).label}"
+    labels = ["client", what, "95 % interval", "samples"]
+    told = history.details
+    if record.metric == "accuracy" and told is not None and told.split == record.split:
+        columns.append([format_metric(share, "accuracy") for share in told.majorities()])
+        labels.append("majority class")
+    order = np.argsort(find_metric(record.metric).sign * record.values, kind="stable")
+    lines = [_row("td", [column[i] for column in columns]) for i in order[:MOST_ROWS].tolist()]
+    shown = f"the worst served {MOST_ROWS} of them shown"
+    head += f", {shown if len(names) > MOST_ROWS else 'worst served first'}"
+    return (
+        f"<table><caption>{escape(head)}</caption><thead>{_row('th', labels)}</thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _intervals(record: MetricRecord) -> list[str]:
+    """Return Wilson's limits of every client's accuracy; a dash where there are none."""
+    spans = ["-"] * len(record.values)
+    some = np.flatnonzero((record.sizes > 0) & np.isfinite(record.values))
+    if not find_metric(record.metric).is_fraction or not len(some):
+        return spans
+    try:
+        correct: Losses = correct_counts(record.values[some], record.sizes[some])
+    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
+        return spans
+    lower, upper = wilson_interval(correct, record.sizes[some])
+    for i, a, b in zip(some, lower, upper, strict=True):
+        spans[i] = f"{100 * a:.1f} to {100 * b:.1f} %"
+    return spans
+
+
+def _row(kind: str, cells: list[str]) -> str:
+    return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+# -- frames and figures -------------------------------------------------------------------------
+
+
+def tabulate_history(history: Any, method: str, seed: int | None) -> Any:
+    """Return a data frame with one row per client, split, metric and evaluated round."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError('Frames need pandas: pip install "equifed[data]".') from error
+    rows = [
+        (method, seed, name, record.split, record.metric, record.round, float(value))
+        for record in history.metrics
+        for name, value, n in zip(history.names, record.values, record.sizes, strict=True)
+        if n > 0
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def draw_history(history: Any, metric: str | None, split: str | None, ax: Any = None) -> Any:
+    """Draw a metric over the rounds: every client, or of many the worst, average and best."""
+    record = history.last(metric, split)
+    if record is None:
+        why = "the run was not evaluated; train with evaluate=['test']."
+        if history.metrics:
+            why = f"{metric} on {split} was not evaluated."
+        raise ValueError(f"There is nothing to draw: {why}")
+    ax, kind = open_axes(ax), find_metric(record.metric)
+    rounds, values = history.series(record.metric, record.split)
+    some = ~np.isnan(values).all(axis=0)
+    if some.sum() <= MOST_LINES:
+        for i in np.flatnonzero(some):
+            ax.plot(rounds, values[:, i], label=history.names[i])
+    else:
+        low, high = np.nanmin(values[:, some], axis=1), np.nanmax(values[:, some], axis=1)
+        ends = (low, high) if kind.higher_is_better else (high, low)
+        ax.plot(rounds, ends[1], ":", label="best client")
+        ax.plot(rounds, np.nanmean(values[:, some], axis=1), "--", label="average")
+        ax.plot(rounds, ends[0], "-", label="worst client")
+    ax.set(xlabel="round", ylabel=f"{record.split} {kind.label}")
+    ax.legend()
+    return ax
+
+
+def open_axes(ax: Any = None) -> Any:
+    """Return the axes to draw into; new ones if none are given."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError('Figures need matplotlib: pip install "equifed[plots]".') from error
+    return plt.subplots(layout="constrained")[1] if ax is None else ax
