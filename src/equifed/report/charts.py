@@ -16,7 +16,7 @@ from equifed.contract.evaluation import BINS, Calibration
 from equifed.contract.names import to_cell
 from equifed.metrics import gini, lorenz_curve
 from equifed.report import svg
-from equifed.report.document import find_details, read_own
+from equifed.report.document import read_own
 from equifed.report.methods import Method, Scale, capital, plural
 from equifed.report.numbers import ClientRows, Measured
 
@@ -111,9 +111,15 @@ def draw_distribution(
         pairs = zip(method.clients, row.value, strict=True)
         numbers += [[method.name, name, float(v)] for name, v in pairs]
     over = f"Distribution of {scale.label} over {plural(len(methods[0].clients), 'client')}."
-    caption = "One dot per client; the bar marks the average, the ring the worst-served client."
-    columns, alt = ["method", "client", scale.label], " ".join([over, *words])
-    return Figure("distribution", "Every client", caption, alt, plot, columns, numbers)
+    return Figure(
+        key="distribution",
+        title="Every client",
+        caption="One dot per client; the bar marks the average, the ring the worst-served client.",
+        alt=" ".join([over, *words]),
+        plot=plot,
+        columns=["method", "client", scale.label],
+        rows=numbers,
+    )
 
 
 def _draw_dots(
@@ -122,17 +128,14 @@ def _draw_dots(
     known = np.flatnonzero(np.isfinite(values))
     order = known[np.argsort(values[known], kind="stable")]
     radius = 3.6 if len(order) <= 60 else 2.6 if len(order) <= 300 else 1.8
-    gap = 2 * radius + 0.4
-    fits = max(1, int(room / gap))
-    xs = plot.x(values[order])
+    gap, xs = 2 * radius + 0.4, plot.x(values[order])
     most = max(np.unique(np.floor(xs / gap), return_counts=True)[1], default=1)
-    squeeze = min(1.0, fits / most)
+    squeeze = min(1.0, max(1, int(room / gap)) / most)
     for i, (place, level) in zip(order, svg.swarm(xs.tolist(), gap, most), strict=True):
         y = middle + level * gap * squeeze
-        mark = {"class_": f"dot {colour(m)}", "data_m": m, "data_c": int(i)}
-        plot.add(svg.tag("circle", cx=place, cy=y, r=radius, **mark))
+        plot.circle(place, y, radius, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
         if i == worst:
-            plot.add(svg.tag("circle", cx=place, cy=y, r=radius + 3, class_="ring"))
+            plot.circle(place, y, radius + 3, class_="ring")
 
 
 def _draw_bars(plot: svg.Plot, values: Losses, middle: float, room: float, m: int) -> None:
@@ -140,11 +143,11 @@ def _draw_bars(plot: svg.Plot, values: Losses, middle: float, room: float, m: in
     counts, edges = np.histogram(known, bins=60, range=(plot.x.low, plot.x.high))
     for k in np.flatnonzero(counts):
         left, right, tall = edges[k], edges[k + 1], room * counts[k] / counts.max()
-        box = {"x": plot.x.at(left), "y": middle + room / 2 - tall}
-        box["width"] = plot.x.at(right) - plot.x.at(left) - 0.6
+        start = plot.x.at(left)
+        box = {"x": start, "y": middle + room / 2 - tall, "width": plot.x.at(right) - start - 0.6}
         tip = f"{plural(int(counts[k]), 'client')} between {left:.4g} and {right:.4g}"
-        mark = {"class_": f"bar {colour(m)}", "data_tip": tip}
-        plot.add(svg.tag("rect", **box, height=tall, **mark))
+        mark = {"height": tall, "class_": f"bar {colour(m)}", "data_tip": tip}
+        plot.add(svg.tag("rect", **box, **mark))
 
 
 def _describe_range(method: Method, rows: ClientRows, average: float, scale: Scale) -> str:
@@ -182,16 +185,19 @@ def draw_lorenz(
             order = np.argsort(values[m], kind="stable")[: len(value)]
             for k, i in enumerate(order, start=1):
                 plot.dot(x[k], x[k] - y[k], 2.4, class_=f"dot {colour(m)}", data_m=m, data_c=int(i))
-    alt = (
-        f"Lorenz curves: how much less than their equal share of all {what} the clients with the "
-        f"smallest values have together. {' '.join(words)}"
+    return Figure(
+        key=key,
+        title=f"Lorenz curves of {what}",
+        caption="How far the curve lies below the diagonal of equality: what the clients with the "
+        f"least {what} lack of an equal share. 0 is equality; twice the area is the Gini "
+        "coefficient.",
+        alt=f"Lorenz curves: how much less than their equal share of all {what} the clients with "
+        f"the smallest values have together. {' '.join(words)}",
+        plot=plot,
+        columns=["method", "fraction_of_clients", f"share_of_{what}"],
+        rows=rows,
+        legend=range(len(methods)),
     )
-    caption = (
-        f"How far the curve lies below the diagonal of equality: what the clients with the least "
-        f"{what} lack of an equal share. 0 is equality; twice the area is the Gini coefficient."
-    )
-    columns, legend = ["method", "fraction_of_clients", f"share_of_{what}"], range(len(methods))
-    return Figure(key, f"Lorenz curves of {what}", caption, alt, plot, columns, rows, legend)
 
 
 def find_non_dominated(average: Losses, worst: Losses, *, higher_is_better: bool) -> list[bool]:
@@ -223,10 +229,8 @@ def draw_frontier(
     levels, best = list_levels(found), find_frontier(found, scale)
     average, worst = levels * scale.factor
     seeds = [_list_seeds(e) * scale.factor for e in found]
-    across, up = (
-        svg.limits(level, *(s[:, k] for s in seeds), pad=0.12)
-        for k, level in enumerate((average, worst))
-    )
+    pairs = [(level, *(s[:, k] for s in seeds)) for k, level in enumerate((average, worst))]
+    across, up = (svg.limits(*pair, pad=0.12) for pair in pairs)
     worse = f"worst client's {scale.axis}"
     plot = svg.frame(across, up, x_label=f"average {scale.axis}", y_label=worse)
     front = sorted((a, w) for a, w, keep in zip(average, worst, best, strict=True) if keep)
@@ -244,14 +248,17 @@ def draw_frontier(
         rows.append([names[m], a, w, int(best[m])])
         words.append(f"{said}{' (not dominated)' if best[m] else ''}.")
     _draw_names(plot, names, average, worst)
-    alt = f"Average {scale.label} against the worst client's. {' '.join(words)}"
-    caption = (
-        f"Across: average {scale.label}. Up: worst client. Filled: no other is better in one "
-        "without being worse in the other."
-        + (" Small dots: seeds." if any(len(s) > 1 for s in seeds) else "")
+    dots = " Small dots: seeds." if any(len(s) > 1 for s in seeds) else ""
+    return Figure(
+        key="scatter",
+        title="Average against worst",
+        caption=f"Across: average {scale.label}. Up: worst client. Filled: no other is better in "
+        f"one without being worse in the other.{dots}",
+        alt=f"Average {scale.label} against the worst client's. {' '.join(words)}",
+        plot=plot,
+        columns=["method", "average", "worst", "non_dominated"],
+        rows=rows,
     )
-    columns = ["method", "average", "worst", "non_dominated"]
-    return Figure("scatter", "Average against worst", caption, alt, plot, columns, rows)
 
 
 def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) -> None:
@@ -261,18 +268,14 @@ def _draw_names(plot: svg.Plot, names: Sequence[str], xs: Losses, ys: Losses) ->
     for name, x, y in zip(names, plot.x(xs), plot.y(ys), strict=True):
         if not (math.isfinite(x) and math.isfinite(y)):
             continue
-        short = name if len(name) <= 22 else name[:21] + "…"
+        short = svg.shorten(name, 22)
         wide = 7.0 * len(short)
         left = x + wide + 10 > svg.WIDTH
         start = x - wide - 9 if left else x + 9
-        near = [(a, b, other) for a, b, other in taken if start <= b and start + wide >= a]
-        levels = (
-            y + 4 + d
-            for d in offsets
-            if svg.TOP <= y + 4 + d <= plot.y.start - 2
-            and all(abs(y + 4 + d - other) >= 11 for *_, other in near)
-        )
-        level = next(levels, y + 4)
+        near = [other for a, b, other in taken if start <= b and start + wide >= a]
+        places = [y + 4 + d for d in offsets if svg.TOP <= y + 4 + d <= plot.y.start - 2]
+        free = (p for p in places if all(abs(p - other) >= 11 for other in near))
+        level = next(free, y + 4)
         taken.append((start, start + wide, level))
         anchor = {"x": x - 9, "text_anchor": "end"} if left else {"x": x + 9}
         plot.add(svg.tag("text", short, **anchor, y=level, class_="name"))
@@ -293,14 +296,12 @@ def _list_seeds(found: dict[str, Measured]) -> Losses:
 
 def draw_calibration(method: Method, scale: Scale) -> Figure | None:
     """Return how often answers are right against how sure the model was; None if not known."""
-    details = find_details(method.runs[0].history, scale)
+    details = method.details(scale)
     pooled = None if details is None else details.pool_calibration()
     if details is None or pooled is None or not sum(pooled.count):
         return None
-    plot = svg.frame(
-        (0, 1), (0, 1), x_label="probability that the model gave its answer",
-        write_x="{:.1f}".format, write_y="{:.1f}".format,
-    )  # fmt: skip
+    label, write = "probability that the model gave its answer", "{:.1f}".format
+    plot = svg.frame((0, 1), (0, 1), x_label=label, write_x=write, write_y=write)
     plot.line([0, 1], [0, 1], class_="line diagonal", data_tip="perfectly calibrated")
     clients = zip(method.clients, details.clients, strict=True)
     known = [(name, c.calibration) for name, c in clients if c is not None and c.calibration]
@@ -311,25 +312,27 @@ def draw_calibration(method: Method, scale: Scale) -> Figure | None:
         rows += [[name, *row] for row in own]
         if sum(one.count) >= FEW_SAMPLES:
             tip = f"{name}: calibration error {one.error():.3f}"
-            _, sure, right = zip(*own, strict=True)
-            plot.line(sure, right, class_="line thin grey", data_tip=tip)
-    _, sure, right = zip(*bins, strict=True)
-    plot.line(sure, right, class_="line accent", data_tip="all clients together")
+            plot.line(*list(zip(*own, strict=True))[1:], class_="line thin grey", data_tip=tip)
+    everyone = {"class_": "line accent", "data_tip": "all clients together"}
+    plot.line(*list(zip(*bins, strict=True))[1:], **everyone)
     for count, a, b in bins:
         tip = f"{plural(count, 'sample')}: {b:.0%} right where the model says {a:.0%}"
         plot.dot(a, b, 3.6, class_="dot accent", data_tip=tip)
     over = sum(pooled.confidence) > sum(pooled.correct)
     way = "surer than it is right" if over else "right more often than it is sure"
-    alt = (
-        f"Calibration on {plural(sum(pooled.count), 'sample')} of all clients: expected "
-        f"calibration error {pooled.error():.3f} in {BINS} bins; on the whole the model is {way}."
+    return Figure(
+        key="calibration",
+        title="Calibration",
+        caption="How often answers are right (up) against how probable the model called them "
+        "(across). On the dotted line a probability can be taken at its word."
+        + " Thin: every client."
+        * few,
+        alt=f"Calibration on {plural(sum(pooled.count), 'sample')} of all clients: expected "
+        f"calibration error {pooled.error():.3f} in {BINS} bins; on the whole the model is {way}.",
+        plot=plot,
+        columns=["client", "samples", "mean_probability", "fraction_right"],
+        rows=rows,
     )
-    caption = (
-        "How often answers are right (up) against how probable the model called them (across). On "
-        f"the dotted line a probability can be taken at its word.{' Thin: every client.' * few}"
-    )
-    columns = ["client", "samples", "mean_probability", "fraction_right"]
-    return Figure("calibration", "Calibration", caption, alt, plot, columns, rows)
 
 
 def _list_bins(found: Calibration) -> list[tuple[int, float, float]]:
@@ -340,7 +343,7 @@ def _list_bins(found: Calibration) -> list[tuple[int, float, float]]:
 
 def draw_own(method: Method, m: int) -> Figure | None:
     """Return mean and spread of every own number over the clients; None: there are none."""
-    table = read_own(method.runs[0].history)
+    table = read_own(method.history)
     if table is None:
         return None
     values = table.values[:, :MOST_OWN]
@@ -358,17 +361,18 @@ def draw_own(method: Method, m: int) -> Figure | None:
         plot.line([k + 1] * 2, [centre - s, centre + s], class_="line accent", data_tip=tip)
         plot.dot(k + 1, float(centre), 3.6, class_="dot accent", data_tip=tip)
     left = table.values.shape[1] - p
-    caption = (
-        f"{capital(table.describe)}. Dots: mean over clients; thick: one standard deviation; "
-        f"thin: from the smallest to the largest client."
-        + (f" {left:,} more numbers are in the file." if left else "")
+    return Figure(
+        key=f"own-part-{m}",
+        title="Own parts" if m == 0 else f"Own parts, {method.name}",
+        caption=f"{capital(table.describe)}. Dots: mean over clients; thick: one standard "
+        "deviation; thin: from the smallest to the largest client."
+        + (f" {left:,} more numbers are in the file." if left else ""),
+        alt=f"{capital(table.describe)}; mean and standard deviation: {table.list_spread()}.",
+        plot=plot,
+        columns=["client", "number", "value"],
+        rows=[
+            [client, name, float(v)]
+            for client, row in zip(method.clients, table.values, strict=True)
+            for name, v in zip(table.names, row, strict=True)
+        ],
     )
-    alt = f"{capital(table.describe)}; mean and standard deviation: {table.list_spread()}."
-    rows = [
-        [client, name, float(v)]
-        for client, row in zip(method.clients, table.values, strict=True)
-        for name, v in zip(table.names, row, strict=True)
-    ]
-    title = "Own parts" if m == 0 else f"Own parts, {method.name}"
-    columns = ["client", "number", "value"]
-    return Figure(f"own-part-{m}", title, caption, alt, plot, columns, rows)

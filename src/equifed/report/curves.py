@@ -32,10 +32,10 @@ def draw_figures(report: Report) -> dict[str, list[Figure]]:
     clients: list[Figure | None] = []
     time: list[Figure | None] = []
     if scale is not None:
-        names, averages = [m.name for m in methods], charts.list_levels(report.estimates)[0]
+        averages = charts.list_levels(report.estimates)[0]
         clients += [
             charts.draw_distribution(methods, rows, averages, scale),
-            charts.draw_frontier(names, report.estimates, scale) if report.several else None,
+            charts.draw_frontier(report.names, report.estimates, scale) if report.several else None,
             charts.draw_lorenz(methods, [r.value for r in rows], scale.kind.label, "lorenz"),
             charts.draw_calibration(methods[report.lead], scale),
         ]
@@ -211,7 +211,7 @@ def _draw_certificate(methods: Sequence[Method]) -> Figure | None:
     """Return the optimality gap over rounds of the methods that have one, or None."""
     gaps = {}
     for m, method in enumerate(methods):
-        records = method.runs[0].history.rounds
+        records = method.history.rounds
         told = [(r.round - 1, r.numbers.get("gap", 0.0)) for r in records]  # of the model before
         points = [(r, g) for r, g in told if math.isfinite(g) and g > 0]
         if points:
@@ -219,10 +219,8 @@ def _draw_certificate(methods: Sequence[Method]) -> Figure | None:
     if not gaps:
         return None
     every = np.concatenate(list(gaps.values()))
-    low, high = (
-        10 ** math.floor(math.log10(every[:, 1].min())),
-        10 ** math.ceil(math.log10(every[:, 1].max())),
-    )
+    logs = np.log10(every[:, 1])
+    low, high = 10 ** math.floor(logs.min()), 10 ** math.ceil(logs.max())
     plot = svg.frame(
         (0, float(every[:, 0].max())), (low, high if high > low else 10 * low), x_label="rounds",
         write_x="{:,.0f}".format, write_y="{:.0e}".format, log_y=True, left=54.0,
@@ -230,24 +228,28 @@ def _draw_certificate(methods: Sequence[Method]) -> Figure | None:
     words, rows = [], []
     for m, gap in gaps.items():
         name = methods[m].name
-        tip = f"{name}: {methods[m].runs[0].history.describe_certificate()}"
+        tip = f"{name}: {methods[m].history.describe_certificate()}"
         plot.line(gap[:, 0], gap[:, 1], class_=f"line {colour(m)}", data_tip=tip)
         words.append(f"{tip}.")
         rows += [[name, int(r), float(g)] for r, g in gap]
-    alt = f"Certified optimality gap against rounds, logarithmic. {' '.join(words)}"
-    caption = (
-        "How far the objective after so many rounds can still be from its optimum, at most; "
-        "computed from the run itself (first seed)."
+    return Figure(
+        key="certificate",
+        title="Certificate",
+        caption="How far the objective after so many rounds can still be from its optimum, at most;"
+        " computed from the run itself (first seed).",
+        alt=f"Certified optimality gap against rounds, logarithmic. {' '.join(words)}",
+        plot=plot,
+        columns=["method", "round", "gap"],
+        rows=rows,
+        legend=tuple(gaps),
     )
-    columns = ["method", "round", "gap"]
-    return Figure("certificate", "Certificate", caption, alt, plot, columns, rows, tuple(gaps))
 
 
 def describe_weights(methods: Sequence[Method], drawn: Sequence[Figure]) -> list[str]:
     """Say of every method whose weights are not drawn why they are not."""
     reasons: dict[str, list[str]] = {}
     for m, method in enumerate(methods):
-        recorded = method.runs[0].history.weights
+        recorded = method.history.weights
         if any(figure.key == f"weights-{m}" for figure in drawn):
             continue
         if not recorded:
@@ -268,7 +270,7 @@ def _moved(recorded: dict[int, Weights]) -> bool:
 
 def _draw_weights(method: Method, m: int) -> Figure | None:
     """Client weights over the rounds of the first run; None where they never change."""
-    recorded = method.runs[0].history.weights
+    recorded = method.history.weights
     if not recorded or not _moved(recorded):
         return None
     rounds = np.array(sorted(recorded), dtype=np.int64)
@@ -290,13 +292,17 @@ def _draw_weights(method: Method, m: int) -> Figure | None:
     plot.line([0, end], [1 / n, 1 / n], class_="line diagonal", data_tip="equal weights")
     plot.label_ends({method.clients[i]: table[:, i] for i in heaviest})
     names = ", ".join(f"{method.clients[i]} {table[-1, i]:.3f}" for i in heaviest)
-    alt = (
-        f"Weights of the clients under {method.name}. Largest at the end: {names}; equal weights "
-        f"would be {1 / n:.3g}."
+    return Figure(
+        key=f"weights-{m}",
+        title=f"Weights, {method.name}",
+        caption=f"Coloured: the heaviest at the end ({names}). {rest} Dotted: equal weights.",
+        alt=f"Weights of the clients under {method.name}. Largest at the end: {names}; equal "
+        f"weights would be {1 / n:.3g}.",
+        plot=plot,
+        columns=["round", "client", "weight"],
+        rows=[
+            [int(r), method.clients[i], float(table[k, i])]
+            for k, r in enumerate(rounds)
+            for i in shown
+        ],
     )
-    caption = f"Coloured: the heaviest at the end ({names}). {rest} Dotted: equal weights."
-    rows = [
-        [int(r), method.clients[i], float(table[k, i])] for k, r in enumerate(rounds) for i in shown
-    ]
-    columns, title = ["round", "client", "weight"], f"Weights, {method.name}"
-    return Figure(f"weights-{m}", title, caption, alt, plot, columns, rows)

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from equifed.contract.arrays import Losses
-from equifed.contract.evaluation import Details
-from equifed.metrics import Metric, find_metric
+from equifed.metrics import Metric
 from equifed.report.methods import DASH, Method, ReportError, Scale, capital, join_names, plural
 from equifed.report.numbers import (
     ClientRows,
     Measure,
     Measured,
     Target,
+    choose_format,
     choose_scale,
     choose_target,
     collect_client_rows,
@@ -64,6 +64,18 @@ class Report:
         return len(self.methods) > 1
 
     @property
+    def shown(self) -> Scale:
+        """The scale; an error where nothing was evaluated."""
+        if self.scale is None:
+            raise ReportError("No evaluation was recorded: there is nothing to tell participants.")
+        return self.scale
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the methods."""
+        return [method.name for method in self.methods]
+
+    @property
     def single(self) -> bool:
         """Whether there is one client only, so that nothing is worst or average."""
         return len(self.methods[0].clients) == 1
@@ -83,20 +95,24 @@ class Report:
     @functools.cached_property
     def beside(self) -> list[dict[str, float]]:
         """What to hold measures against, by method: the majority class and the chance floor."""
-        out: list[dict[str, float]] = []
+        if self.scale is None or not self.scale.kind.is_fraction:
+            return [{} for _ in self.methods]
+        out = []
         for method, columns in zip(self.methods, self.columns, strict=True):
-            told = {}
-            if self.scale is not None and self.scale.kind.is_fraction:
-                shares = next((c.values for c in columns if c.key == "majority"), np.empty(0))
-                known = shares[np.isfinite(shares)]
-                told["majority_class"] = float(known.mean()) if known.size else math.nan
-                told["chance_floor"] = find_floor(method, self.scale)
-            out.append({key: value for key, value in told.items() if math.isfinite(value)})
+            shares = np.concatenate(
+                [c.values for c in columns if c.key == "majority"] or [np.empty(0)]
+            )
+            known = shares[np.isfinite(shares)]
+            told = {"majority_class": float(known.mean())} if known.size else {}
+            floor = find_floor(method, self.scale)
+            out.append(told | ({"chance_floor": floor} if math.isfinite(floor) else {}))
         return out
 
-    def measure(self, key: str) -> Measure:
-        """Return the measure of a key."""
-        return next(measure for measure in self.measures if measure.key == key)
+    def write(self, key: str) -> str:
+        """Write a measure of the headline's method."""
+        measure = next(measure for measure in self.measures if measure.key == key)
+        estimate = self.estimates[self.lead][key].interval.estimate
+        return choose_format(measure, self.shown)(estimate)
 
     @property
     def sampled(self) -> bool:
@@ -108,13 +124,10 @@ class Report:
         """The method of the headline: the one whose worst client is served best."""
         if self.scale is None:
             return 0
-        sign = self.scale.kind.sign
-        worst = [
-            sign * found["worst"].interval.estimate if "worst" in found else -math.inf
-            for found in self.estimates
-        ]
+        found = [e["worst"].interval.estimate if "worst" in e else math.nan for e in self.estimates]
+        worst = np.nan_to_num(self.scale.kind.sign * np.array(found), nan=-math.inf)
         others = [i for i in range(len(worst)) if i != self.baseline] or [self.baseline]
-        return max(others, key=lambda i: -math.inf if math.isnan(worst[i]) else worst[i])
+        return max(others, key=lambda i: worst[i])
 
 
 def build(
@@ -130,19 +143,26 @@ def build(
     if baseline is not None and baseline not in names:
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")
     base = 0 if baseline is None else names.index(baseline)
-    scale = choose_scale(methods)
-    title = title or _choose_title(methods)
+    scale, title = choose_scale(methods), title or _choose_title(methods)
     if scale is None:
         return Report(title, methods, base, None, None, (), [], [], tuple(problems))
     if target is None and len(methods) > 1:
         target = choose_target(methods[base], scale)
-    found = [
-        estimate_measures(method, None if m == base else methods[base], scale, target)
-        for m, method in enumerate(methods)
-    ]
-    rows = [collect_client_rows(method, scale) for method in methods]
-    shown = list_measures(scale, target)
-    return Report(title, methods, base, scale, target, shown, found, rows, tuple(problems))
+    others = [None if m == base else methods[base] for m in range(len(methods))]
+    return Report(
+        title=title,
+        methods=methods,
+        baseline=base,
+        scale=scale,
+        target=target,
+        measures=list_measures(scale, target),
+        estimates=[
+            estimate_measures(method, other, scale, target)
+            for method, other in zip(methods, others, strict=True)
+        ],
+        rows=[collect_client_rows(method, scale) for method in methods],
+        problems=tuple(problems),
+    )
 
 
 def _choose_title(methods: Sequence[Method]) -> str:
@@ -166,22 +186,10 @@ class Column:
     limits: tuple[str, ...]
 
 
-def find_details(history: History, scale: Scale) -> Details | None:
-    """Return what single samples say about the split that is shown."""
-    found = history.details
-    return found if found is not None and found.split == scale.split else None
-
-
-def list_further(history: History, scale: Scale) -> list[str]:
-    """Return the metrics of the last evaluation beside the main one and the loss."""
-    names = dict.fromkeys(r.metric for r in history.metrics if r.split == scale.split)
-    return [name for name in names if name not in (scale.metric, "loss")]
-
-
 def collect_columns(method: Method, scale: Scale) -> list[Column]:
     """Return what else is known about every client."""
-    history = method.runs[0].history
-    details, shared, out = find_details(history, scale), history.without_own, []
+    history, out = method.history, []
+    details, shared = method.details(scale), history.without_own
     if scale.metric == "accuracy" and details is not None:
         out.append(_write_column("majority", "Majority class", details.majorities(), scale.kind))
     if shared is not None and (shared.metric, shared.split) == (scale.metric, scale.split):
@@ -193,11 +201,9 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
             gains[i] = describe_gain(alone, int(i), scale).replace(" points", "")
         column = _write_column("alone", "Alone", alone.values, scale.kind)
         out.append(replace(column, limits=tuple(gains)))
-    for name in list_further(history, scale):
-        record, kind = history.last(name, scale.split), find_metric(name)
-        limits = None if details is None else details.limits(name)
-        if record is not None:
-            out.append(_write_column(name, capital(kind.label), record.values, kind, limits))
+    for kind, record in method.further(scale):
+        limits = None if details is None else details.limits(kind.name)
+        out.append(_write_column(kind.name, capital(kind.label), record.values, kind, limits))
     errors = [
         math.nan if c is None or c.calibration is None else c.calibration.error()
         for c in (() if details is None else details.clients)
@@ -211,10 +217,15 @@ def collect_columns(method: Method, scale: Scale) -> list[Column]:
 def _write_column(
     key: str, label: str, values: Losses, kind: Metric, limits: Losses | None = None
 ) -> Column:
-    texts = tuple(kind.write(v) if math.isfinite(v) else DASH for v in values)
+    texts = tuple(write_value(v, kind) for v in values)
     known = np.full((len(values), 2), math.nan) if limits is None else limits
     spans = tuple(write_limits(ends, kind) for ends in known)
     return Column(key, label, np.asarray(values, dtype=np.float64), texts, spans)
+
+
+def write_value(value: float, kind: Metric) -> str:
+    """Write a value with its unit, or a dash if it is not known."""
+    return kind.write(value) if math.isfinite(value) else DASH
 
 
 def write_limits(ends: Sequence[float] | Losses, kind: Metric) -> str:

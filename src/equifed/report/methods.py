@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.evaluation import Details
 from equifed.metrics import Interval, Metric, correct_counts, find_metric
 from equifed.training.files import Damaged, read_json, refuse_links
-from equifed.training.history import History
+from equifed.training.history import History, MetricRecord
 from equifed.training.provenance import share_of_method
 from equifed.training.tables import is_complete
 
@@ -193,9 +194,14 @@ class Method:
     runs: tuple[RunData, ...]
 
     @property
+    def history(self) -> History:
+        """The first run, whose samples all seeds share."""
+        return self.runs[0].history
+
+    @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients."""
-        return self.runs[0].history.names
+        return self.history.names
 
     @property
     def seeds(self) -> tuple[int | None, ...]:
@@ -210,11 +216,19 @@ class Method:
 
     def sizes(self, scale: Scale) -> Index:
         """Return the clients' sample counts in a split."""
-        for run in self.runs:
-            record = run.history.last(scale.metric, scale.split)
-            if record is not None:
-                return record.sizes
-        return np.zeros(len(self.clients), dtype=np.int64)
+        records = (run.history.last(scale.metric, scale.split) for run in self.runs)
+        nothing = np.zeros(len(self.clients), dtype=np.int64)
+        return next((record.sizes for record in records if record is not None), nothing)
+
+    def details(self, scale: Scale) -> Details | None:
+        """Return what single samples of the first run say about the split that is shown."""
+        found = self.history.details
+        return found if found is not None and found.split == scale.split else None
+
+    def further(self, scale: Scale) -> list[tuple[Metric, MetricRecord]]:
+        """Return the first run's last evaluation of metrics beside the main one and the loss."""
+        told = {r.metric: r for r in self.history.metrics if r.split == scale.split}
+        return [(find_metric(k), r) for k, r in told.items() if k not in (scale.metric, "loss")]
 
     def last_weights(self) -> Weights:
         """Return the clients' last recorded weights, mean over runs; NaN if there are none."""
@@ -224,12 +238,11 @@ class Method:
 
     def participation(self) -> Weights:
         """Return the fraction of all runs' rounds that each client took part in."""
-        count, rounds = np.zeros(len(self.clients)), 0
-        for run in self.runs:
-            for record in run.history.rounds:
-                count[... if record.clients is None else list(record.clients)] += 1
-                rounds += 1
-        return count / rounds if rounds else np.full(len(self.clients), np.nan)
+        took = [record.clients for run in self.runs for record in run.history.rounds]
+        count = np.zeros(len(self.clients))
+        for clients in took:
+            count[... if clients is None else list(clients)] += 1
+        return count / len(took) if took else np.full(len(self.clients), np.nan)
 
     def quarantines(self, kind: str = "quarantine") -> Index:
         """Return in how many rounds, over all runs, each client had an event of this kind."""
@@ -303,16 +316,14 @@ def read_methods(folders: Iterable[str | Path]) -> list[Method]:
     for folder in map(Path, folders):
         if (folder / PLAN).exists():
             methods += read_comparison(folder)
-        elif (folder / "rounds.csv").exists():
-            loose.append(read_run(folder))
-        else:
-            inside = sorted(path.parent for path in folder.glob("*/rounds.csv"))
-            if not inside:
-                raise ReportError(
-                    f"{folder} holds no run and no comparison: expected rounds.csv in it or in the "
-                    "folders below it."
-                )
-            loose += [read_run(path) for path in inside]
+            continue
+        inside = [*folder.glob("rounds.csv")] or sorted(folder.glob("*/rounds.csv"))
+        if not inside:
+            raise ReportError(
+                f"{folder} holds no run and no comparison: expected rounds.csv in it or in the "
+                "folders below it."
+            )
+        loose += [read_run(path.parent) for path in inside]
     return check_methods([*methods, *_group(loose)])
 
 
@@ -343,13 +354,9 @@ def read_comparison(folder: Path, plan: list[dict[str, Any]] | None = None) -> l
     refuse_links(folder)
     if plan is None:
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))["methods"]
-    methods = []
-    for entry in plan:
-        paths = [folder / run["folder"] for run in entry["runs"]]
-        runs = tuple(read_run(path) for path in paths if is_complete(path))
-        if runs:
-            methods.append(Method(entry["name"], runs))
-    return methods
+    folders = {e["name"]: [folder / run["folder"] for run in e["runs"]] for e in plan}
+    complete = {name: [*filter(is_complete, paths)] for name, paths in folders.items()}
+    return [Method(name, tuple(map(read_run, found))) for name, found in complete.items() if found]
 
 
 def _group(runs: Sequence[RunData]) -> list[Method]:

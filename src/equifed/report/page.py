@@ -11,7 +11,6 @@ import shutil
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
@@ -28,8 +27,8 @@ from equifed.report.curves import (
     draw_figures,
 )
 from equifed.report.document import Report, build
-from equifed.report.methods import TIMES, ReportError, as_methods, capital, plural
-from equifed.report.numbers import COSTS, LABELS, choose_format
+from equifed.report.methods import TIMES, as_methods, capital, plural
+from equifed.report.numbers import COSTS, LABELS
 from equifed.training.files import write_file
 from equifed.training.history import History
 
@@ -159,18 +158,12 @@ def render(report: Report, refresh: float | None = None) -> str:
     )
 
 
-def _list_comparison(report: Report) -> list[dict[str, Any]]:
-    rows = tables.list_comparison(report)
-    return [row for row in rows if not report.single or row["key"] in SINGLE]
-
-
 def _list_own(report: Report) -> list[str]:
     """Say what the clients of every method keep for themselves."""
-    assert report.scale is not None
     return [
         f"{method.name}: {sentence}" if report.several else sentence
         for method in report.methods
-        for sentence in text.describe_own(method, report.scale)
+        for sentence in text.describe_own(method, report.shown)
     ]
 
 
@@ -188,8 +181,7 @@ def choose_palette(count: int, baseline: int, lead: int) -> list[int]:
     >>> choose_palette(4, baseline=0, lead=2)
     [0, 2, 1, 3]
     """
-    first = {baseline: 0, lead: 1}
-    rest = iter(range(2, 8))
+    first, rest = {baseline: 0, lead: 1}, iter(range(2, 8))
     return [first[m] if m in first else next(rest, 7) for m in range(min(count, 8))]
 
 
@@ -207,32 +199,26 @@ def slug(name: str) -> str:
     return f"{short[: SLUG - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
-def write_participants(report: Report, folder: Path) -> list[Path]:
+def write_participants(report: Report, folder: Path) -> None:
     """Write one page for every client of the headline's method, replacing the pages there.
 
     The names of the files begin with the client's number, so that no two are the same.
     """
-    if report.scale is None:
-        raise ReportError("No evaluation was recorded: there is nothing to tell participants.")
+    found = collect_series(report.methods[report.lead], report.shown)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    found = collect_series(report.methods[report.lead], report.scale)
-    digits = len(str(len(report.methods[0].clients)))
-    paths = []
-    for i, name in enumerate(report.methods[0].clients):
-        path = folder / f"{i + 1:0{digits}d}-{slug(name)}.html"
+    names = report.methods[0].clients
+    for i, name in enumerate(names):
+        path = folder / f"{i + 1:0{len(str(len(names)))}d}-{slug(name)}.html"
         path.write_text(render_participant(report, i, found), encoding="utf-8")
-        paths.append(path)
-    return paths
 
 
 def render_participant(report: Report, i: int, found: Series) -> str:
     """Return the page of one client."""
-    assert report.scale is not None
-    scale, m = report.scale, report.lead
-    method, rows = report.methods[m], report.rows[m]
-    client = method.clients[i]
+    scale, method, rows = report.shown, report.methods[report.lead], report.rows[report.lead]
+    client, found_of = method.clients[i], report.estimates[report.lead]
+    keys = [key for key in SUMMARY if key in found_of and not report.single]
     figures = [] if not len(found.rounds) else [draw_course(client, found, i, scale)]
     return load_templates().get_template("participant.html").render(
         title=report.title,
@@ -240,7 +226,7 @@ def render_participant(report: Report, i: int, found: Series) -> str:
         method=method.name,
         sentence=text.describe_participant(report, i),
         cards=text.list_participant_cards(report, i),
-        summary=_summarise(report),
+        summary=[{"label": LABELS[key], "value": report.write(key)} for key in keys],
         clients=plural(int(np.isfinite(rows.value).sum()), "client"),
         scale=scale,
         seeds=" · ".join([plural(len(method.runs), "seed"), *text.write_date([method])]),
@@ -252,56 +238,33 @@ def render_participant(report: Report, i: int, found: Series) -> str:
     )  # fmt: skip
 
 
-def _summarise(report: Report) -> list[dict[str, str]]:
-    assert report.scale is not None
-    found = report.estimates[report.lead]
-    by_key = {measure.key: measure for measure in report.measures}
-    return [
-        {
-            "label": LABELS[key],
-            "value": choose_format(by_key[key], report.scale)(found[key].interval.estimate),
-        }
-        for key in (() if report.single else SUMMARY)
-        if key in found
-    ]
-
-
 def frontier_svg(report: Report, colours: Sequence[int]) -> str:
     """Return the frontier of a sweep as an SVG file that needs no page around it."""
-    assert report.scale is not None
-    names = [method.name for method in report.methods]
-    return svg.standalone(draw_frontier(names, report.estimates, report.scale, colours).drawing)
+    figure = draw_frontier(report.names, report.estimates, report.shown, colours)
+    return svg.standalone(figure.drawing)
 
 
 def frontier_page(report: Report, colours: Sequence[int], table: str) -> str:
     """Return the page of a sweep: the frontier, the points, and what was run."""
-    assert report.scale is not None
-    names = [method.name for method in report.methods]
-    marks = find_frontier(report.estimates, report.scale)
+    scale, seeds = report.shown, max(len(m.runs) for m in report.methods)
+    marks = find_frontier(report.estimates, scale)
+    measures = [m for m in report.measures if m.key in POINT]
     return load_templates().get_template("frontier.html").render(
         report=report,
-        sentence=text.describe_frontier(names, marks, max(len(m.runs) for m in report.methods)),
-        figure=draw_frontier(names, report.estimates, report.scale, colours),
-        measures=[m for m in report.measures if m.key in POINT],
-        points=_list_points(report, marks),
+        sentence=text.describe_frontier(report.names, marks, seeds),
+        figure=draw_frontier(report.names, report.estimates, scale, colours),
+        measures=measures,
+        points=[
+            {
+                "name": name,
+                "mark": mark,
+                "cells": [tables.format_cell(found.get(m.key), m, scale, True) for m in measures],
+            }
+            for name, found, mark in zip(report.names, report.estimates, marks, strict=True)
+        ],
         table=table,
         runs=tables.collect_facts(report.methods[:1]),
         palette=range(8),
         data={"clients": [], "methods": []},
         **load_script(),
     )  # fmt: skip
-
-
-def _list_points(report: Report, marks: Sequence[bool]) -> list[dict[str, Any]]:
-    assert report.scale is not None
-    shown = [m for m in report.measures if m.key in POINT]
-    return [
-        {
-            "name": method.name,
-            "mark": mark,
-            "cells": [
-                tables.format_cell(found.get(m.key), m, report.scale, baseline=True) for m in shown
-            ],
-        }
-        for method, found, mark in zip(report.methods, report.estimates, marks, strict=True)
-    ]

@@ -41,14 +41,9 @@ def tag(name: str, content: str | Markup = "", /, **attributes: object) -> Marku
     >>> tag("text", "<b>", x=1.0, text_anchor="end")
     Markup('<text x="1" text-anchor="end">&lt;b&gt;</text>')
     """
-    parts = [name]
-    for key, value in attributes.items():
-        if value is None:
-            continue
-        shown = num(value) if isinstance(value, float) else value
-        parts.append(f'{key.rstrip("_").replace("_", "-")}="{escape(str(shown))}"')
-    inside = escape(content)
-    head = " ".join(parts)
+    shown = {k: num(v) if isinstance(v, float) else str(v) for k, v in attributes.items()}
+    pairs = [f'{k.rstrip("_").replace("_", "-")}="{escape(v)}"' for k, v in shown.items()]
+    head, inside = " ".join([name, *pairs]), escape(content)
     return Markup(f"<{head}>{inside}</{name}>") if inside else Markup(f"<{head}/>")
 
 
@@ -173,17 +168,18 @@ class Plot:
     def dot(self, x: float, y: float, radius: float = 3.0, **attributes: object) -> None:
         """Draw a dot."""
         if math.isfinite(x) and math.isfinite(y):
-            place = {"cx": self.x.at(x), "cy": self.y.at(y), "r": radius}
-            self.add(tag("circle", **{**place, "class_": "dot", **attributes}))
+            self.circle(self.x.at(x), self.y.at(y), radius, **{"class_": "dot", **attributes})
+
+    def circle(self, x: float, y: float, radius: float, **attributes: object) -> None:
+        """Draw a circle around a place in pixels."""
+        self.add(tag("circle", cx=x, cy=y, r=radius, **attributes))
 
     def label_ends(self, lines: Mapping[str, ArrayLike]) -> None:
         """Write names in the right margin, each where its line ends, none on another."""
         ends = [float(np.asarray(line)[-1]) for line in lines.values() if len(np.asarray(line))]
         for name, place in zip(lines, spaced([self.y.at(v) + 4 for v in ends], 13.0), strict=False):
             if math.isfinite(place):
-                short = name if len(name) <= 14 else name[:13] + "…"
-                where = {"x": self.x.end + 6, "y": place}
-                self.outside.append(tag("text", short, **where))
+                self.outside.append(tag("text", shorten(name, 14), x=self.x.end + 6, y=place))
 
     def legend(self, lines: Mapping[str, Mapping[str, object]]) -> None:
         """Write names in the right margin, each beside a piece of its line, or its dot."""
@@ -211,10 +207,9 @@ class Plot:
         return tag("svg", inside, viewBox=box, role="img", aria_label=alt)
 
     def _clipped(self, drawn: Markup) -> Markup:
-        x, y = self.x.start - 2, self.y.end - 2
-        wide, tall = self.x.end + 4 - self.x.start, self.y.start + 3 - self.y.end
-        box = " ".join(num(v) for v in (x, y, wide, tall))
-        return tag("svg", drawn, x=x, y=y, width=wide, height=tall, viewBox=box)
+        box = {"x": self.x.start - 2, "y": self.y.end - 2}
+        box |= {"width": self.x.end + 4 - self.x.start, "height": self.y.start + 3 - self.y.end}
+        return tag("svg", drawn, **box, viewBox=" ".join(map(num, box.values())))
 
     def _grid(self) -> Iterable[Markup]:
         x, y = self.x, self.y
@@ -233,6 +228,11 @@ class Plot:
             yield tag("text", x.label, x=x.end, y=y.start + 33, text_anchor="end", class_="label")
 
 
+def shorten(name: str, most: int) -> str:
+    """Return a name of at most so many characters."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def path(xs: ArrayLike, ys: ArrayLike) -> str:
     """Return path data through the finite points, in order.
 
@@ -241,8 +241,7 @@ def path(xs: ArrayLike, ys: ArrayLike) -> str:
     """
     x, y = np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)
     known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    points = [f"{num(x[i])} {num(y[i])}" for i in known]
-    return "M" + "L".join(points) if points else ""
+    return "M" + "L".join(f"{num(x[i])} {num(y[i])}" for i in known) if len(known) else ""
 
 
 def thinned(count: int, most: int = SHOWN_POINTS) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -12,15 +12,14 @@ import numpy as np
 
 from equifed.contract.arrays import Losses
 from equifed.contract.evaluation import Details
-from equifed.metrics import Interval, find_metric, reducers, summary
+from equifed.metrics import Interval, reducers, summary
 from equifed.metrics.summary import BY_SAMPLE
 from equifed.report.charts import csv_text
 from equifed.report.document import (
     Report,
-    find_details,
     find_note,
-    list_further,
     write_limits,
+    write_value,
 )
 from equifed.report.methods import DASH, Method, Scale, add_sign, capital, is_finite
 from equifed.report.numbers import Measure, Measured, choose_format
@@ -142,21 +141,20 @@ def list_all_measures(report: Report) -> list[dict[str, Any]]:
 
 def summarise_further(method: Method, scale: Scale) -> list[dict[str, str]]:
     """Return average, worst-served fifth and worst client of every further metric."""
-    history, rows = method.runs[0].history, []
-    for name in list_further(history, scale):
-        record, kind = history.last(name, scale.split), find_metric(name)
-        if record is None or not np.isfinite(record.values).any():
-            continue
+    rows = []
+    for kind, record in method.further(scale):
         known = record.values[np.isfinite(record.values)]
-        found = summary(known, higher_is_better=kind.higher_is_better)
-        keys = {"average": "average_by_client", "fifth": "worst_20_percent", "worst": "worst"}
-        rows.append({
-            "label": capital(kind.label),
-            **{key: kind.write(found[measure]) for key, measure in keys.items()},
-            "client": history.names[int(np.nanargmin(kind.sign * record.values))],
-            "clients": f"{known.size:,}",
-            "direction": "higher is better" if kind.higher_is_better else "lower is better",
-        })  # fmt: skip
+        if known.size:
+            found = summary(known, higher_is_better=kind.higher_is_better)
+            rows.append({
+                "label": capital(kind.label),
+                "average": kind.write(found["average_by_client"]),
+                "fifth": kind.write(found["worst_20_percent"]),
+                "worst": kind.write(found["worst"]),
+                "client": method.clients[int(np.nanargmin(kind.sign * record.values))],
+                "clients": f"{known.size:,}",
+                "direction": "higher is better" if kind.higher_is_better else "lower is better",
+            })  # fmt: skip
     return rows
 
 
@@ -250,27 +248,25 @@ def write_clients_csv(report: Report) -> str:
 
 def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
     """Return the table of groups inside clients: its metrics, rows, and the same as CSV."""
-    history = method.runs[0].history
-    details = find_details(history, scale)
+    details = method.details(scale)
     if details is None or not details.group_names():
         return None
-    kinds = [find_metric(name) for name in (scale.metric, *list_further(history, scale))]
-    rows: list[dict[str, Any]] = []
-    plain: list[list[object]] = []
-    for client, detail in zip(history.names, details.clients, strict=True):
+    kinds = [scale.kind, *(kind for kind, _ in method.further(scale))]
+    rows, plain = [], []
+    for client, detail in zip(method.clients, details.clients, strict=True):
         for group, found in ({} if detail is None else detail.groups).items():
-            cells: list[dict[str, str]] = []
-            plain.append([client, group, found.size])
-            for kind in kinds:
-                value = found.values.get(kind.name, math.nan)
-                ends = found.limits.get(kind.name, (math.nan, math.nan))
-                text = kind.write(value) if math.isfinite(value) else DASH
-                cells.append({"value": text, "limits": write_limits(ends, kind)})
-                plain[-1] += [value, *ends]
+            values = [found.values.get(kind.name, math.nan) for kind in kinds]
+            ends = [found.limits.get(kind.name, (math.nan, math.nan)) for kind in kinds]
+            told = list(zip(kinds, values, ends, strict=True))
+            cells = [
+                {"value": write_value(v, kind), "limits": write_limits(two, kind)}
+                for kind, v, two in told
+            ]
             rows.append({"client": client, "group": group, "size": found.size, "cells": cells})
-    columns = ["client", "group", "n"]
-    for kind in kinds:
-        columns += [kind.name, f"{kind.name}_lower_95", f"{kind.name}_upper_95"]
+            numbers = [number for _, v, two in told for number in (v, *two)]
+            plain.append([client, group, found.size, *numbers])
+    ending = ("", "_lower_95", "_upper_95")
+    columns = ["client", "group", "n", *(kind.name + end for kind in kinds for end in ending)]
     return {
         "labels": [capital(kind.label) for kind in kinds],
         "rows": rows[:MOST_ROWS],
@@ -282,10 +278,8 @@ def list_groups(method: Method, scale: Scale) -> dict[str, Any] | None:
 
 def _pool_groups(details: Details, scale: Scale) -> list[dict[str, str]]:
     """Return every group over all clients: its samples, and the mean of the main metric."""
-    if find_metric(scale.metric).each is None:
-        return []
     out = []
-    for name in details.group_names():
+    for name in details.group_names() if scale.kind.each is not None else ():
         found = [c.groups[name] for c in details.clients if c is not None and name in c.groups]
         sizes = np.array([g.size for g in found], dtype=np.float64)
         values = np.array([g.values.get(scale.metric, math.nan) for g in found])

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from equifed.metrics import Interval, find_metric
-from equifed.report.document import Report, find_details, find_note, list_further, read_own
+from equifed.metrics import Interval
+from equifed.report.document import Report, find_note, read_own
 from equifed.report.methods import (
     DASH,
     TIMES,
@@ -21,7 +21,7 @@ from equifed.report.methods import (
     join_names,
     plural,
 )
-from equifed.report.numbers import ClientRows, Difference, Measured, choose_format
+from equifed.report.numbers import ClientRows, Difference, Measured
 from equifed.training.events import find_warnings
 from equifed.training.history import History
 
@@ -100,8 +100,7 @@ def write_subtitle(report: Report) -> str:
 
 def write_date(methods: Sequence[Method]) -> list[str]:
     """Say when the last of the runs ended; nothing if that was not recorded."""
-    date = find_date(methods)
-    return [f"run on {date} UTC"] if date else []
+    return [f"run on {date} UTC" for date in [find_date(methods)] if date]
 
 
 def list_cards(report: Report) -> list[dict[str, str]]:
@@ -120,7 +119,7 @@ def list_cards(report: Report) -> list[dict[str, str]]:
     shown = [
         _make_card(
             label,
-            choose_format(report.measure(key), scale)(found[key].interval.estimate),
+            report.write(key),
             note if key == "worst" else "",
             _write_change(found[key].difference, base, scale),
         )
@@ -141,29 +140,28 @@ def _describe_worst(
     i = rows.worst_position(scale)
     if i is None:
         return f"No client was evaluated under {method.name}."
-    value = float(rows.value[i])
+    who, value, runs = method.clients[i], float(rows.value[i]), len(method.runs)
     if math.isinf(value):
-        return f"{method.clients[i]} is served worst: its {scale.label} is infinite."
-    samples = plural(int(rows.sizes[i]), "sample")
-    clients = plural(int(np.isfinite(rows.value).sum()), "client")
-    seeds = f" in the mean over {plural(len(method.runs), 'seed')}" if len(method.runs) > 1 else ""
-    measured = f"{scale.text(value)} {scale.label}{_write_interval(rows, i, scale)} on {samples}"
+        return f"{who} is served worst: its {scale.label} is infinite."
+    samples, interval = plural(int(rows.sizes[i]), "sample"), _write_interval(rows, i, scale)
+    measured = f"{scale.text(value)} {scale.label}{interval} on {samples}"
+    seeds = f" in the mean over {plural(runs, 'seed')}" if runs > 1 else ""
     if len(method.clients) == 1:
-        return f"{method.clients[i]}, the only client, has {measured}{seeds}."
-    out = f"{method.clients[i]} is served worst{seeds}: {measured}."
+        return f"{who}, the only client, has {measured}{seeds}."
     if "average_by_client" not in found:
-        return out
-    average = scale.text(found["average_by_client"].interval.estimate)
-    out += f" The average over {clients} is {average}"
-    if seeds:  # the spread of means is narrower than the mean spread, which the table has
-        return out + "."
-    return f"{out}; from best to worst it is {scale.gap(found['spread'].interval.estimate)}."
+        return f"{who} is served worst{seeds}: {measured}."
+    average, spread = (found[k].interval.estimate for k in ("average_by_client", "spread"))
+    # The spread of means is narrower than the mean spread, which the table has.
+    gap = "" if seeds else f"; from best to worst it is {scale.gap(spread)}"
+    return (
+        f"{who} is served worst{seeds}: {measured}. The average over "
+        f"{plural(int(np.isfinite(rows.value).sum()), 'client')} is {scale.text(average)}{gap}."
+    )
 
 
 def _write_interval(rows: ClientRows, i: int, scale: Scale) -> str:
-    if not math.isfinite(rows.lower[i]):
-        return ""
-    return f" (95 % interval {scale.span(rows.lower[i], rows.upper[i])})"
+    lower, upper = rows.lower[i], rows.upper[i]
+    return f" (95 % interval {scale.span(lower, upper)})" if math.isfinite(lower) else ""
 
 
 def _describe_chance(method: Method, rows: ClientRows) -> str:
@@ -190,7 +188,7 @@ def _describe_chance(method: Method, rows: ClientRows) -> str:
 
 def collect_certificate_notes(methods: Sequence[Method]) -> list[str]:
     """Return what is proved of the models that methods gave out (first seed), or why nothing is."""
-    said = [(method.name, method.runs[0].history.describe_certificate()) for method in methods]
+    said = [(method.name, method.history.describe_certificate()) for method in methods]
     return [f"{name}: {note}" for name, note in said if note is not None]
 
 
@@ -328,8 +326,7 @@ def describe_evidence(difference: Difference, scale: Scale) -> str:
 
 def describe_participant(report: Report, i: int) -> str:
     """Tell a client how the model serves it, beside the average."""
-    assert report.scale is not None
-    scale, rows = report.scale, report.rows[report.lead]
+    scale, rows = report.shown, report.rows[report.lead]
     value, found = float(rows.value[i]), report.estimates[report.lead]
     if not np.isfinite(value):
         return f"There is no {scale.label} of yours: you have no samples in that split."
@@ -348,8 +345,7 @@ def describe_participant(report: Report, i: int) -> str:
 
 def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
     """Return the client's own numbers."""
-    assert report.scale is not None
-    rows, scale, own = report.rows[report.lead], report.scale, []
+    rows, scale, own = report.rows[report.lead], report.shown, []
     names = {
         "majority": "Your most frequent class", "alone": "Your model alone",
         "without_own": "Without your own part",
@@ -358,7 +354,7 @@ def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
         _make_card(names.get(column.key, column.label), column.texts[i], column.limits[i])
         for column in report.columns[report.lead]
     ]
-    table = read_own(report.methods[report.lead].runs[0].history)
+    table = read_own(report.methods[report.lead].history)
     if table is not None:
         count, named = plural(table.values.shape[1], "number"), ", ".join(table.parameters)
         own = [_make_card("Your own part of the model", count, named)]
@@ -379,7 +375,7 @@ def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
 
 def describe_own(method: Method, scale: Scale) -> list[str]:
     """Say what the clients of a method keep, and what it is worth beside the shared model alone."""
-    history = method.runs[0].history
+    history = method.history
     table, note = read_own(history), find_note(history)
     if table is None and not note:
         return []
@@ -407,13 +403,10 @@ def describe_own(method: Method, scale: Scale) -> list[str]:
 
 def describe_undefined(method: Method, scale: Scale) -> list[str]:
     """Say for whom a metric is not defined, and that they are left out of its summaries."""
-    history, out = method.runs[0].history, []
-    for name in list_further(history, scale):
-        record, kind = history.last(name, scale.split), find_metric(name)
-        if record is None:
-            continue
+    out = []
+    for kind, record in method.further(scale):
         lost = np.flatnonzero(np.isnan(record.values) & (record.sizes > 0))
-        names = [history.names[i] for i in lost]
+        names = [method.clients[i] for i in lost]
         if names:
             why = f" ({kind.undefined})" if kind.undefined else ""
             left = "it is" if len(names) == 1 else "they are"
@@ -440,8 +433,8 @@ def list_glossary(methods: Sequence[Method], scale: Scale | None) -> list[tuple[
     """Return the words that a page uses, with their meanings."""
     if scale is None:
         return []
-    histories = [method.runs[0].history for method in methods]
-    details = [find_details(history, scale) for history in histories]
+    histories = [method.history for method in methods]
+    details = [method.details(scale) for method in methods]
     classes = scale.metric == "accuracy"
     used = {
         "Accuracy": classes,
@@ -451,7 +444,7 @@ def list_glossary(methods: Sequence[Method], scale: Scale | None) -> list[tuple[
         "Alone": any(history.alone is not None for history in histories),
         "Own part": any(find_note(history) for history in histories),
         "Without own part": any(history.without_own is not None for history in histories),
-        "AUROC": any("auroc" in list_further(history, scale) for history in histories),
+        "AUROC": any(kind.name == "auroc" for m in methods for kind, _ in m.further(scale)),
         "Calibration error": any(f is not None and f.pool_calibration() for f in details),
     }
     return [(word, text) for word, text in GLOSSARY.items() if used.get(word, True)]

@@ -22,7 +22,6 @@ from equifed.metrics import (
     chance_floor,
     compare_to_chance,
     correct_counts,
-    find_metric,
     find_worse_means,
     newcombe_interval,
     variance_beyond_chance,
@@ -67,11 +66,11 @@ def write_verdict(method: Method, scale: Scale | None) -> Verdict:
     if scale is None or len(method.clients) == 1:
         return Verdict("")
     found = _judge_fractions(method, scale) or _judge_losses(method, scale)
-    history = method.runs[0].history
+    history = method.history
     clause, notes, names = compare_alone(history, scale)
     joined = f"{found.sentence}; {clause}" if clause and found.sentence else ""
     sentence = joined or found.sentence or capital(clause)  # a client's name stays as it is
-    told = (*found.notes, *_compare_majority(history, scale), *notes, *find_spent_losses(history))
+    told = (*found.notes, *_compare_majority(method, scale), *notes, *find_spent_losses(history))
     said = f"{sentence}." if sentence else ""
     return Verdict(said, told, found.equal, found.underserved, names)
 
@@ -179,25 +178,23 @@ def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:
     )
 
 
-def _compare_majority(history: History, scale: Scale) -> Iterator[str]:
+def _compare_majority(method: Method, scale: Scale) -> Iterator[str]:
     """Say who is served no better than by always answering its most frequent class."""
-    record, details = history.last(scale.metric, scale.split), history.details
+    record, details = method.history.last(scale.metric, scale.split), method.details(scale)
     if record is None or details is None or scale.metric != "accuracy":
         return
-    if details.split != scale.split:
-        return
-    shares = details.majorities()
-    names = tuple(np.array(history.names)[(record.values <= shares) & (shares < 1)])
-    if names:
-        verb, whose = ("is", "its") if len(names) == 1 else ("are", "their")
+    shares, names = details.majorities(), np.array(method.clients)
+    low = tuple(names[(record.values <= shares) & (shares < 1)])
+    if low:
+        verb, whose = ("is", "its") if len(low) == 1 else ("are", "their")
         yield (
-            f"{name_clients(names, history.names)} {verb} served no better than by always "
+            f"{name_clients(low, method.clients)} {verb} served no better than by always "
             f"answering {whose} most frequent class."
         )
-    one = tuple(np.array(history.names)[shares == 1])  # they have nothing above it
+    one = tuple(names[shares == 1])  # they have nothing above it
     if one:
         yield (
-            f"{name_clients(one, history.names)} {'has' if len(one) == 1 else 'have'} "
+            f"{name_clients(one, method.clients)} {'has' if len(one) == 1 else 'have'} "
             f"{scale.split} samples of one class only: an accuracy says little about such a client."
         )
 
@@ -206,14 +203,13 @@ def _compare_majority(history: History, scale: Scale) -> Iterator[str]:
 
 
 def _judge_losses(method: Method, scale: Scale) -> Verdict:
-    history = method.runs[0].history
-    record, details = history.last(scale.metric, scale.split), history.details
+    record, details = method.history.last(scale.metric, scale.split), method.details(scale)
     nothing = Verdict("", (f"How much of the spread of the {scale.label} is chance is not known.",))
-    if record is None or details is None or details.split != scale.split:
+    if record is None or details is None:
         return nothing
     upper = details.limits(scale.metric)[:, 1]
     some = np.flatnonzero(np.isfinite(record.values) & np.isfinite(upper) & (record.sizes > 1))
-    if len(some) < 2 or scale.higher_is_better or find_metric(scale.metric).each is None:
+    if len(some) < 2 or scale.higher_is_better or scale.kind.each is None:
         return nothing
     low = tuple(
         method.clients[some[i]] for i in _find_worse(record.values, upper, record.sizes, some)
