@@ -14,7 +14,7 @@ from tests.problems import least_squares
 from equifed.algorithms import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.base import DenseVectors
+from equifed.engines.ordered_sums import DenseVectors
 from equifed.objectives import CVaR
 from equifed.steps.automatic import AutoSizes, AutoSteps
 from equifed.steps.schedule import Problem, WeightChange
