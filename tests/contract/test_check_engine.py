@@ -54,8 +54,7 @@ def test_our_engines_pass(make: Callable[..., Clients]) -> None:
 
 def test_the_toy_of_the_page_passes_and_trains() -> None:
     lines = [line for line in toy_code().splitlines() if line.strip()]
-    body = lines[next(k for k, line in enumerate(lines) if line.startswith("class")) :]
-    assert len(body) < 60
+    assert len(lines) < 60
     check_engine(toy())
     data, module = example_federation(), torch.nn.Linear(3, 1, bias=False)
     loss, fair = ef.models.losses.squared, ef.DRFA(local=ef.LocalSGD(lr=0.05, steps=3))
@@ -104,9 +103,8 @@ def broken(name: str) -> Any:
                 self.traffic.exchanges += 1
             return found[::-1] if name == "order" else found
 
-        def refuse_non_finite(self, values: Any, what: str) -> None:
-            if name != "missing":
-                super().refuse_non_finite(values, what)
+        def require_finite(self, values: Any, what: str) -> Any:
+            return values if name == "missing" else super().require_finite(values, what)
 
         def local_steps(self, x: Any, local: Any, *rest: Any, **named: Any) -> Any:
             work = local.work(radius=None) if name == "ball" else local

@@ -163,7 +163,7 @@ class Away(LoopClients):
     def _refuse(self, stream: Stream) -> None:
         r = stream.address[stream.address.index("round") + 1]
         ill = list(self.away.get(int(r), set()))
-        self.refuse_non_finite(np.where(np.isin(self.index, ill), np.nan, 1.0), "loss")
+        self.require_finite(np.where(np.isin(self.index, ill), np.nan, 1.0), "loss")
 
 
 def clients(away: dict[int, set[int]] | None = None, l2: float = 0.1) -> Away:

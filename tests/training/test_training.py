@@ -84,7 +84,7 @@ class Poisoned(LoopClients):
         r = stream.address[stream.address.index("round") + 1]
         ill = self.bad.get(r, set()) & set(self.index.tolist())
         values = np.where(np.isin(self.index, list(ill)), np.nan, 1.0)
-        self.refuse_non_finite(values, "loss")
+        self.require_finite(values, "loss")
         return super().local_steps(x, work, stream, **options)
 
 

@@ -163,6 +163,14 @@ class Clients(ABC):
     def subset(self, index: Iterable[int] | Index) -> Self:
         """Return the same engine restricted to clients ``index``: positions in ``names``."""
 
+    def require_finite(self, values: Losses, what: str) -> Losses:
+        """Return numbers of those who take part; MissingClients names those without a number."""
+        bad = np.flatnonzero(~np.isfinite(values))
+        if len(bad):
+            reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
+            raise MissingClients(reasons, self.names)
+        return values
+
     # -- memories of an algorithm -----------------------------------------------------------------
 
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses
-from equifed.contract.clients import Clients, MissingClients, Traffic, check_index
+from equifed.contract.arrays import Index
+from equifed.contract.clients import Clients, Traffic, check_index
 from equifed.contract.local import LocalWork
 from equifed.contract.names import show_text
 from equifed.data.describe import Table
@@ -84,13 +84,6 @@ class TorchClients(Clients):
     def zeros(self, rows: int) -> Tensor:
         """Return a matrix of zeros as wide as the model."""
         return torch.zeros(rows, self.model.size, dtype=self.model.dtype, device=self.model.device)
-
-    def refuse_non_finite(self, values: Losses, what: str) -> None:
-        """Raise :class:`MissingClients` for those whose numbers are not finite."""
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            reasons = {int(self.index[k]): f"{what} is {values[k]}" for k in bad}
-            raise MissingClients(reasons, self.names)
 
     # -- the ledger -------------------------------------------------------------------------------
 

@@ -292,7 +292,7 @@ class InProcessClients(FoundOwnParts):
             with_own = x if own is None else torch.cat([x, own[i]])
             plain.add(found, with_own, inputs, x.new_full((len(inputs),), 1 / len(inputs)))
             sizes[k] = float(found.sum())
-        self.refuse_non_finite(sizes, "trace of its curvature")
+        self.require_finite(sizes, "trace of its curvature")
 
     @override
     def inner_products(

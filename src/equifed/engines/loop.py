@@ -105,9 +105,7 @@ class LoopClients(InProcessClients):
 
         values = self._map(measure)
         self._book(down=1, up=0, losses=1)
-        out = to_numpy(torch.stack(values))
-        self.refuse_non_finite(out, "loss")
-        return out
+        return self.require_finite(to_numpy(torch.stack(values)), "loss")
 
     @override
     def value_and_gradient(
@@ -121,11 +119,10 @@ class LoopClients(InProcessClients):
 
         pairs = self._map(differentiate)
         self._book(down=1, up=1, losses=1)
-        losses = to_numpy(torch.stack([value for value, _ in pairs]))
-        self.refuse_non_finite(losses, "loss")
+        losses = self.require_finite(to_numpy(torch.stack([value for value, _ in pairs])), "loss")
         d = self.model.size
         gradients = DenseVectors(torch.stack([gradient[:d] for _, gradient in pairs]))
-        self.refuse_non_finite(gradients.squared_norms(), "squared gradient norm")
+        self.require_finite(gradients.squared_norms(), "squared gradient norm")
         return losses, gradients
 
     @override
@@ -169,7 +166,7 @@ class LoopClients(InProcessClients):
         for kind in work.results:
             made[kind] = made[kind] if kind in made else torch.stack([w[kind] for w in walks])
         lengths = to_numpy(made["displacement"].square().sum(dim=1))
-        self.refuse_non_finite(lengths, "squared length of the local update")
+        self.require_finite(lengths, "squared length of the local update")
         d, ends = self.model.size, None
         if work.hinge is not None:
             ends = to_numpy(torch.stack([walk["threshold"] for walk in walks]))

@@ -170,9 +170,7 @@ class StackedClients(InProcessClients):
                     total = total + (each * samples.weights).sum(dim=1)
                 put_rows(values, chunk.places, total)
         self._book(down=1, up=0, losses=1)
-        losses = to_numpy(values)
-        self.refuse_non_finite(losses, "loss")
-        return losses
+        return self.require_finite(to_numpy(values), "loss")
 
     @override
     def value_and_gradient(
@@ -186,8 +184,8 @@ class StackedClients(InProcessClients):
             return losses, handle
         losses, norms, gradients = handle.everything()
         self._book(down=1, up=1, losses=1)
-        self.refuse_non_finite(losses, "loss")
-        self.refuse_non_finite(norms, "squared gradient norm")
+        self.require_finite(losses, "loss")
+        self.require_finite(norms, "squared gradient norm")
         return losses, gradients
 
     @override

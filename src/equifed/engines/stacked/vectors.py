@@ -56,7 +56,7 @@ class SharedGradients(InProcessVectors):
         rows, most = partial(self._between, first), self._clients.rows_at_once(1)
         values = [value[0] for value in node_values(nodes, weights, rows, most, len(weights))]
         if not all(bool(torch.isfinite(value).all()) for value in values):
-            self._clients.refuse_non_finite(self.squared_norms(), "squared gradient norm")
+            self._clients.require_finite(self.squared_norms(), "squared gradient norm")
         return values
 
     def _between(self, first: int, begin: int, end: int) -> list[Tensor]:
@@ -204,7 +204,7 @@ class LocalRun:
         chunks = self._clients.chunks(self._work.batch_size)
         used = map_in_threads(one, chunks, self._clients.independent)
         squared = to_numpy(lengths) ** 2
-        self._clients.refuse_non_finite(squared, "squared length of the local update")
+        self._clients.require_finite(squared, "squared length of the local update")
         return used
 
     def _given(self, chunk: Chunk) -> ChunkWork:
