@@ -18,7 +18,7 @@ from typing import Any
 from experiments.harness.experiment import definition
 from torch.profiler import ProfilerActivity, profile
 
-from equifed.runs import RunConfig, build, merge_tables
+from equifed.runs import RunConfig, build_run, merge_tables
 
 NAMES = ("femnist-cnn", "fedmdfg-cifar10")
 NOISE = {"images": "synthetic", "samples": 10_000}
@@ -41,7 +41,7 @@ def configured(name: str, engine: dict[str, Any], kind: str, quick: bool) -> Run
 
 def seconds_per_round(config: RunConfig, rounds: int) -> tuple[float, float]:
     """Return the time of a round on the clock, from a long run less a short one, and on the GPU."""
-    built, taken, busy = build(config), [], 0.0
+    built, taken, busy = build_run(config), [], 0.0
     for last in (WARM, WARM, WARM + rounds):
         one = RunConfig.from_dict(merge_tables(config.to_dict(), {"rounds": last}))
         started = time.perf_counter()

@@ -23,8 +23,8 @@ from equifed.cli.looking import list_settings, walk_settings, write_toml
 from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.settings import settings
-from equifed.runs.tables import CHOSEN, RECORDS, Plain
+from equifed.runs.config import CHOSEN, RECORDS, Plain
+from equifed.runs.schema import settings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -29,7 +29,7 @@ from equifed.flower.app_config import AppConfig
 from equifed.flower.trial.deploy import Deployment
 from equifed.flower.trial.new import write_app
 from equifed.models.losses import outputs_for
-from equifed.runs.built import load_data
+from equifed.runs.build import load_data
 from equifed.training.loop import train
 
 

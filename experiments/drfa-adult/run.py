@@ -17,7 +17,7 @@ from equifed import History
 from equifed.contract import Stream
 from equifed.metrics import mean_interval, paired_difference
 from equifed.report import slug
-from equifed.runs import RunConfig, build
+from equifed.runs import RunConfig, build_run
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ def final_losses(context: Context, method: str, seeds: Sequence[int]) -> dict[st
     out: dict[str, list[Array]] = {"train": [], "test": []}
     for seed in seeds:
         folder = context.out / "runs" / slug(method) / f"seed-{seed}"
-        clients = build(RunConfig.read(folder / "config.toml")).clients
+        clients = build_run(RunConfig.read(folder / "config.toml")).clients
         parameters = History.load(folder).parameters
         assert parameters is not None
         order = clients.parameters(clients.initial(Stream(0)))

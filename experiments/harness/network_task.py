@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from equifed import Federation, LocalSGD
 from equifed.contract import MissingClients, Stream
-from equifed.runs import RunConfig, build, merge_tables
+from equifed.runs import RunConfig, build_run, merge_tables
 from equifed.training import TrainingError
 from experiments.harness.experiment import Settings
 
@@ -152,7 +152,7 @@ def carry_out(task: Task) -> None:
     told: dict[str, Any] = {}
     tuned: Tuned | None = None
     table = merge_tables(task.table, {"evaluate": {"every": task.table["rounds"]}})
-    built = build(RunConfig.from_dict(table))
+    built = build_run(RunConfig.from_dict(table))
     try:
         if task.method == ALONE:
             told = _train_alone(built, task)
@@ -178,7 +178,7 @@ def _train(built: Any, task: Task) -> tuple[dict[str, Any], Tuned | None]:
     trained.provenance = {}  # a try's validation samples stand in the place of test samples
     if built.config.data.get("copies"):  # own parts are fitted to images, and count them once
         plain = merge_tables(built.config.to_dict(), {"data": {"copies": 0}})
-        data = build(RunConfig.from_dict(plain)).federation
+        data = build_run(RunConfig.from_dict(plain)).federation
     shown = data if chosen else replace(data, test=data.validation)
     choices: dict[str, Mapping[str, Any]] = dict(task.tuned or {})
     for kind in (k for k in MEASURED if k in task.personalise):

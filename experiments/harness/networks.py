@@ -26,8 +26,7 @@ from torch.nn import functional as F
 from equifed.data import DataError, Federation
 from equifed.datasets import cache_folder, find, load
 from equifed.models import build, convexify
-from equifed.runs import RunConfig
-from equifed.runs import build as build_run
+from equifed.runs import RunConfig, build_run
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,7 +20,7 @@ from equifed.runs import (
     Run,
     RunConfig,
     apply_override,
-    build,
+    build_run,
     check_folders,
     make_job,
     merge_tables,
@@ -155,7 +155,7 @@ def _prepared(jobs: Sequence[Job], prepare: Prepare, console: Console) -> list[s
         if one.complete:
             continue
         try:
-            start(prepare(build(one.config)), one.folder)
+            start(prepare(build_run(one.config)), one.folder)
             console.print(f"{one.title}: done", highlight=False)
         except TrainingError as error:
             failed.append(f"{one.title}: {error}")

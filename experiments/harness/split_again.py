@@ -10,7 +10,7 @@ import numpy as np
 
 from equifed import Federation, load
 from equifed.data import standardise
-from equifed.runs import RunConfig, build
+from equifed.runs import RunConfig, build_run
 
 
 def split_again(
@@ -51,7 +51,7 @@ def load_table(data: Mapping[str, Any]) -> Federation:
     """Return the federation of a table ``[data]``, holdout and all."""
     table: dict[str, Any] = {"data": dict(data), "rounds": 1}  # a configuration is about a run
     table |= {"model": {"name": "logistic"}, "algorithm": {"name": "fedavg"}}
-    return build(RunConfig.from_dict(table)).federation
+    return build_run(RunConfig.from_dict(table)).federation
 
 
 def with_constant(of: dict[str, Any]) -> Federation:

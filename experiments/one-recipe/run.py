@@ -25,7 +25,7 @@ from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 
 from equifed.report import slug
-from equifed.runs import RunConfig, build, merge_tables
+from equifed.runs import RunConfig, build_run, merge_tables
 
 CONSTANT = "experiments.harness.split_again:with_constant"
 REACH = 4
@@ -178,7 +178,7 @@ def train(data: Settings, run: Settings, variant: Settings) -> dict[str, Any]:
     table = merge_tables(merge_tables(run, {"data": located(data)}), variant)
     if "own" in table["model"]:
         table["data"] = {"name": CONSTANT, "of": table["data"]}
-    built = build(RunConfig.from_dict(table))
+    built = build_run(RunConfig.from_dict(table))
     try:
         history = built.train()
     except Exception as error:  # counted: one try that breaks does not take the others along

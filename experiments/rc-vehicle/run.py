@@ -33,7 +33,7 @@ from sklearn.svm import LinearSVC
 from equifed import Federation, History
 from equifed.algorithms import client_weights
 from equifed.metrics import Interval
-from equifed.runs import build, merge_tables
+from equifed.runs import build_run, merge_tables
 
 Array = NDArray[np.float64]
 WORST = 0.1
@@ -49,7 +49,7 @@ def run(context: Context) -> Outcome:
     found, variants, searched, problems = chosen_in_each_trial(context, score, one_tail_apart)
     base = "FedAvg" + EQUAL
     alone = {
-        seed: own_machines(build(configured(context.settings, variant, seed)).federation,
+        seed: own_machines(build_run(configured(context.settings, variant, seed)).federation,
                            context.settings["own_l2"])
         for seed, variant in variants[base].items()
     }  # fmt: skip

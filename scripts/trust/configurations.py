@@ -36,9 +36,8 @@ import numpy as np
 from equifed.cli.terminal import _explain
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import Holdout, RunConfig
-from equifed.runs.signatures import Setting, alternatives, settings
-from equifed.runs.tables import RECORDS, ModelSettings
+from equifed.runs.config import RECORDS, Holdout, ModelSettings, RunConfig
+from equifed.runs.schema import Setting, alternatives, settings
 from equifed.training.events import check_finite
 
 SMALL = ("heart-disease", "penguins", "synthetic-regression")

@@ -100,7 +100,7 @@ def test_resume_of_an_interrupted_run_shows_the_end(
         train(*args, **{**options, "rounds": 1})
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("equifed.runs.built.train", interrupted)
+    monkeypatch.setattr("equifed.runs.build.train", interrupted)
     broken = equifed("run", config(), "--out", out)
     assert broken.exit_code == 130
     assert f"equifed resume {out}" in broken.stderr
@@ -190,10 +190,10 @@ def test_an_interrupted_comparison_is_run_again(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("equifed.runs.built.train", interrupt)
+    monkeypatch.setattr("equifed.runs.build.train", interrupt)
     result = equifed("compare", config(), "--out", tmp_path / "c")
     assert (result.exit_code, "the same command" in result.stderr) == (130, True)
-    monkeypatch.setattr("equifed.runs.run.build", interrupt)  # nothing is there to resume yet
+    monkeypatch.setattr("equifed.runs.run.build_run", interrupt)  # nothing is there to resume yet
     early = equifed("run", config(), "--out", tmp_path / "r")
     assert (early.exit_code, "resume" in early.stderr) == (130, False)
 

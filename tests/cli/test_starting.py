@@ -17,7 +17,7 @@ from equifed.cli import starting
 from equifed.cli.main import app
 from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
-from equifed.runs.built import load_data
+from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
 from equifed.training.folder import RunFolderError
 from equifed.training.history import History

@@ -23,7 +23,7 @@ from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.objectives import Average, ChiSquare, CVaR, Entropic, RelativeFairness
 from equifed.runs.catalogue import ALGORITHMS
-from equifed.runs.signatures import Setting, alternatives, settings
+from equifed.runs.schema import Setting, alternatives, settings
 from equifed.steps.schedules import ConstantSteps
 
 STEPS = LocalSGD(lr=0.05, steps=3, batch_size=3)

@@ -10,7 +10,7 @@ import pytest
 
 from equifed.data import DataError
 from equifed.datasets.pooled import arrays
-from equifed.runs.built import build
+from equifed.runs.build import build_run
 from equifed.runs.config import RunConfig
 
 PARTITION = {"name": "dirichlet", "clients": 4, "alpha": 0.5, "min_samples": 5}
@@ -59,7 +59,7 @@ def test_a_configuration_can_name_the_file(tmp_path: Path) -> None:
     config = RunConfig.from_dict(
         {"rounds": 1, "data": data, "algorithm": algorithm, "model": "linear"}
     )
-    assert build(config).federation.checksum() == arrays(data["path"], PARTITION).checksum()
+    assert build_run(config).federation.checksum() == arrays(data["path"], PARTITION).checksum()
 
 
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:

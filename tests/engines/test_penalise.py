@@ -12,7 +12,7 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average
-from equifed.runs.built import build
+from equifed.runs.build import build_run
 from equifed.runs.config import RunConfig
 from equifed.training.loop import train
 
@@ -102,7 +102,7 @@ def test_a_configuration_can_say_it() -> None:
     }
     config = RunConfig.from_dict(table)
     assert RunConfig.from_dict(config.to_dict()).model["penalise"] == "weights"
-    clients = build(config).clients
+    clients = build_run(config).clients
     assert clients.model.penalised is not None
     biases = int((clients.model.penalised == 0).sum())
     assert biases == clients.model.shapes["1.bias"].numel()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from equifed import DRFA
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import CVaR, RelativeFairness
-from equifed.runs import build, merge_tables
+from equifed.runs import build_run, merge_tables
 
 POINTS, PENGUINS, SYNTHETIC = (
     EXPERIMENTS[name].module for name in ("ia-points", "ia-penguins", "scaff-pd-synthetic")
@@ -143,9 +143,9 @@ def test_a_gamma_that_does_not_decay_is_drfa(tmp_path: Path) -> None:
     table, variant = _drfa_fashion("DRFA, gamma decaying")
     inner = {"algorithm": {"name": "drfa", **variant["algorithm"]["drfa"]}}
     slower = [merge_tables(variant, {"algorithm": {"factor": f}}) for f in (1.0, 0.5)]
-    built = build(configured(table, inner, 0))
+    built = build_run(configured(table, inner, 0))
     plain = built.train()
-    same, less = (build(configured(table, one, 0)).train() for one in slower)
+    same, less = (build_run(configured(table, one, 0)).train() for one in slower)
     assert plain.parameters is not None and same.parameters is not None
     for name, value in plain.parameters.items():
         np.testing.assert_array_equal(value.numpy(), same.parameters[name].numpy())

@@ -29,7 +29,7 @@ from experiments.harness.shards_table import floor_of_minimum
 
 import equifed as ef
 from equifed.contract import Stream
-from equifed.runs import RunConfig, build, merge_tables
+from equifed.runs import RunConfig, build_run, merge_tables
 
 SHARDS = ["fedmdfg-fashion", "fedmdfg-cifar10"]
 STORED = sorted(ROOT.glob(f"*/{KEPT}"))
@@ -164,7 +164,7 @@ def test_what_is_tested_is_the_mean_of_models() -> None:
     settings = definition("fedmdfg-fashion", quick=True)
     table = merge_tables(settings["run"], settings["methods"]["SCAFF-PD"])
     table = hasten({**table, "rounds": 4, "evaluate": {"splits": ["test"], "every": 4}}, 50)
-    built = build(RunConfig.from_dict(table))
+    built = build_run(RunConfig.from_dict(table))
     history = built.train()
     plain: Any = built.algorithm.algorithm.wrapped()
     stream = Stream(table.get("seed", 0))

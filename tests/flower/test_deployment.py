@@ -31,7 +31,7 @@ from equifed.flower.trial.deploy import (
 )
 from equifed.flower.trial.new import write_app
 from equifed.flower.trial.submit import Ending, run_app
-from equifed.runs.built import load_data
+from equifed.runs.build import load_data
 from equifed.training.history import History
 from equifed.training.loop import train
 

@@ -29,7 +29,7 @@ def test_a_step_that_is_not_given_is_measured_and_written_down(
     runs.run(asked, tmp_path / "run")
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     lr = written["algorithm"]["local"]["lr"]
-    built = runs.build(asked)
+    built = runs.build_run(asked)
     assert lr == built.algorithm.local.lr  # type: ignore[attr-defined]
     # lr = min(2, J) / (L J) for the largest curvature L: twice the step on the steepest client's
     # logistic loss cannot exceed 2 / L, so a full step of it still descends.

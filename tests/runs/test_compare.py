@@ -12,7 +12,7 @@ import pytest
 from equifed.metrics import paired_difference
 from equifed.report import read_methods
 from equifed.runs.compare import compare, merge_tables, plan_jobs, read_variants
-from equifed.runs.settings import ConfigError
+from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
 

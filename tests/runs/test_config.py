@@ -19,8 +19,8 @@ from equifed.models.losses import LOSSES
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS, UnknownName
 from equifed.runs.config import ConfigError, RunConfig, apply_override
-from equifed.runs.signatures import mismatch
-from equifed.runs.signatures import settings as settings_of
+from equifed.runs.schema import mismatch
+from equifed.runs.schema import settings as settings_of
 
 
 def small(**changes: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_settings_reach_the_objects() -> None:
     algorithm = scaff_pd(
         objective={"name": "chi-square", "rho": 0.3, "base": {"name": "cvar", "tail": 0.5}}
     )
-    run = runs.build(RunConfig.from_dict(small(algorithm=algorithm)))
+    run = runs.build_run(RunConfig.from_dict(small(algorithm=algorithm)))
     assert run.algorithm.objective.rho == 0.3
     assert run.algorithm.objective.base.tail == 0.5
     assert run.algorithm.local.lr == 0.1
@@ -103,13 +103,13 @@ def test_prior_size_is_the_training_samples() -> None:
         data={"name": "penguins", "test": 0.0},
         algorithm=scaff_pd(objective={"name": "average", "prior": "size"}),
     )
-    run = runs.build(RunConfig.from_dict(table))
+    run = runs.build_run(RunConfig.from_dict(table))
     np.testing.assert_array_equal(run.algorithm.objective.prior, run.federation.train.sizes)
 
 
 def test_holdout_takes_from_training() -> None:
     data = {"name": "fashion-three", "train": 10, "test": 4, "holdout": {"validation": 0.2}}
-    federation = runs.build(RunConfig.from_dict(small(data=data))).federation
+    federation = runs.build_run(RunConfig.from_dict(small(data=data))).federation
     assert federation.train.sizes.tolist() == [8, 8, 8]
     assert federation.validation is not None
     assert federation.validation.sizes.tolist() == [2, 2, 2]
@@ -124,8 +124,11 @@ def test_partitions_nest() -> None:
 
 def test_loss_follows_the_data() -> None:
     regression = {"name": "synthetic-regression", "samples": 5}
-    assert runs.build(RunConfig.from_dict(small())).config.model["loss"] == "cross_entropy"
-    assert runs.build(RunConfig.from_dict(small(data=regression))).config.model["loss"] == "squared"
+    assert runs.build_run(RunConfig.from_dict(small())).config.model["loss"] == "cross_entropy"
+    assert (
+        runs.build_run(RunConfig.from_dict(small(data=regression))).config.model["loss"]
+        == "squared"
+    )
 
 
 def test_own_table_relative_to_the_file(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ def test_own_table_relative_to_the_file(tmp_path: Path) -> None:
     )
     config = RunConfig.read(tmp_path / "run.toml")
     assert Path(config.data["path"]).is_absolute()
-    assert runs.build(config).federation.names == ("n", "s")
+    assert runs.build_run(config).federation.names == ("n", "s")
 
 
 def test_threads_are_set_for_the_run_and_restored() -> None:
@@ -185,7 +188,7 @@ def test_none_takes_a_default_away_and_stays_away() -> None:
     table = {"name": "fedavg", "local": {"lr": 0.1, "batch_size": "none"}}
     config = RunConfig.from_dict(small(algorithm=table))
     for one in (config, RunConfig.from_dict(tomllib.loads(config.to_toml()))):
-        assert runs.build(one).algorithm.local == dataclasses.replace(
+        assert runs.build_run(one).algorithm.local == dataclasses.replace(
             DEFAULT_WORK, lr=0.1, batch_size=None
         )
 
@@ -216,10 +219,10 @@ def test_defaults_are_not_shared_between_configurations() -> None:
 
 def test_an_algorithm_is_constructed_once_unless_it_needs_the_sizes() -> None:
     config = RunConfig.from_dict(small(algorithm=scaff_pd()))
-    assert runs.build(config).algorithm is runs.build(config).algorithm
+    assert runs.build_run(config).algorithm is runs.build_run(config).algorithm
     prior = scaff_pd(objective={"name": "average", "prior": "size"})
     config = RunConfig.from_dict(small(algorithm=prior))
-    assert runs.build(config).algorithm.objective.prior == (6.0, 6.0, 6.0)
+    assert runs.build_run(config).algorithm.objective.prior == (6.0, 6.0, 6.0)
 
 
 def test_losses_have_a_section() -> None:
@@ -286,7 +289,10 @@ def test_override_that_is_none_is_refused(override: str) -> None:
         ({"data": {}}, "data.name: is required: one of fashion-three"),
         ({"data": "fashion-tree"}, "data.name: there is no data set 'fashion-tree' (did you mean"),
         ({"data": {"name": "penguins", "tset": 0.1}}, "data.tset: there is no setting 'tset'"),
-        ({"data": {"name": "penguins", "holdout": {"test": 1.5}}}, "data.holdout: validation and"),
+        (
+            {"data": {"name": "penguins", "holdout": {"test": 1.5}}},
+            "data.holdout: The fractions validation and",
+        ),
         (
             {"model": {"name": "mlp", "hidden": [3, "x"]}},
             "model.hidden[1]: must be a whole number",
@@ -356,7 +362,7 @@ def test_all_problems_come_together() -> None:
 )
 def test_what_only_the_data_can_tell_is_named_too(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        runs.build(RunConfig.from_dict(small(**changes)))
+        runs.build_run(RunConfig.from_dict(small(**changes)))
     assert str(caught.value).startswith(message)
 
 

@@ -12,7 +12,7 @@ import torch
 
 import equifed as ef
 from equifed.contract.streams import Stream
-from equifed.runs.built import build
+from equifed.runs.build import build_run
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.runs.run import run
 from equifed.training.files import RunFolderError
@@ -52,13 +52,13 @@ def test_a_head_on_a_trained_run_sees_its_features(trained: Path, cache: Path) -
     data = ef.load("heart-disease")
     expected = ef.features(predictor.module, data, layer=layers[-1])
     table = head({"of": str(trained), "layer": layers[-1]})
-    first = build(RunConfig.from_dict(table))
+    first = build_run(RunConfig.from_dict(table))
     np.testing.assert_array_equal(first.federation.train.inputs, expected.train.inputs)
     np.testing.assert_array_equal(first.federation.test.inputs, expected.test.inputs)
     kept = list(cache.glob("*.npz"))
     assert len(kept) == 1
     before = kept[0].stat().st_mtime_ns
-    again = build(RunConfig.from_dict(table))  # from the cache
+    again = build_run(RunConfig.from_dict(table))  # from the cache
     assert again.federation.checksum() == first.federation.checksum()
     assert [kept[0].stat().st_mtime_ns] == [p.stat().st_mtime_ns for p in cache.glob("*.npz")]
     assert kept[0].stat().st_mtime_ns == before
@@ -68,13 +68,13 @@ def test_a_head_on_a_trained_run_sees_its_features(trained: Path, cache: Path) -
 
 def test_other_weights_are_other_features(trained: Path, cache: Path) -> None:
     """The cache knows samples, weights and layer."""
-    build(RunConfig.from_dict(head({"of": str(trained)})))
-    build(RunConfig.from_dict(head({"of": str(trained), "layer": "1"})))
-    build(
+    build_run(RunConfig.from_dict(head({"of": str(trained)})))
+    build_run(RunConfig.from_dict(head({"of": str(trained), "layer": "1"})))
+    build_run(
         RunConfig.from_dict(head({"of": str(trained)}, data={"name": "heart-disease", "seed": 1}))
     )
     assert len(list(cache.glob("*.npz"))) == 3
-    build(RunConfig.from_dict(head({"of": str(trained), "chunk": 7, "cache": False})))
+    build_run(RunConfig.from_dict(head({"of": str(trained), "chunk": 7, "cache": False})))
     assert len(list(cache.glob("*.npz"))) == 3
 
 
@@ -82,10 +82,10 @@ def test_code_that_changed_and_files_that_broke_are_made_again(tmp_path: Path, c
     file = tmp_path / "adapter.py"
     table = head({"of": "adapter:frozen_body"})
     shutil.copy(EXAMPLES / "adapter.py", file)
-    first = build(RunConfig.from_dict(table, base=tmp_path)).federation.checksum()
+    first = build_run(RunConfig.from_dict(table, base=tmp_path)).federation.checksum()
     (kept,) = cache.glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert build(RunConfig.from_dict(table, base=tmp_path)).federation.checksum() == first
+    assert build_run(RunConfig.from_dict(table, base=tmp_path)).federation.checksum() == first
     text = file.read_text().replace(
         "    return nn.Sequential(", "    return nn.Sequential(Doubled(), "
     )
@@ -97,7 +97,7 @@ def test_code_that_changed_and_files_that_broke_are_made_again(tmp_path: Path, c
         )
         place.write_text(f"{text}\n\n{doubled}\n")
     found = [
-        build(RunConfig.from_dict(table, base=tmp_path / name)).federation.train.inputs
+        build_run(RunConfig.from_dict(table, base=tmp_path / name)).federation.train.inputs
         for name in ("other", "third")
     ]
     np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
@@ -113,7 +113,7 @@ def test_a_folder_of_the_run_is_relative_to_the_file_and_the_run_goes_on(
     config = RunConfig.read(file)
     assert Path(config.model["features"]["of"]) == trained.absolute()
     run(config, tmp_path / "head", progress=False)
-    assert RunConfig.read(tmp_path / "head" / "config.toml").model == build(config).config.model
+    assert RunConfig.read(tmp_path / "head" / "config.toml").model == build_run(config).config.model
     with pytest.raises(RunFolderError, match=r"holds the head on frozen features of .*body"):
         ef.load_predictor(tmp_path / "head")
 
@@ -122,7 +122,7 @@ def test_own_code_is_a_body_too(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "adapter.py", tmp_path / "adapter.py")
     config = RunConfig.from_dict(head({"of": "adapter:frozen_body"}), base=tmp_path)
     assert any("adapter" in address for address, _ in config.loaded_code)
-    built = build(config)
+    built = build_run(config)
     assert built.federation.input_shape == (32,)
     assert built.federation.train.inputs.min() >= 0  # behind a ReLU
 
@@ -139,14 +139,14 @@ def test_own_code_is_a_body_too(tmp_path: Path) -> None:
 )
 def test_wrong_tables_are_refused_by_name(features: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(RunConfig.from_dict(head(features)))
+        build_run(RunConfig.from_dict(head(features)))
 
 
 def test_bodies_that_do_not_fit_are_refused(trained: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no layer 'neck'"):
-        build(RunConfig.from_dict(head({"of": str(trained), "layer": "neck"})))
+        build_run(RunConfig.from_dict(head({"of": str(trained), "layer": "neck"})))
     with pytest.raises(ConfigError, match=r"takes samples of shape \(\d+,\), these data have"):
-        build(RunConfig.from_dict(head({"of": str(trained)}, data="penguins")))
+        build_run(RunConfig.from_dict(head({"of": str(trained)}, data="penguins")))
 
 
 def test_a_run_that_would_load_code_is_not_frozen(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_a_run_that_would_load_code_is_not_frozen(tmp_path: Path) -> None:
         shutil.copy(EXAMPLES / name, tmp_path / name)
     run(RunConfig.read(tmp_path / "adapter.toml", ["rounds=1"]), tmp_path / "out", progress=False)
     with pytest.raises(ConfigError, match=r"would load code \(.*adapter"):
-        build(RunConfig.from_dict(head({"of": str(tmp_path / "out")})))
+        build_run(RunConfig.from_dict(head({"of": str(tmp_path / "out")})))
 
 
 def test_an_adapter_trains_and_sends_its_own_parameters_alone() -> None:
-    built = build(RunConfig.read(EXAMPLES / "adapter.toml", ["rounds=3"]))
+    built = build_run(RunConfig.read(EXAMPLES / "adapter.toml", ["rounds=3"]))
     clients: Any = built.clients
     x = clients.initial(Stream(0))
     named = clients.parameters(x)

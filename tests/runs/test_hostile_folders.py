@@ -28,7 +28,7 @@ from equifed.runs.config import RunConfig
 from equifed.runs.drift import evaluate
 from equifed.runs.evidence import pack_evidence
 from equifed.runs.newcomer import fit_newcomer
-from equifed.runs.signatures import settings
+from equifed.runs.schema import settings
 from equifed.runs.trained import write_model_card
 from equifed.runs.watching import look_at
 from equifed.training import loop as training

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from equifed.runs.built import build
+from equifed.runs.build import build_run
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.runs.run import resume, run
 from equifed.training.history import History
@@ -76,7 +76,7 @@ def test_what_is_not_known_is_refused_when_the_file_is_read(more, told):
 )
 def test_what_the_data_do_not_have_is_refused_before_training(more, told):
     with pytest.raises(ConfigError, match=told):
-        build(configure(**more))
+        build_run(configure(**more))
 
 
 def test_training_stops_at_a_metric_that_was_asked_for():

@@ -15,8 +15,8 @@ import pytest
 
 from equifed.contract.streams import Stream
 from equifed.runs import run as runs
+from equifed.runs.addresses import load_address
 from equifed.runs.config import ConfigError, RunConfig
-from equifed.runs.entries import load_address
 from equifed.testing import check_algorithm, check_objective
 from equifed.training import loop as training
 
@@ -172,7 +172,7 @@ def test_the_toys_pass_the_conformance_suite(folder: Path) -> None:
 def test_everything_named_reaches_the_run_and_nothing_the_path(folder: Path) -> None:
     before = list(sys.path)
     config = RunConfig.read(folder / "run.toml")
-    built = runs.build(config)
+    built = runs.build_run(config)
     assert built.federation.names == ("north", "south", "west")
     assert built.federation.train.sizes.tolist() == [8, 8, 8]
     assert type(built.algorithm).__name__ == "Toy"
@@ -195,7 +195,7 @@ def test_a_schedule_and_a_default_of_ones_own(folder: Path) -> None:
     table = tomllib.loads(CONFIG)
     steps = {"name": "toy:Slow", "primal": 0.1, "dual": 0.2}
     table["algorithm"] = {"name": "scaff-pd", "objective": "toy:Blend", "steps": steps}
-    built = runs.build(RunConfig.from_dict(table, base=folder))
+    built = runs.build_run(RunConfig.from_dict(table, base=folder))
     assert type(built.algorithm.steps).__name__ == "Slow"
     table["algorithm"] = "toy:Toy"
     config = RunConfig.from_dict(table, base=folder)
@@ -237,9 +237,9 @@ def test_code_of_a_package_beside_the_file(folder: Path) -> None:
     for name in ("toy.py", "neighbour.py"):
         shutil.move(folder / name, package / name)
     (folder / "run.toml").write_text(CONFIG.replace("toy:", "mine.toy:"))
-    assert runs.build(RunConfig.read(folder / "run.toml")).federation.names[0] == "north"
+    assert runs.build_run(RunConfig.read(folder / "run.toml")).federation.names[0] == "north"
     (package / "__init__.py").write_text("")
-    assert runs.build(RunConfig.read(folder / "run.toml")).federation.names[0] == "north"
+    assert runs.build_run(RunConfig.read(folder / "run.toml")).federation.names[0] == "north"
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_an_own_module_starts_from_its_own_weights_unless_it_is_told_to_draw(
     starts = {}
     for init in ("auto", "own", "fresh"):
         table["model"] = {"name": "pretrained:make", "init": init}
-        clients = runs.build(RunConfig.from_dict(table, base=tmp_path)).clients
+        clients = runs.build_run(RunConfig.from_dict(table, base=tmp_path)).clients
         x = clients.initial(Stream(0).at("initial"))
         starts[init] = clients.parameters(x)["1.weight"]
     assert (starts["auto"] == 0.25).all() and (starts["own"] == 0.25).all()

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.runs.test_compare import BASE
 
-from equifed.runs.settings import ConfigError
+from equifed.runs.schema import ConfigError
 from equifed.runs.sweep import Over, read_points, sweep
 
 pytestmark = pytest.mark.long

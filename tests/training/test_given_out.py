@@ -466,7 +466,7 @@ def test_a_configuration_says_what_to_give_out() -> None:
 )
 def test_a_configuration_that_cannot_be_is_refused(changes: dict, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        runs.build(config(**changes))
+        runs.build_run(config(**changes))
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

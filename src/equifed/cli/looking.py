@@ -21,7 +21,7 @@ from equifed.cli.terminal import (
 
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
-    from equifed.runs.settings import Setting
+    from equifed.runs.schema import Setting
 
 data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def show_data(
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
     with explain_errors():
-        from equifed.runs.built import load_data
+        from equifed.runs.build import load_data
         from equifed.runs.config import ConfigError, RunConfig, read_data
 
         wrong = [text for text in settings or [] if not text.startswith("data.")]
@@ -197,10 +197,9 @@ def _show_entry(section: str, name: str, json: bool) -> None:
 
 def list_settings(section: str, name: str) -> list[dict[str, Any]]:
     """Return the settings of a name as a configuration has them: key, type, default, meaning."""
-    from equifed.runs.automatic_lr import open_step
     from equifed.runs.catalogue import SECTIONS
-    from equifed.runs.settings import settings
-    from equifed.runs.tables import CHOSEN
+    from equifed.runs.config import CHOSEN
+    from equifed.runs.schema import open_step, settings
 
     constructor = SECTIONS[section][name].load()
     wanted = settings(constructor, SECTIONS[section].given)
@@ -217,7 +216,7 @@ def walk_settings(
     wanted: dict[str, Setting], owner: Callable[..., Any], filled: dict[str, Any], path: str = ""
 ) -> Iterator[dict[str, Any]]:
     """Go through settings and those inside them; ``filled`` has defaults that come from outside."""
-    from equifed.runs.settings import settings
+    from equifed.runs.schema import settings
 
     meanings = read_meanings(owner)
     for key, setting in wanted.items():
@@ -241,7 +240,7 @@ def _write_type(setting: Setting) -> str:
         return f"see: equifed list {setting.section}"
     if setting.record is not None:
         return f"table of {getattr(setting.record, '__name__', 'settings')}"
-    from equifed.runs.signatures import alternatives
+    from equifed.runs.schema import alternatives
 
     parts = [part for part in alternatives(setting.annotation) if part is not type(None)]
     text = " | ".join(map(inspect.formatannotation, parts))

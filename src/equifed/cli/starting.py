@@ -94,7 +94,7 @@ def _choose(what: str, question: str, found: Sequence[str], columns: list[str], 
 
 def _try(out: Path) -> None:
     """Load the data as the configuration says, so that what is wrong is said now."""
-    from equifed.runs.built import load_data
+    from equifed.runs.build import load_data
     from equifed.runs.config import RunConfig
 
     try:

@@ -356,7 +356,6 @@ class InProcessClients(FoundOwnParts):
 
 def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> dict[str, Any]:
     """Return model, loss and data as a run's record has them, and what samples are like."""
-    prepared, targets = data.preparation, data.train.targets
     loss: Any = model.loss
     return {
         "model": " ".join(str(module).split()),
@@ -364,21 +363,26 @@ def describe_origin(data: Federation, module: nn.Module, model: FlatModel) -> di
         "l2": model.l2,
         "dtype": str(model.dtype).removeprefix("torch."),
         **({"own": [*model.own_shapes]} if model.own_size else {}),
-        "samples": {
-            "input_shape": list(data.input_shape),
-            "tokens": data.train.inputs.dtype.kind == "i",
-            "classes": data.classes,
-            "class_names": list(data.class_names),
-            "target_shape": list(targets.shape[1:]),
-            "link": link_of(model.loss),
-        },
-        "data": {
-            "name": data.name,
-            "sha256": data.checksum(),
-            "source": data.source,
-            **({"preparation": prepared.digest()} if prepared is not None else {}),
-        },
+        "samples": describe_samples(data) | {"link": link_of(model.loss)},
+        "data": describe_data(data),
     }
+
+
+def describe_samples(data: Federation) -> dict[str, Any]:
+    """Return what must be known of samples to build a model again without them."""
+    return {
+        "input_shape": list(data.input_shape),
+        "tokens": data.train.inputs.dtype.kind == "i",
+        "classes": data.classes,
+        "class_names": list(data.class_names),
+        "target_shape": list(data.train.targets.shape[1:]),
+    }
+
+
+def describe_data(data: Federation) -> dict[str, Any]:
+    """Return which data they are."""
+    told = {"name": data.name, "sha256": data.checksum(), "source": data.source}
+    return told if data.preparation is None else told | {"preparation": data.preparation.digest()}
 
 
 def resolve_model(

@@ -24,10 +24,17 @@ from equifed.flower.deadlines import Deadlines
 from equifed.flower.site import read_site
 from equifed.flower.site_data import SiteData, TableSettings, read_arrays
 from equifed.flower.task import Task
-from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.config import check_guard, complete_guard, find_metrics
-from equifed.runs.settings import Checker, ConfigError, Table, choose, construct, settings
-from equifed.runs.tables import DataSettings, Evaluate, ModelSettings, Plain
+from equifed.runs.catalogue import unknown
+from equifed.runs.config import (
+    DataSettings,
+    Evaluate,
+    ModelSettings,
+    Plain,
+    check_guard,
+    complete_guard,
+    find_metrics,
+)
+from equifed.runs.schema import Checker, ConfigError, Table, choose, construct, settings
 from equifed.training.given_out import GiveOut
 from equifed.training.stopping import StopWhen
 
@@ -86,7 +93,7 @@ class AppConfig:
                 checker.problem(key, unknown("setting or table", key, (*plain, *TABLES)))
         out = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
         shared = settings(ModelSettings)
-        out["model"] = checker.choice(SECTIONS["models"], table.get("model", {}), "model", shared)
+        out["model"] = checker.choice("models", table.get("model", {}), "model", shared)
         if out["model"].get("features"):
             checker.problem(
                 "model.features",
@@ -94,14 +101,14 @@ class AppConfig:
                 "load_data, and name the head alone here",
             )
         given = table.get("algorithm", {})
-        out["algorithm"] = checker.choice(SECTIONS["algorithms"], given, "algorithm")
+        out["algorithm"] = checker.choice("algorithms", given, "algorithm")
         table = {**table, "guard": complete_guard(table.get("guard", {}), "on")}
         for key, record in RECORDS.items():
             out[key] = checker.table(settings(record), table.get(key, {}), key)
         find_metrics(checker, out["evaluate"])
         data = dict(table.get("data", {}))
         if "name" in data:
-            data = checker.choice(SECTIONS["data"], data, "data", settings(DataSettings))
+            data = checker.choice("data", data, "data", settings(DataSettings))
         elif "target" in data:
             data = checker.table(settings(TableSettings), data, "data")
         elif set(data) - {"classes"}:
@@ -114,7 +121,7 @@ class AppConfig:
             construct(TableSettings, data, "data")
         for key, record in RECORDS.items():
             out[key] = construct(record, out[key], key)
-        check_guard(choose(SECTIONS["algorithms"], out["algorithm"], "algorithm"), out["guard"])
+        check_guard(choose("algorithms", out["algorithm"], "algorithm"), out["guard"])
         wanted = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in out.items() if key in wanted})
 
@@ -143,7 +150,7 @@ class AppConfig:
         given = shared.loss, shared.l2, shared.dtype, init, shared.penalise, shared.class_weights
         steps = shared.own_steps
         if shared.own is not None and steps == "auto":  # profile losses need all samples
-            algorithm = choose(SECTIONS["algorithms"], self.algorithm, "algorithm")
+            algorithm = choose("algorithms", self.algorithm, "algorithm")
             steps = "joint" if uses_minibatches(algorithm) else "auto"
         try:
             return Task(self._module, *given, shared.own, shared.own_l2, steps)
@@ -152,7 +159,7 @@ class AppConfig:
 
     def _module(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         module: nn.Module = choose(
-            SECTIONS["models"], self.model, "model", input_shape=input_shape, outputs=outputs
+            "models", self.model, "model", input_shape=input_shape, outputs=outputs
         )
         return module
 
@@ -174,7 +181,7 @@ class AppConfig:
 
     def load_client(self, partition: int) -> Federation:
         """Return one client of the named data set, for trying out."""
-        from equifed.runs.built import load_data
+        from equifed.runs.build import load_data
 
         if "name" not in self.data:
             raise ConfigError(
@@ -188,7 +195,7 @@ class AppConfig:
 
     def build_algorithm(self, sizes: list[int]) -> AnyAlgorithm:
         """Return the guarded algorithm; ``sizes`` are the clients' training samples."""
-        algorithm: AnyAlgorithm = choose(SECTIONS["algorithms"], self.algorithm, "algorithm", sizes)
+        algorithm: AnyAlgorithm = choose("algorithms", self.algorithm, "algorithm", sizes)
         return guard_algorithm(algorithm, self.guard)
 
 

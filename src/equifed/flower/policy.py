@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from equifed.contract.local import LocalSGD, LocalWork
 from equifed.flower.site import SiteError
 from equifed.flower.wire import OPERATIONS
-from equifed.runs.settings import Checker, ConfigError, settings
+from equifed.runs.schema import Checker, ConfigError, settings
 
 Privacy = Literal["none", "sums", "secure"]
 LEVELS: tuple[str, ...] = get_args(Privacy)

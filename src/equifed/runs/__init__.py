@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equifed.runs.built import Run as Run
-    from equifed.runs.built import build as build
+    from equifed.runs.build import Run as Run
+    from equifed.runs.build import build_run as build_run
     from equifed.runs.catalogue import unknown as unknown
     from equifed.runs.compare import merge_tables as merge_tables
     from equifed.runs.config import RunConfig as RunConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from equifed.runs.run import start as start
 
 _HOMES = {
-    "built": ("Run", "build"),
+    "build": ("Run", "build_run"),
     "catalogue": ("unknown",),
     "compare": ("merge_tables",),
     "config": ("RunConfig", "apply_override"),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from equifed.runs.entries import (
+from equifed.runs.addresses import (
     Entry,
     Section,
     UnknownName,
@@ -298,6 +298,26 @@ TRACKERS = {
 }
 
 
+MEANINGS = {
+    "accuracy": "the fraction of samples that were answered correctly",
+    "mse": "the mean squared error",
+    "loss": "the mean of the losses",
+    "balanced_accuracy": "the mean over the client's classes of the fraction answered correctly",
+    "recall": "which fraction of the positive samples were found",
+    "precision": "which fraction of the samples that were predicted positive are",
+    "f1": "the harmonic mean of recall and precision",
+    "auroc": "how often a positive sample is ranked before a negative one, ties counting half",
+    "average_precision": "the mean precision at the ranks of the positive samples, equal scores "
+    "together",
+    "brier": "the mean squared distance of the probabilities from the truth",
+    "log_loss": "minus the mean logarithm of the probability of the true class",
+    "rmse": "the root of the mean squared error; of several targets the mean of their roots",
+    "mae": "the mean absolute error",
+    "r2": "which fraction of the variance of the client's targets is explained",
+}
+"""What the metrics are."""
+
+
 def _described(constructors: Mapping[str, Callable[..., Any]]) -> dict[str, Entry]:
     return {name: describe_constructor(function) for name, function in constructors.items()}
 
@@ -320,8 +340,7 @@ def _losses() -> dict[str, Entry]:
 def _metrics() -> dict[str, Entry]:
     from equifed.metrics.metric import METRICS
 
-    found = _described({name: m.compute for name, m in METRICS.items() if m.compute is not None})
-    return {n: replace(e, summary=e.summary.removeprefix("Return ")) for n, e in found.items()}
+    return {name: Entry("equifed.metrics.metric:find_metric", MEANINGS[name]) for name in METRICS}
 
 
 @cache
@@ -380,7 +399,7 @@ SECTIONS = {
     ),
     "losses": Section("loss", _losses, given=("outputs", "targets")),
     "metrics": Section(
-        "metric", _metrics, given=("y", "predicted", "score", "probability", "losses")
+        "metric", _metrics, given=("name", "y", "predicted", "score", "probability", "losses")
     ),
     "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), own=False),
 }

@@ -26,7 +26,7 @@ from equifed.report import (
 )
 from equifed.runs.config import RunConfig, apply_override
 from equifed.runs.jobs import Job, check_folders, make_job, run_jobs
-from equifed.runs.settings import ConfigError, Table
+from equifed.runs.schema import ConfigError, Table
 from equifed.training.files import lock_folder
 from equifed.training.missing import TrainingError
 

@@ -1,10 +1,10 @@
 """Configuration files: TOML in, a checked and complete :class:`RunConfig` out.
 
-Every section is a table; :mod:`equifed.runs.settings` checks it against the constructor it names.
+Every section is a table; :mod:`equifed.runs.schema` checks it against the constructor it names.
 
 * A name is one of the catalogue (``equifed list``), or ``package.module:Name`` for an algorithm,
   objective, schedule, model, loss or data set of your own: looked for beside the file first, then
-  among the installed modules (:mod:`equifed.runs.entries`).
+  among the installed modules (:mod:`equifed.runs.addresses`).
 * A table that is given in part is completed from the default of what it belongs to: ``local = { lr
   = 0.1 }`` changes the step size of the algorithm's own local work and nothing else. ``epochs``
   takes the place of ``steps`` and the other way round; ``"none"`` takes a default away
@@ -28,21 +28,169 @@ from typing import Any, Literal, Self
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.own import OwnL2, OwnSteps
 from equifed.data.split import Holdout
-from equifed.runs.automatic_lr import open_step
 from equifed.runs.catalogue import SECTIONS, unknown
-from equifed.runs.settings import AUTO, BY_SIZE, Checker, ConfigError, Table, choose, construct
-from equifed.runs.signatures import describe_fields, settings
-from equifed.runs.tables import CHOSEN, RECORDS, Evaluate, Plain
+from equifed.runs.schema import (
+    AUTO,
+    BY_SIZE,
+    Checker,
+    ConfigError,
+    Table,
+    choose,
+    construct,
+    describe_fields,
+    settings,
+)
 from equifed.training.given_out import GiveOut
 from equifed.training.missing import MissingPolicy
-from equifed.training.stopping import StopWhen
+from equifed.training.stopping import SplitName, StopWhen
 
 __all__ = ["ConfigError", "Evaluate", "Holdout", "RunConfig"]
 
+MOST_THREADS = 1024
+"""Beyond it the thread library ends the process for want of memory."""
+
+# -- the settings of each table ---------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class RunConfig:
+class DataSettings:
+    """Settings that every data set has."""
+
+    holdout: Holdout = field(default_factory=Holdout)
+
+
+@dataclass(frozen=True)
+class FrozenFeatures:
+    """``[model.features]``: the model sees what a frozen module makes of the samples.
+
+    ``of`` is the folder of a trained run, or ``package.module:Name`` for a module of your own,
+    pretrained; ``layer`` and ``chunk`` are as for :func:`equifed.features`. What was made once is
+    kept in ``EQUIFED_CACHE`` unless ``cache`` is false.
+    """
+
+    of: str
+    layer: str | None = None
+    chunk: int = 1024
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 sample, got {self.chunk}.")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
+
+    ``init = "auto"`` draws named models afresh and lets own code (``module:Name``) start as it is.
+    ``class_weights`` are as for :func:`equifed.models.losses.weigh_classes`.
+    ``own``, ``own_l2`` and ``own_steps`` are as for :func:`equifed.simulate`.
+    """
+
+    loss: str = "auto"
+    l2: float = 0.0
+    penalise: Literal["all", "weights"] = "all"
+    init: Literal["auto", "fresh", "own"] = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    class_weights: str | dict[str, float] | None = None
+    own: str | tuple[str, ...] | None = None
+    own_l2: OwnL2 | None = None
+    own_steps: OwnSteps = "auto"
+    features: FrozenFeatures | None = None
+
+    def __post_init__(self) -> None:
+        if not self.l2 >= 0:
+            raise ValueError(f"l2 must be at least 0, got {self.l2}.")
+        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
+            raise ValueError(
+                f"class_weights must be 'balanced' or a table of weights, got "
+                f"{self.class_weights!r}."
+            )
+
+    def resolve_init(self, name: str) -> Literal["fresh", "own"]:
+        """Return how a model of this name starts."""
+        if self.init == "auto":
+            return "own" if ":" in name else "fresh"
+        return self.init
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """How often to evaluate, on which splits, and which metrics beside loss and accuracy (or MSE).
+
+    Parameters
+    ----------
+    every : int
+        Rounds from one evaluation to the next.
+    splits : sequence of str
+        On which samples; splits that the data lack are skipped.
+    metrics : sequence of str
+        Names (``equifed list metrics``), or ``module:function`` of your own.
+    """
+
+    every: int = 1
+    splits: tuple[SplitName, ...] = ("train", "validation", "test")
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every must be at least 1, got {self.every}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """The settings outside the tables.
+
+    Parameters
+    ----------
+    rounds : int
+        How many rounds at most.
+    seed : int
+        Of every draw: the model's start, who takes part, the minibatches.
+    threads : int, optional
+        Processor threads of torch; the same number gives the same bits.
+    give_out : str
+        Which model the run ends with, as for :func:`equifed.train`.
+    """
+
+    rounds: int
+    seed: int = 0
+    threads: int | None = None
+    give_out: GiveOut = "auto"
+    with_alone: Literal["auto"] | bool = "auto"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}.")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"threads must lie in 1..{MOST_THREADS}, got {self.threads}.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 - 1, got {self.seed}.")
+
+
+CHOSEN: dict[str, tuple[str, type | None]] = {
+    "data": ("data", DataSettings),
+    "model": ("models", ModelSettings),
+    "algorithm": ("algorithms", None),
+    "engine": ("engines", None),
+}
+"""Tables with a name: their section of the catalogue, and the settings that all of it share."""
+
+RECORDS: dict[str, type] = {
+    "evaluate": Evaluate,
+    "stop": StopWhen,
+    "missing": MissingPolicy,
+    "guard": Guard,
+}
+"""Tables without a name."""
+
+# -- the configuration ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Plain):
     """A run: which data, model, algorithm and engine, how many rounds, from which seed.
 
     ``data``, ``model``, ``algorithm`` and ``engine`` are resolved tables with a ``name`` and every
@@ -67,15 +215,10 @@ class RunConfig:
     (1000, 1.0, 0)
     """
 
-    rounds: int
     data: Table
     model: Table
     algorithm: Table
     engine: Table
-    seed: int = 0
-    threads: int | None = None
-    give_out: GiveOut = "auto"
-    with_alone: Literal["auto"] | bool = "auto"
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
@@ -89,19 +232,15 @@ class RunConfig:
         Relative paths of data are taken from the folder of the file, and code of one's own is
         looked for there first.
         """
-        path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
+        table = read_table(Path(path))
         for override in overrides:
             apply_override(table, override)
-        return cls.from_dict(table, base=path.parent)
+        return cls.from_dict(table, base=Path(path).parent)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
         """Check a table as a TOML file in ``base`` would hold it, and fill in the defaults."""
-        checker, plain = Checker(base, {"algorithm": open_step}), settings(Plain)
+        checker, plain = Checker(base, measures=True), settings(Plain)
         known = (*plain, *CHOSEN, *RECORDS)
         for key in table:
             if key not in known:
@@ -115,24 +254,28 @@ class RunConfig:
         find_metrics(checker, resolved["evaluate"])
         checker.raise_problems()
         if base is not None:
-            resolved["data"] = _absolute(resolved["data"], base)
-            resolved["model"] = _absolute_features(resolved["model"], base)
-        code = tuple(checker.code.items())
-        return cls(**{**resolved, **_constructed(resolved)}, loaded_code=code)
+            _make_absolute(resolved, base)
+        return cls(**resolved | _constructed(resolved), loaded_code=tuple(checker.code.items()))
 
     def to_dict(self) -> Table:
         """Return the configuration as a TOML file holds it; :meth:`from_dict` reads it back."""
-        tables = {key: getattr(self, key) for key in CHOSEN}
+        plain = {key: getattr(self, key) for key in (*settings(Plain), *CHOSEN)}
         records = {key: describe_fields(getattr(self, key)) for key in RECORDS}
-        plain = {key: getattr(self, key) for key in settings(Plain)}
-        plain = {key: value for key, value in plain.items() if value is not None}
-        return {**plain, **tables, **records}
+        return {key: value for key, value in plain.items() if value is not None} | records
 
     def to_toml(self) -> str:
         """Return the text of a configuration file."""
         import tomli_w
 
         return tomli_w.dumps(self.to_dict())
+
+
+def read_table(path: Path) -> Table:
+    """Read a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
 
 
 def read_data(name: str, overrides: Iterable[str] = ()) -> Table:
@@ -150,23 +293,15 @@ def _chosen(checker: Checker, key: str, value: Any) -> Table:
     section, shared = CHOSEN[key]
     if key == "engine" and isinstance(value, Mapping):
         value = {"name": "auto", **value}
-    wanted = settings(shared) if shared else None
-    table = checker.choice(SECTIONS[section], value, key, wanted)
-    loss = table.get("loss") if key == "model" else None
-    if isinstance(loss, str) and loss != AUTO:
-        found = checker.find(SECTIONS["losses"], loss, "model.loss")
-        table["loss"] = loss if found is None else found[0]
-    if key == "model" and isinstance(table.get("features"), dict):
-        _find_features(checker, table["features"])
-    return table
-
-
-def _find_features(checker: Checker, features: Table) -> None:
-    """Look the module of ``[model.features]`` up, and put the file of own code into its address."""
-    of = features.get("of")
+    table = checker.choice(section, value, key, settings(shared) if shared else None)
+    if key != "model":
+        return table
+    if table.get("loss", AUTO) != AUTO:
+        table["loss"] = checker.locate("losses", table["loss"], "model.loss")
+    of = table["features"].get("of") if isinstance(table.get("features"), dict) else None
     if isinstance(of, str) and is_address(of):
-        found = checker.find(SECTIONS["models"], of, "model.features.of")
-        features["of"] = of if found is None else found[0]
+        table["features"]["of"] = checker.locate("models", of, "model.features.of")
+    return table
 
 
 def is_address(of: str) -> bool:
@@ -177,18 +312,28 @@ def is_address(of: str) -> bool:
 def find_metrics(checker: Checker, evaluate: Table) -> None:
     """Look the metrics of ``[evaluate]`` up, and put the file of own ones into their address."""
     wanted = evaluate.get("metrics", ())
-    for i, name in enumerate(wanted if isinstance(wanted, list | tuple) else ()):
-        if isinstance(name, str):
-            found = checker.find(SECTIONS["metrics"], name, f"evaluate.metrics[{i}]")
-            evaluate["metrics"] = [*evaluate["metrics"]]
-            evaluate["metrics"][i] = name if found is None else found[0]
+    if isinstance(wanted, list | tuple):
+        named = enumerate(wanted)
+        found = [checker.locate("metrics", name, f"evaluate.metrics[{i}]") for i, name in named]
+        evaluate["metrics"] = found
+
+
+def _make_absolute(resolved: Table, base: Path) -> None:
+    """Let no path of data or features depend on where the program is started."""
+    data, features = resolved["data"], resolved["model"].get("features")
+    wanted = settings(SECTIONS["data"][data["name"]].load())
+    for key, setting in wanted.items():
+        if setting.is_path and isinstance(data.get(key), str):
+            data[key] = str((base / data[key]).absolute())
+    if isinstance(features, dict) and not is_address(features["of"]):
+        features["of"] = str((base / features["of"]).absolute())
 
 
 def _constructed(resolved: Table) -> Table:
     """Construct what needs no data, so that what it refuses is known before anything is loaded."""
     checker, records = Checker(), {}
     with checker.collecting():
-        construct(Plain, resolved, "")
+        records |= vars(construct(Plain, resolved, ""))
     for key, record in RECORDS.items():
         with checker.collecting():
             records[key] = construct(record, resolved[key], key)
@@ -196,8 +341,8 @@ def _constructed(resolved: Table) -> Table:
         with checker.collecting():
             if shared is not None:
                 construct(shared, resolved[key], key)
-            if key == "algorithm":
-                check_guard(build_algorithm(resolved[key]), records.get("guard"))
+    with checker.collecting():
+        check_guard(build_algorithm(resolved["algorithm"]), records.get("guard"))
     checker.raise_problems()
     return records
 
@@ -233,22 +378,8 @@ def build_algorithm(table: Table, sizes: Sequence[int] | None = None) -> AnyAlgo
 
 @functools.lru_cache(maxsize=16)  # algorithms are values: the same one may serve again
 def _algorithm(text: str, sizes: tuple[int, ...] | None) -> AnyAlgorithm:
-    algorithm: AnyAlgorithm = choose(SECTIONS["algorithms"], json.loads(text), "algorithm", sizes)
+    algorithm: AnyAlgorithm = choose("algorithms", json.loads(text), "algorithm", sizes)
     return algorithm
-
-
-def _absolute(data: Table, base: Path) -> Table:
-    """Return the table with paths that do not depend on where the program is started."""
-    wanted = settings(SECTIONS["data"][data["name"]].load())
-    paths = [k for k in data if k in wanted and wanted[k].is_path and isinstance(data[k], str)]
-    return {**data, **{key: str((base / data[key]).absolute()) for key in paths}}
-
-
-def _absolute_features(model: Table, base: Path) -> Table:
-    features = model.get("features")
-    if not isinstance(features, dict) or is_address(features["of"]):
-        return model
-    return {**model, "features": {**features, "of": str((base / features["of"]).absolute())}}
 
 
 def apply_override(table: Table, override: str) -> None:

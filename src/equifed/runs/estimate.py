@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
-from equifed.runs.built import Run, build
+from equifed.runs.build import Run, build_run
 from equifed.runs.config import RunConfig
 from equifed.training.stopping import StopWhen
 
@@ -66,7 +66,7 @@ def estimate(config: RunConfig) -> Estimate:
     import torch
 
     start = time.perf_counter()
-    built = build(config)
+    built = build_run(config)
     loaded = time.perf_counter() - start
     tried = min(TRIED, config.rounds)
     short = replace(

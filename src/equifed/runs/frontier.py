@@ -22,9 +22,9 @@ from equifed.metrics import (
     summary_intervals,
 )
 from equifed.objectives.base import SaddleObjective
-from equifed.runs.built import build, limit_threads
+from equifed.runs.build import build_run, limit_threads
 from equifed.runs.config import RunConfig
-from equifed.runs.settings import ConfigError
+from equifed.runs.schema import ConfigError
 from equifed.runs.walk import Walk, objective_of_strength, objectives_between
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History, RoundRecord
@@ -262,7 +262,7 @@ def walk_config(
     """Walk the frontier of a configuration's algorithm, data and model into a folder."""
     if (out / TABLE).exists() and not overwrite:
         raise RunFolderError(f"{out} holds a frontier; choose another, or pass --overwrite.")
-    built = build(RunConfig.read(config, overrides))
+    built = build_run(RunConfig.read(config, overrides))
     if "validation" not in built.federation.splits():
         raise ConfigError(
             ["data.holdout.validation: points are picked on validation samples; say 0.2"]

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
-from equifed.runs.settings import ConfigError
+from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, refuse_links
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, RoundRecord

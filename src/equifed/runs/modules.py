@@ -15,11 +15,9 @@ import numpy as np
 
 from equifed.data.federation import Federation
 from equifed.data.mapped import cache_folder
-from equifed.runs.catalogue import SECTIONS
-from equifed.runs.config import RunConfig, is_address
-from equifed.runs.entries import load_address
-from equifed.runs.settings import ConfigError, choose, construct
-from equifed.runs.tables import CHOSEN, FrozenFeatures, ModelSettings
+from equifed.runs.addresses import load_address
+from equifed.runs.config import FrozenFeatures, RunConfig, is_address
+from equifed.runs.schema import ConfigError, choose
 from equifed.training.files import read_sealed, write_file
 from equifed.training.open_folder import find_code, open_run_folder
 from equifed.training.provenance import CONFIG, RUN
@@ -33,25 +31,25 @@ PROBED = 8
 
 
 def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Return the module of a configuration; own code may draw: by the seed, for nobody else."""
+    """Return the module of a configuration; your code may draw: by the seed, for nobody else."""
     import torch
 
-    section = SECTIONS[CHOSEN["model"][0]]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
-        module: nn.Module = choose(section, config.model, "model", **given)
+        module: nn.Module = choose("models", config.model, "model", **given)
     return module
 
 
-def freeze_features(config: RunConfig, federation: Federation) -> Federation:
+def freeze_features(
+    config: RunConfig, wanted: FrozenFeatures | None, federation: Federation
+) -> Federation:
     """Return the federation as the model sees it: as it is, or what a frozen module makes of it."""
-    shared: ModelSettings = construct(ModelSettings, config.model, "model")
-    if shared.features is None:
+    if wanted is None:
         return federation
     try:
-        module = _frozen_module(shared.features, federation)
-        return _features(module, federation, shared.features, config.engine.get("device", "cpu"))
+        module = _frozen_module(wanted, federation)
+        return _features(module, federation, wanted, config.engine.get("device", "cpu"))
     except ConfigError:
         raise
     except (ValueError, TypeError, RuntimeError, OSError) as error:

@@ -16,7 +16,7 @@ from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Split
 from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_interval
-from equifed.runs.built import load_data
+from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
 from equifed.runs.fine_tune import Tuned, fine_tune
 from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor

@@ -15,11 +15,9 @@ from torch import nn
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
-from equifed.runs.automatic_lr import measure_step, open_step
-from equifed.runs.built import limit_threads
-from equifed.runs.catalogue import SECTIONS
+from equifed.runs.build import limit_threads, measure_step
 from equifed.runs.config import build_algorithm
-from equifed.runs.settings import Checker
+from equifed.runs.schema import Checker
 from equifed.runs.with_alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.training.files import RunFolderError, digest, read_sealed
 from equifed.training.history import History
@@ -125,8 +123,8 @@ def resolve_algorithm(given: Any, clients: Any, seed: int) -> AnyAlgorithm:
     if not isinstance(given, str | Mapping):
         algorithm: AnyAlgorithm = given
         return algorithm
-    checker = Checker(None, {"algorithm": open_step})
-    table = checker.choice(SECTIONS["algorithms"], given, "algorithm")
+    checker = Checker(measures=True)
+    table = checker.choice("algorithms", given, "algorithm")
     checker.raise_problems()
     made = build_algorithm(table, clients.sizes.tolist())
     return measure_step(table, made, clients, seed)[1]

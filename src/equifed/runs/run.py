@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
-from equifed.runs.built import Run, build, limit_threads, provenance
+from equifed.runs.build import Run, build_run, limit_threads
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.workers import is_first
@@ -74,7 +74,7 @@ def run(
         config = RunConfig.from_dict(config)
     if out is not None:
         refuse_existing(Path(out), overwrite)
-    built = build(config if with_alone is None else replace(config, with_alone=with_alone))
+    built = build_run(config if with_alone is None else replace(config, with_alone=with_alone))
     wanted = _wants_alone(built)
     if out is None:
         history = built.train(callbacks, progress=progress)
@@ -127,7 +127,7 @@ def start(
             old.unlink(missing_ok=True)
         _write_preparation(out, built.federation)
         config = built.config.to_toml().encode()
-        write_file(out / RUN, seal({**provenance(built), CONFIG: digest(config)}))
+        write_file(out / RUN, seal({**built.provenance, CONFIG: digest(config)}))
         write_file(out / CONFIG, config)
     folder.create(overwrite=True)
     return built.train(callbacks, folder, progress=progress)
@@ -192,7 +192,7 @@ def resume(
         # Tables are compared later, checkpoint by checkpoint: an older one may do.
         open_run_folder(out, trust=trust, check=partial(check_config, accept=accept_config))
         told = read_sealed(out / RUN)
-        built = build(RunConfig.read(out / CONFIG))
+        built = build_run(RunConfig.read(out / CONFIG))
         wanted = _wants_alone(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), wanted)
         if not any(folder.checkpoints.glob("*.json")):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from equifed.report import Report, csv_text, find_frontier, frontier_page, frontier_svg
 from equifed.runs.compare import compare, configure, read_table
 from equifed.runs.config import RunConfig
-from equifed.runs.settings import ConfigError, Table
+from equifed.runs.schema import ConfigError, Table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -65,7 +65,7 @@ def wants_alone(asked: WithAlone, built: Any) -> bool:
 def add_alone(history: History, built: Any, out: Path | None) -> None:
     """Fit own models beside a trained run; write them into its folder, if any, and finish it.
 
-    ``built`` is the :class:`equifed.runs.built.Run` that was trained. Where own models cannot be
+    ``built`` is the :class:`equifed.runs.build.Run` that was trained. Where own models cannot be
     fitted, the shared one is still there.
     """
     config, clients = built.config, built.clients

@@ -24,9 +24,9 @@ from equifed.models.curvature import linear_layer
 from equifed.models.losses import binary_logistic, cross_entropy
 from equifed.objectives.base import SaddleObjective
 from equifed.runs import config
-from equifed.runs.automatic_lr import measure_step, open_step
+from equifed.runs.build import measure_step
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.settings import Checker, choose, settings
+from equifed.runs.schema import Checker, choose, settings
 from equifed.sklearn.rows import Array
 from equifed.training.history import History
 
@@ -208,8 +208,7 @@ def _build_named(
 ) -> AnyAlgorithm:
     """Return an algorithm of the catalogue, with a measured local step where it has one."""
     table = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm)
-    section = SECTIONS["algorithms"]
-    takes = "objective" in settings(section[table.get("name", "")].load())
+    takes = "objective" in settings(SECTIONS["algorithms"][table.get("name", "")].load())
     plain = isinstance(objective, str) and objective == "average"
     if not takes and not plain:
         raise ValueError(
@@ -219,8 +218,8 @@ def _build_named(
     named = isinstance(objective, str | Mapping)
     if takes:
         table = {"objective": objective if named else "average", **table}
-    checker = Checker(None, {"algorithm": open_step})
-    resolved = checker.choice(section, table, "algorithm")
+    checker = Checker(measures=True)
+    resolved = checker.choice("algorithms", table, "algorithm")
     checker.raise_problems()
     built: Any = config.build_algorithm(resolved, counts)
     if not named:
@@ -233,9 +232,9 @@ def _build_objective(objective: Any, counts: list[int]) -> SaddleObjective:
         made = objective
     else:
         checker = Checker()
-        resolved = checker.choice(SECTIONS["objectives"], objective, "objective")
+        resolved = checker.choice("objectives", objective, "objective")
         checker.raise_problems()
-        made = choose(SECTIONS["objectives"], resolved, "objective", counts)
+        made = choose("objectives", resolved, "objective", counts)
     if not isinstance(made, SaddleObjective):
         raise ValueError(
             f"objective must be one whose weights are a maximum, as average, cvar or chi-square, "

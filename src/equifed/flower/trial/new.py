@@ -26,7 +26,7 @@ def write_app(folder: Path, *, data: str = "heart-disease", publisher: str = "lo
     publisher : str
         The app's publisher, as Flower wants one.
     """
-    from equifed.runs.built import load_data
+    from equifed.runs.build import load_data
     from equifed.runs.config import read_data
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

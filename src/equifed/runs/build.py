@@ -1,0 +1,283 @@
+"""From a configuration to objects: data, model, engine and algorithm, checked together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from equifed.algorithms.guarded import guard_algorithm
+from equifed.algorithms.measured_step import with_measured_step
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.evaluation import Evaluator
+from equifed.contract.local import LocalSGD
+from equifed.contract.own import uses_minibatches
+from equifed.contract.streams import Stream
+from equifed.data.federation import Federation
+from equifed.data.split import Holdout
+from equifed.metrics.metric import Metric, as_metrics
+from equifed.runs.addresses import load_address
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
+from equifed.runs.modules import build_module, freeze_features
+from equifed.runs.schema import AUTO, ConfigError, Table, choose, construct, settings
+from equifed.training.folder import RunFolder
+from equifed.training.given_out import Giver
+from equifed.training.history import History
+from equifed.training.loop import train
+from equifed.training.provenance import FORMAT, package_versions
+from equifed.training.trackers import Callback
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a run needs: the resolved configuration and the objects that it describes."""
+
+    config: RunConfig
+    federation: Federation
+    clients: Clients
+    algorithm: AnyAlgorithm
+    evaluate: Sequence[str] | Evaluator
+
+    def train(
+        self,
+        callbacks: Sequence[Callback] = (),
+        folder: RunFolder | None = None,
+        resume: bool = False,
+        progress: bool | None = False,
+    ) -> History:
+        """Train, and return what happened."""
+        with limit_threads(self.config.threads), refuse_huge_numbers():
+            history = train(
+                guard_algorithm(self.algorithm, self.config.guard),
+                self.clients,
+                rounds=self.config.rounds,
+                seed=self.config.seed,
+                evaluate=self.evaluate,
+                every=self.config.evaluate.every,
+                metrics=load_metrics(self.config.evaluate.metrics),
+                stop=self.config.stop.rules(),
+                give_out=self.config.give_out,
+                callbacks=callbacks,
+                missing=self.config.missing,
+                progress=progress,
+                folder=folder,
+                resume=resume,
+            )
+        history.provenance |= {**self.provenance, "config": self.config.to_dict()}
+        return history
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What the numbers depend on beside the configuration; samples as the model needs them."""
+        from equifed.engines.in_process import describe_data, describe_samples
+        from equifed.models.losses import outputs_for
+
+        data, loss = self.federation, self.config.model["loss"]
+        return {
+            "format": FORMAT,
+            "versions": package_versions(),
+            "data": self.clients.origin().get("data") or describe_data(data),
+            "samples": describe_samples(data) | {"outputs": outputs_for(data, loss)},
+        }
+
+
+@contextmanager
+def limit_threads(count: int | None) -> Iterator[None]:
+    """Let torch use so many processor threads in a block; None: as many as it does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def refuse_huge_numbers() -> Iterator[None]:
+    """Say of a number beyond what can be computed with that it is one."""
+    try:
+        yield
+    except OverflowError as error:
+        raise ConfigError([f"a number is too large to compute with ({error}); say less"]) from error
+
+
+@contextmanager
+def blame(key: str) -> Iterator[None]:
+    """Say which key of the configuration is wrong, if a block refuses something."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError([f"{key}{error}"]) from error
+
+
+def load_metrics(names: Sequence[str]) -> tuple[Metric, ...]:
+    """Return the metrics of a resolved configuration."""
+    return as_metrics([load_address(name) if ":" in name else name for name in names])
+
+
+def load_data(data: Table) -> Federation:
+    """Load the federation of a resolved ``[data]`` table."""
+    federation: Federation = choose("data", data, "data")
+    if "holdout" in settings(SECTIONS["data"][data["name"]].load()):
+        return federation  # divided before it was prepared
+    holdout: Holdout = construct(Holdout, data["holdout"], "data.holdout")
+    if not holdout.wanted:
+        return federation
+    return federation.split(holdout.validation, holdout.test, holdout.seed)
+
+
+def build_run(config: RunConfig) -> Run:
+    """Load the data and construct model, engine and algorithm."""
+    with refuse_huge_numbers():
+        return _build(config)
+
+
+def _build(config: RunConfig) -> Run:
+    import torch
+
+    from equifed.models.losses import resolve_loss
+
+    shared: ModelSettings = construct(ModelSettings, config.model, "model")
+    data = freeze_features(config, shared.features, load_data(config.data))
+    shared = replace(shared, loss=resolve_loss(shared.loss, data.classes))
+    config = replace(
+        config,
+        model={**config.model, "loss": shared.loss},
+        threads=config.threads or torch.get_num_threads(),
+    )
+    algorithm = build_algorithm(config.algorithm, data.train.sizes.tolist())
+    with limit_threads(config.threads):
+        clients = _build_engine(config, shared, data, algorithm)
+    table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
+    config = replace(config, algorithm=table, engine=_settle_engine(config.engine, clients))
+    _check_metrics(config, data)
+    _check_stop(config, data)
+    _check_give_out(config, data)
+    return Run(config, data, clients, algorithm, config.evaluate.splits)
+
+
+def _build_engine(
+    config: RunConfig, shared: ModelSettings, data: Federation, algorithm: AnyAlgorithm
+) -> Clients:
+    import torch
+
+    from equifed.engines.own import settle_own
+    from equifed.models.losses import outputs_for, weigh_classes
+
+    with blame("model.loss: "):
+        outputs = outputs_for(data, shared.loss)
+    with blame("model."):
+        plain = SECTIONS["losses"][shared.loss].load()
+        loss = weigh_classes(plain, shared.class_weights, data)
+    _check_device(config.engine.get("device", "cpu"))
+    module, steps = build_module(config, data.input_shape, outputs), shared.own_steps
+    if shared.own is not None and steps == "auto" and uses_minibatches(algorithm):
+        steps = "joint"  # profile losses need all samples
+    with blame("model."):
+        dimensions = len(data.input_shape)
+        settle_own(module, loss, dimensions, shared.own, steps, shared.own_l2, shared.l2)
+    clients: Clients = choose(
+        "engines", config.engine, "engine", data=data, model=module, loss=loss, l2=shared.l2,
+        init=shared.resolve_init(config.model["name"]), penalise=shared.penalise,
+        dtype=getattr(torch, shared.dtype), own=shared.own, own_l2=shared.own_l2, own_steps=steps,
+    )  # fmt: skip
+    return clients
+
+
+def _settle_engine(engine: Table, clients: Clients) -> Table:
+    """Return the engine's table with the name that measuring chose, for resumes and repeats."""
+    if clients.choice is None or engine["name"] != "auto":
+        return engine
+    name = clients.engine
+    known = settings(SECTIONS["engines"][name].load())
+    return {"name": name} | {key: value for key, value in engine.items() if key in known}
+
+
+def measure_step(
+    table: Table, algorithm: AnyAlgorithm, clients: Clients, seed: int
+) -> tuple[Table, AnyAlgorithm]:
+    """Return an algorithm and its table with the local step size measured, if it is ``"auto"``.
+
+    It is measured once, before the first round, and written into the resolved configuration, so
+    that a run's folder says what was used and a resumed run uses the same.
+    """
+    if isinstance(table.get("algorithm"), Mapping):  # a wrapper: it is the one inside that steps
+        wrapper: Any = algorithm
+        inner, core = measure_step(table["algorithm"], wrapper.algorithm, clients, seed)
+        return {**table, "algorithm": inner}, replace(wrapper, algorithm=core)
+    holder = table.get("local", table)
+    if holder.get("lr") != AUTO:
+        return table, algorithm
+    if not isinstance(getattr(algorithm, "local", None), LocalSGD):
+        raise ConfigError([f"algorithm.lr: {table['name']} has no local work; give a number"])
+    stream = Stream(seed)
+    x = clients.initial(stream.at("initial"))
+    while True:
+        try:
+            measured: Any = with_measured_step(algorithm, clients, x, stream.at("measured lr"))
+            break
+        except MissingClients as lost:  # measured on the others; training will name them
+            left = np.setdiff1d(clients.index, np.fromiter(lost.reasons, dtype=np.int64))
+            if len(left) == 0:
+                why = f"no step size can be measured ({lost}); give a number"
+                raise ConfigError([f"algorithm.lr: {why}"]) from lost
+            clients = clients.subset(left)
+    chosen = {**holder, "lr": measured.local.lr}
+    return ({**table, "local": chosen} if "local" in table else chosen), measured
+
+
+# -- what data, engine or metrics must have, known before anything is trained ------------------
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError([f"engine.device: {device!r} is no device; say cpu or cuda"]) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
+
+
+def _check_metrics(config: RunConfig, data: Federation) -> None:
+    from equifed.engines.evaluate import check_metrics
+
+    loss = SECTIONS["losses"][config.model["loss"]].load()
+    with blame("evaluate.metrics: "):
+        check_metrics(load_metrics(config.evaluate.metrics), data.classes, loss)
+
+
+def _check_stop(config: RunConfig, data: Federation) -> None:
+    stop, evaluated, there = config.stop, config.evaluate, data.splits()
+    always = ("loss", "accuracy" if data.classes is not None else "mse")
+    if not stop.needs_metric:
+        return
+    if stop.split not in there:
+        has = f"the data have no {stop.split} split; they have {', '.join(there)}"
+        raise ConfigError([f"stop.split: {has} (see [data.holdout])"])
+    if stop.split not in evaluated.splits:
+        raise ConfigError([f"stop.split: {stop.split} is not in evaluate.splits"])
+    if stop.metric == "accuracy" and data.classes is None:
+        raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
+    if stop.metric not in (*always, *evaluated.metrics):
+        raise ConfigError([f"stop.metric: {stop.metric} is not in evaluate.metrics"])
+
+
+def _check_give_out(config: RunConfig, data: Federation) -> None:
+    with blame("give_out: "):
+        Giver(config.give_out, config.stop.needs_proof)
+        held = "validation" in data.splits() and "validation" in config.evaluate.splits
+        if config.give_out.startswith("validation") and not held:
+            raise ValueError(
+                "the validation split is not there or not evaluated; see [data.holdout] and "
+                "evaluate.splits"
+            )

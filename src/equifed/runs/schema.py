@@ -1,0 +1,451 @@
+"""A table of a configuration file is the arguments of a constructor.
+
+:func:`settings` reads a signature. An argument that is itself an object is a table inside the
+table: a dataclass by its fields, an objective or a schedule by its name in the catalogue and its
+own settings. A :class:`Checker` checks a table and fills in what is left out; :func:`construct`
+calls the constructor. Every problem names the key, what was seen and what is allowed, and all
+problems are reported together.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from equifed.runs.addresses import CodeError, load_address, locate_address, source_file
+from equifed.runs.catalogue import KINDS, SECTIONS, UnknownName, name_of, unknown
+
+Table = dict[str, Any]
+Sizes = Sequence[int] | None
+
+NONE = "none"
+"""What a configuration says for no value, where the default is one: TOML has no word for it."""
+AUTO = "auto"
+"""What a configuration says for a local step size that is to be measured."""
+BY_SIZE = "size"
+"""What a configuration says where numbers per client are wanted: the clients' training samples."""
+INSTEAD = {"steps": "epochs", "epochs": "steps"}
+"""Settings of which one is given: it takes the place of a default of the other."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used: one line for each problem."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        """Travel between processes as the list of problems."""
+        return type(self), (self.problems,)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One argument of a constructor: name, type, and default as a configuration has it."""
+
+    name: str
+    annotation: Any
+    required: bool
+    default: Any = None
+
+    @cached_property
+    def parts(self) -> tuple[Any, ...]:
+        """Members of the type, if it is a union, or the type alone."""
+        return alternatives(self.annotation)
+
+    @cached_property
+    def section(self) -> str | None:
+        """Section of the catalogue that the argument is chosen from, if it is."""
+        names = (getattr(part, "__name__", "") for part in self.parts)
+        return next((KINDS[name] for name in names if name in KINDS), None)
+
+    @cached_property
+    def record(self) -> Callable[..., Any] | None:
+        """Dataclass that the argument is an instance of, if it is one."""
+        records: Iterator[Any] = filter(dataclasses.is_dataclass, self.parts)
+        return next(records, None)
+
+    @property
+    def per_client(self) -> bool:
+        """Whether the argument is a sequence of numbers, one per client."""
+        return tuple[float, ...] in self.parts
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the argument is a path."""
+        return Path in self.parts
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether ``"none"`` stands for no value; where text is taken it is text."""
+        return types.NoneType in self.parts and str not in self.parts
+
+
+Settings = Mapping[str, Setting]
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the type alone.
+
+    >>> alternatives(int | None)
+    (<class 'int'>, <class 'NoneType'>)
+    """
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+@functools.cache  # a configuration asks for the same signatures again and again
+def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> dict[str, Setting]:
+    """Return the settings of a constructor, without the arguments that the program supplies."""
+    fields = dataclasses.fields(constructor) if dataclasses.is_dataclass(constructor) else ()
+    made = {field.name: field.default_factory for field in fields}
+    out = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        required = parameter.default is parameter.empty
+        setting = Setting(name, _evaluate(parameter, constructor), required)
+        if not required:
+            factory = made.get(name, dataclasses.MISSING)
+            usual = parameter.default if factory is dataclasses.MISSING else factory()
+            setting = dataclasses.replace(setting, default=describe(usual, setting))
+        out[name] = setting
+    return out
+
+
+def _evaluate(parameter: inspect.Parameter, constructor: Any) -> Any:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return Any
+    if not isinstance(annotation, str):
+        return annotation
+    plain_class = inspect.isclass(constructor) and not dataclasses.is_dataclass(constructor)
+    owner = constructor.__init__ if plain_class else constructor  # it may be inherited
+    scope = getattr(owner, "__globals__", None) or vars(sys.modules[constructor.__module__])
+    try:
+        return eval(annotation, scope)  # annotations of our own and the user's code
+    except NameError as error:
+        raise CodeError(
+            f"the type {annotation} of the argument {parameter.name} cannot be read ({error}); "
+            "import it when the module is loaded, not only for type checkers"
+        ) from None
+
+
+def describe(value: Any, setting: Setting) -> Any:
+    """Return an object as a configuration file would have it."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return dict(value)
+    if setting.section is not None:
+        name = name_of(setting.section, value)
+        same = isinstance(setting.default, Mapping) and setting.default.get("name") == name
+        return {"name": name, **describe_fields(value, setting.default if same else None)}
+    if dataclasses.is_dataclass(value):
+        return describe_fields(value, setting.default)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def describe_fields(value: Any, default: Mapping[str, Any] | None = None) -> Table:
+    """Return a dataclass instance as a configuration file would have it; None is left out.
+
+    Where leaving it out would mean the default it is ``"none"``. ``default`` is the table that an
+    incomplete one is completed from; the class's own defaults if not given.
+    """
+    out = {}
+    kind: Callable[..., Any] = type(value)
+    for name, setting in settings(kind).items():
+        field = describe(getattr(value, name), setting)
+        usual = setting.default if default is None else default.get(name)
+        if field is None and usual is not None and setting.takes_none:
+            field = NONE
+        if field is not None:
+            out[name] = field
+    return out
+
+
+def complete(given: Mapping[str, Any], default: Any) -> Table:
+    """Return a table with what it leaves out from a default; the names must be the same, if any.
+
+    >>> complete({"lr": 0.1}, {"lr": 0.02, "steps": 10, "batch_size": 50})
+    {'lr': 0.1, 'steps': 10, 'batch_size': 50}
+    >>> complete({"epochs": 1}, {"lr": 0.02, "steps": 10})
+    {'lr': 0.02, 'epochs': 1}
+    >>> complete({"name": "cvar"}, {"name": "chi-square", "rho": 0.1})
+    {'name': 'cvar'}
+    """
+    if not isinstance(default, Mapping):
+        return dict(given)
+    if "name" in default and given.get("name", default["name"]) != default["name"]:
+        return dict(given)
+    out = {key: value for key, value in default.items() if INSTEAD.get(key) not in given}
+    for key, value in given.items():
+        nested = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = complete(value, out[key]) if nested else value
+    return out
+
+
+PLAIN = {
+    bool: ((bool,), "a boolean"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text"),
+    Path: ((str,), "a path"),
+    types.NoneType: ((types.NoneType,), "nothing"),
+}
+"""Plain types: what TOML has for them, and what messages call them."""
+
+
+def mismatch(value: Any, annotation: Any) -> tuple[str, str] | None:
+    """Say where a value of a TOML file is not of a type, and what it must be; None if it is.
+
+    Strictly: text is no number and a number no boolean. Lists stand for tuples. Of types that TOML
+    does not know everything is accepted; their constructors say what is wrong.
+
+    >>> mismatch([1, "x"], tuple[int, ...])
+    ('[1]', 'a whole number')
+    >>> mismatch(2, int | None)
+    """
+    if annotation in PLAIN:
+        kinds, title = PLAIN[annotation]
+        fits = isinstance(value, kinds) and (annotation is bool) == isinstance(value, bool)
+        return None if fits else ("", title)
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return None if value in inside else ("", " or ".join(map(repr, inside)))
+    if origin in (types.UnionType, typing.Union):
+        wrong = [mismatch(value, part) for part in inside if part is not types.NoneType]
+        if None in wrong or (value is None and types.NoneType in inside):
+            return None
+        found = [w for w in wrong if w is not None]
+        deeper = (w for w in found if w[0])
+        return next(deeper, ("", " or ".join(title for _, title in found)))
+    if origin not in (tuple, list, Sequence):
+        return None
+    if not isinstance(value, list | tuple):
+        return "", "an array"
+    same = len(inside) == 1 or inside[-1] is Ellipsis
+    if not same and len(value) != len(inside):
+        return "", f"an array of {len(inside)}"
+    for i, item in enumerate(value):
+        if (bad := mismatch(item, inside[0] if same else inside[i])) is not None:
+            return f"[{i}]{bad[0]}", bad[1]
+    return None
+
+
+def open_step(table: Table, wanted: Settings) -> Table:
+    """Return an algorithm's table with ``"auto"`` where a local step size could be and is not.
+
+    Algorithms with a schedule of their own (SCAFF-PD) are left as they are.
+    """
+    if "steps" in wanted:
+        return table
+    if "local" in wanted:
+        local, usual = table.get("local", {}), wanted["local"].default
+        open_to_us = "local" in table or isinstance(usual, Mapping)
+        if open_to_us and isinstance(local, Mapping) and "lr" not in local:
+            return {**table, "local": complete({**local, "lr": AUTO}, usual)}
+    elif "lr" in wanted and ":" not in table["name"]:  # in your code lr may be that of anything
+        return {"lr": AUTO, **table}
+    return table
+
+
+class Checker:
+    """Resolves tables and collects what is wrong with them.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Folder of the configuration file; code of one's own is looked for there first.
+    measures : bool
+        Whether a local step size that is left out will be measured (:func:`open_step`).
+    """
+
+    def __init__(self, folder: Path | None = None, measures: bool = False) -> None:
+        self.folder, self.measures = folder, measures
+        self.problems: list[str] = []
+        self.code: dict[str, str] = {}
+        """Code that is not of this package: addresses as they were given, and their files."""
+
+    def table(self, wanted: Settings, table: Any, path: str) -> Table:
+        """Check a table against settings and fill in the defaults."""
+        if not isinstance(table, Mapping):
+            self.problem(path, f"must be a table with {', '.join(wanted)}; got {shown(table)}")
+            return {}
+        for key in table:
+            if key not in wanted:
+                self.problem(_join(path, key), unknown("setting", key, wanted))
+        out = {}
+        for name, setting in wanted.items():
+            if name in table:
+                out[name] = self.value(setting, table[name], _join(path, name))
+            elif setting.required:
+                self.problem(_join(path, name), f"is required: {expected(setting)}")
+            elif setting.default is not None:
+                out[name] = copy.deepcopy(setting.default)
+        return out
+
+    def value(self, setting: Setting, value: Any, path: str) -> Any:
+        """Check one value; a table is completed from the default of the argument."""
+        if value == NONE and setting.takes_none:
+            return value
+        if setting.section is not None:
+            return self.choice(setting.section, value, path, default=setting.default)
+        if setting.record is not None:
+            if isinstance(value, Mapping):
+                value = complete(value, setting.default)
+            return self.table(settings(setting.record), value, path)
+        if (setting.per_client and value == BY_SIZE) or (setting.name == "lr" and value == AUTO):
+            return value
+        if (wrong := mismatch(value, setting.annotation)) is not None:
+            self.problem(path + wrong[0], f"must be {wrong[1]}; got {shown(value)}")
+        return value
+
+    def choice(
+        self,
+        section: str,
+        value: Any,
+        path: str,
+        shared: Settings | None = None,
+        default: Any = None,
+    ) -> Table:
+        """Check a table that has a name in a section of the catalogue; a name alone will do."""
+        table = {"name": value} if isinstance(value, str) else value
+        if not isinstance(table, Mapping):
+            self.problem(path, f"must be a table with a name; got {shown(value)}")
+            return {}
+        table = complete(table, default)
+        name = table.get("name")
+        if not isinstance(name, str):
+            choices = ", ".join(SECTIONS[section].entries())
+            seen = f"; got {shown(name)}" if "name" in table else ""
+            self.problem(_join(path, "name"), f"is required: one of {choices}{seen}")
+            return {}
+        if (found := self.find(section, name, _join(path, "name"))) is None:
+            return {}
+        table["name"], own = found
+        wanted = {**(shared or {}), **own}
+        if self.measures and section == "algorithms":
+            table = open_step(table, wanted)
+        rest = {key: entry for key, entry in table.items() if key != "name"}
+        return {"name": table["name"], **self.table(wanted, rest, path)}
+
+    def find(self, section: str, name: str, path: str) -> tuple[str, Settings] | None:
+        """Return a name as it is resolved (your code with its file), and what it takes."""
+        given, kind = name, SECTIONS[section]
+        try:
+            address = kind[name].address
+            if name not in kind.entries():
+                name = address = locate_address(name, self.folder)
+            constructor = load_address(address, self.folder)
+            if not callable(constructor):
+                raise CodeError(f"{name} is no class or function, but {shown(constructor)}")
+            wanted = settings(constructor, kind.given)
+        except (UnknownName, CodeError, TypeError, ValueError) as error:
+            self.problem(path, str(error))
+            return None
+        if name not in kind.entries():
+            self.code[given] = source_file(name)
+        return name, wanted
+
+    def locate(self, section: str, name: Any, path: str) -> Any:
+        """Return a name of a section, or the address of your code with its file."""
+        found = self.find(section, name, path) if isinstance(name, str) else None
+        return name if found is None else found[0]
+
+    def problem(self, path: str, message: str) -> None:
+        """Note what is wrong at a key."""
+        self.problems.append(_at(path, message))
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Note the problems of a block and go on after it."""
+        try:
+            yield
+        except ConfigError as error:
+            self.problems += error.problems
+
+    def raise_problems(self) -> None:
+        """Raise if anything is wrong."""
+        if self.problems:
+            raise ConfigError(self.problems)
+
+
+def expected(setting: Setting) -> str:
+    """Say what a setting takes."""
+    if setting.section is not None:
+        section = SECTIONS[setting.section]
+        return f"one of the {setting.section} {', '.join(section.entries())}"
+    if setting.record is not None:
+        return f"a table with {', '.join(settings(setting.record))}"
+    return inspect.formatannotation(setting.annotation).replace("typing.", "")
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it, shortened."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _at(path: str, message: str) -> str:
+    return f"{path}: {message}" if path else message
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def construct(
+    constructor: Callable[..., Any], table: Table, path: str, sizes: Sizes = None, **given: Any
+) -> Any:
+    """Call a constructor with a resolved table and what the program supplies.
+
+    ``sizes`` stands for ``"size"`` in settings that are numbers per client; where it is not known
+    yet they are left out, which is enough to check the others.
+    """
+    arguments = {}
+    for name, setting in settings(constructor, tuple(given)).items():
+        if name in table:
+            arguments[name] = _argument(setting, table[name], _join(path, name), sizes)
+    try:
+        return constructor(**given, **arguments)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError([_at(path, str(error))]) from error
+
+
+def choose(section: str, table: Table, path: str, sizes: Sizes = None, **given: Any) -> Any:
+    """Construct what a table names in a section of the catalogue."""
+    made = construct(SECTIONS[section][table["name"]].load(), table, path, sizes, **given)
+    if (lack := SECTIONS[section].lack(made)) is not None:
+        raise ConfigError([_at(_join(path, "name"), f"{table['name']} {lack}")])
+    return made
+
+
+def _argument(setting: Setting, value: Any, path: str, sizes: Sizes) -> Any:
+    if value == NONE and setting.takes_none:
+        return None
+    if setting.section is not None:
+        return choose(setting.section, value, path, sizes)
+    if setting.record is not None:
+        return construct(setting.record, value, path, sizes)
+    if setting.name == "lr" and value == AUTO:
+        return 1.0  # until it is measured
+    if setting.per_client and value == BY_SIZE:
+        return None if sizes is None else tuple(float(size) for size in sizes)
+    return tuple(value) if isinstance(value, list) else value
