@@ -331,7 +331,7 @@ def _make_absolute(resolved: Table, base: Path) -> None:
 
 def _constructed(resolved: Table) -> Table:
     """Construct what needs no data, so that what it refuses is known before anything is loaded."""
-    checker, records = Checker(), {}
+    checker, records = Checker(), dict[str, Any]()
     with checker.collecting():
         records |= vars(construct(Plain, resolved, ""))
     for key, record in RECORDS.items():

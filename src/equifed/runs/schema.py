@@ -69,8 +69,8 @@ class Setting:
     @cached_property
     def section(self) -> str | None:
         """Section of the catalogue that the argument is chosen from, if it is."""
-        names = (getattr(part, "__name__", "") for part in self.parts)
-        return next((KINDS[name] for name in names if name in KINDS), None)
+        names = [getattr(part, "__name__", "") for part in self.parts]
+        return next(filter(None, map(KINDS.get, names)), None)
 
     @cached_property
     def record(self) -> Callable[..., Any] | None:
