@@ -21,7 +21,6 @@ from equifed.objectives import (
     CVaR,
     HeterogeneousCVaR,
     L1Distance,
-    L2Distance,
     RelativeFairness,
     SaddleObjective,
     WorstCase,
@@ -41,7 +40,6 @@ OTHERS: dict[str, SaddleObjective] = {
     "heterogeneous CVaR 0.3": HeterogeneousCVaR(0.3),
     "KL": KL(0.5),
     "l1 distance": L1Distance(1e-3),
-    "l2 distance, plain": L2Distance(1e-3, squared=False),
 }
 SCALES = (1e-6, 1e-3, 1.0, 1e3)
 

@@ -183,7 +183,7 @@ def solver_parts(objective: SaddleObjective, w: Any) -> tuple[list[Any], Any]:
             return simplex, objective.strength * cp.norm1(w - shares(objective.prior, n))
         case L2Distance():
             away = w - shares(objective.prior, n)
-            penalty = cp.sum_squares(away) / 2 if objective.squared else cp.norm2(away)
+            penalty = cp.sum_squares(away) / 2
             return simplex, objective.strength * penalty
         case LpDistance():
             away = cp.abs(w - shares(objective.prior, n))

@@ -30,7 +30,6 @@ LINE = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
 ALL = [
     lambda strength: L1Distance(strength, SIZES),
     lambda strength: L2Distance(strength, SIZES),
-    lambda strength: L2Distance(strength, SIZES, squared=False),
     lambda strength: Transport(strength, LINE, SIZES),
 ]
 
@@ -93,37 +92,6 @@ def test_the_squared_distance_is_chi_square_by_another_name():
     assert np.array_equal(ours.weights(losses), known.weights(losses))
     assert ours.penalty(losses) == pytest.approx(known.penalty(losses), abs=1e-15)
     assert ours.strong_convexity(4) == known.strong_convexity(4)
-
-
-@some
-@given(losses=numbers)
-def test_the_plain_distance_keeps_the_prior_until_the_losses_differ_by_its_strength(losses):
-    spread = float(np.linalg.norm(losses - losses.mean()))
-    if spread < 1e-6:
-        return
-    prior = Average(SIZES).start(4)
-    above = L2Distance(spread * 1.001, SIZES, squared=False).weights(losses)
-    below = L2Distance(spread * 0.999, SIZES, squared=False).weights(losses)
-    assert np.array_equal(above, prior)
-    assert below.min() == 0.0  # homogeneous: once it pays to leave, it pays to the boundary
-
-
-@pytest.mark.parametrize("n", [3, 12, 60])
-def test_the_prox_of_the_plain_distance_is_stationary(n):
-    rng = np.random.default_rng(n)
-    for strength in (1e-3, 0.03, 0.3):
-        prior = rng.dirichlet(np.ones(n))
-        objective = L2Distance(strength, tuple(prior), squared=False)
-        point = rng.normal(0, 0.2, n)
-        weights = objective.prox(point, 1.0)
-        away = weights - prior
-        if not away.any():
-            continue
-        # Gradient of step psi + |w - point|^2 / 2: constant where w > 0, no smaller where w = 0.
-        gradient = strength * away / np.linalg.norm(away) + weights - point
-        level = gradient[weights > 0].mean()
-        assert np.allclose(gradient[weights > 0], level, rtol=0, atol=1e-13)
-        assert gradient.min() >= level - 1e-13
 
 
 @given(losses=st.lists(st.floats(0.01, 5), min_size=3, max_size=3).map(np.array))

@@ -47,19 +47,6 @@ class Average(WithPrior, SymmetricSet, CappedSet):
     prior: tuple[float, ...] | None = None
 
     @override
-    def value(self, losses: Losses) -> float:
-        losses = check_vector(losses, "losses")
-        return float(self.start(losses.size) @ losses)
-
-    @override
-    def weights(self, losses: Losses) -> Weights:
-        return self.start(check_vector(losses, "losses").size)
-
-    @override
-    def prox(self, point: Weights, step: float) -> Weights:
-        return self.start(check_vector(point, "point").size)
-
-    @override
     def permutahedron(self, n: int) -> Permutahedron:
         return Permutahedron(corner=np.zeros(n), offset=self.start(n))
 
@@ -88,16 +75,6 @@ class WorstCase(SymmetricSet, CappedSet):
     ----------
     Mohri et al. 2019 (AFL); SCAFF-PD (3.3) with rho = 0.
     """
-
-    @override
-    def value(self, losses: Losses) -> float:
-        return float(check_vector(losses, "losses").max())
-
-    @override
-    def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
-        worst = losses == losses.max()
-        return np.asarray(worst / worst.sum())
 
     @override
     def permutahedron(self, n: int) -> Permutahedron:

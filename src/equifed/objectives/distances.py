@@ -1,11 +1,10 @@
-"""Distances to a prior: absolute, Euclidean (plain or squared), and other powers."""
+"""Distances to a prior: absolute, squared, and other powers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Weights
@@ -13,11 +12,9 @@ from equifed.objectives.base import PriorPenalty, check_step, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.projections import (
     balance,
-    bisect_by_ratios,
     clipped_difference,
     piecewise_root,
     power_roots,
-    project_capped_simplex,
 )
 
 
@@ -100,14 +97,12 @@ class L1Distance(PriorPenalty):
 
 @dataclass(frozen=True)
 class L2Distance(PriorPenalty):
-    r"""Worst weighted loss, where weights pay their Euclidean distance from a prior p.
+    r"""Worst weighted loss, where weights pay their squared Euclidean distance from a prior p.
 
-    .. math:: \psi(w) = \tfrac{\tau}{2} |w - p|^2 \ \text{(squared)}, \qquad
-        \psi(w) = \tau |w - p| \ \text{(plain)}, \qquad \Lambda = \Delta
+    .. math:: \psi(w) = \tfrac{\tau}{2} |w - p|^2, \qquad \Lambda = \Delta
 
-    DRFA names "l_p distance" without a power. Squared is the default: it is tau-strongly convex,
-    which DRFA's Section 5.2 requires, and is chi-square with rho = tau / n around p. The plain
-    norm keeps the weights *at* the prior until the losses differ by more than tau.
+    DRFA names "l_p distance" without a power. The square is tau-strongly convex, which DRFA's
+    Section 5.2 requires, and is chi-square with rho = tau / n around p.
 
     Parameters
     ----------
@@ -115,15 +110,11 @@ class L2Distance(PriorPenalty):
         tau > 0.
     prior
         Positive numbers, one per client, normalised to sum one; None is uniform.
-    squared
-        Which of the two.
 
     Examples
     --------
     >>> L2Distance(strength=4.0).weights(np.array([1.0, 2.0]))
     array([0.375, 0.625])
-    >>> L2Distance(strength=4.0, squared=False).weights(np.array([1.0, 2.0]))
-    array([0.5, 0.5])
 
     References
     ----------
@@ -132,54 +123,31 @@ class L2Distance(PriorPenalty):
 
     strength: float
     prior: tuple[float, ...] | None = None
-    squared: bool = True
 
     @override
     def weights(self, losses: Losses) -> Weights:
-        losses = check_vector(losses, "losses")
-        if self.squared:
-            return self._chi_square(losses.size).weights(losses)
-        return _follow(self.start(losses.size), losses, self.strength, limit=np.inf)
+        return self._chi_square(len(losses)).weights(losses)
 
     @override
     def penalty(self, weights: Weights) -> float:
         weights = check_vector(weights, "weights")
-        away = float(np.linalg.norm(weights - self.start(weights.size)))
-        return self.strength * (away**2 / 2 if self.squared else away)
+        return self.strength * float(np.linalg.norm(weights - self.start(weights.size))) ** 2 / 2
 
     @override
     def prox(self, point: Weights, step: float) -> Weights:
-        point = check_vector(point, "point")
-        if self.squared:
-            return self._chi_square(point.size).prox(point, step)
-        prior = self.start(point.size)
-        return _follow(prior, point - prior, check_step(step) * self.strength, limit=1.0)
+        return self._chi_square(len(point)).prox(point, step)
 
     @override
     def penalty_gradient(self, weights: Weights) -> Weights:
-        if not self.squared:
-            return super().penalty_gradient(weights)
         return self.strength * (weights - self.start(weights.size))
-
-    @property
-    @override
-    def is_smooth(self) -> bool:
-        return self.squared
-
-    @property
-    @override
-    def is_entropic(self) -> bool:
-        return self.squared
 
     @override
     def mirror(self, weights: Weights, losses: Losses, step: float) -> Weights:
-        if not self.squared:
-            return super().mirror(weights, losses, step)  # refuses
         return self._chi_square(weights.size).mirror(weights, losses, step)
 
     @override
     def strong_convexity(self, n: int) -> float:
-        return self.strength if self.squared else 0.0
+        return self.strength
 
     def _chi_square(self, n: int) -> ChiSquare:
         return ChiSquare(self.strength / n, centre=self.prior)
@@ -271,54 +239,3 @@ class LpDistance(PriorPenalty):
     def strong_convexity(self, n: int) -> float:
         # tau (r - 1) |w - p|^(r - 2) with |w - p| <= 1
         return self.strength * (self.power - 1.0) if self.power <= 2 else 0.0
-
-
-def _follow(prior: Weights, direction: Weights, price: float, limit: float) -> Weights:
-    r"""Go from the prior along a direction, projected, until the pull falls to the price.
-
-    Let Q(u) be the projection of prior + u direction onto the simplex and R(u) = |Q(u) - prior|.
-    The answer is Q(u) at the root of
-
-        R(u) / u = price / (1 - u / limit)
-
-    or the prior if the left side starts below. With limit 1 and direction point - prior that is
-    the prox of price |w - prior|; with limit infinite and direction l the maximiser of
-    <w, l> - price |w - prior|.
-
-    While the same clients keep a positive weight, (R/u)^2 = V + K x with x = 1 / u^2: a concave,
-    increasing, piecewise linear function of x. Newton's method from its far end solves one piece
-    exactly at a time, never passes the root and meets no piece twice.
-    """
-    direction = direction - direction.max()
-    size = float(-direction.min())
-    if size == 0.0:
-        return prior
-    direction, price, limit = direction / size, price / size, limit * size  # u in units of 1/size
-    if np.linalg.norm(direction - direction.mean()) <= price:
-        return prior
-
-    def walk(u: float) -> Weights:
-        return project_capped_simplex(prior + u * direction, np.ones(prior.size))
-
-    kept, u = (walk(limit) > 0 if limit < np.inf else direction == 0.0), limit
-    while True:
-        root = _root_of_piece(prior, direction, kept, price, limit)
-        answer = walk(root)
-        if root >= u or np.array_equal(answer > 0, kept):
-            return answer
-        kept, u = answer > 0, root
-
-
-def _root_of_piece(
-    prior: Weights, direction: Weights, kept: NDArray[np.bool_], price: float, limit: float
-) -> float:
-    """Return the u of ``_follow`` if exactly the clients ``kept`` have positive weight."""
-    along = direction[kept] - direction[kept].mean()
-    pull = float(np.linalg.norm(along))  # sqrt V
-    lost = prior[~kept]
-    still = float(np.hypot(lost.sum() / np.sqrt(kept.sum()), np.linalg.norm(lost)))  # sqrt K
-
-    def too_far(u: float) -> bool:
-        return (1.0 - u / limit) * float(np.hypot(pull, still / u)) <= price
-
-    return bisect_by_ratios(too_far, min(limit, 1e300))[0]

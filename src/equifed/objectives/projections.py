@@ -333,16 +333,12 @@ def balance(reply: Reply, behind: Weights, prior: Weights, reach: float) -> Weig
     from_above = not enough(ladder[low], half)
     anchor, sign = (ladder[high], -1.0) if from_above else (ladder[low], 1.0)
     # theta = anchor + sign * a length
-    ends = bisect_by_ratios(lambda u: enough(anchor, sign * u) != from_above, half)
-    both = [spread(anchor, sign * length) for length in ends]
+    near, far, length = 1e-300, half, half
+    while True:  # bisection, by ratios until the ends are within a factor of two
+        length = float(np.sqrt(near) * np.sqrt(far)) if far > 2.0 * near else 0.5 * (near + far)
+        if not near < length < far:
+            break
+        beyond = enough(anchor, sign * length) != from_above
+        near, far = (near, length) if beyond else (length, far)
+    both = [spread(anchor, sign * length) for length in (near, far)]
     return min(both, key=lambda w: abs(w.sum() - 1.0))
-
-
-def bisect_by_ratios(too_far: Callable[[float], bool], high: float) -> tuple[float, float]:
-    """Return neighbouring numbers above 0 between which ``too_far`` turns from false to true."""
-    low = 1e-300
-    while True:  # by ratios until the ends are within a factor of two
-        u = float(np.sqrt(low) * np.sqrt(high)) if high > 2.0 * low else 0.5 * (low + high)
-        if not low < u < high:
-            return low, high
-        low, high = (low, u) if too_far(u) else (u, high)
