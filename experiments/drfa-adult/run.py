@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from experiments.harness.drfa_natural import compare
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Table
-from experiments.harness.measures import with_limits
-from experiments.harness.own_rows import is_published
+from experiments.harness.measures import is_published, with_limits
+from experiments.harness.natural import compare
 from numpy.typing import NDArray
 
 from equifed import History

@@ -1,5 +1,5 @@
 """DRFA on 20 roles of Shakespeare: the definition says it all."""
 
-from experiments.harness.drfa_natural import run
+from experiments.harness.natural import run
 
 __all__ = ["run"]

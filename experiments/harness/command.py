@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from equifed.runs import apply_override, unknown
-from experiments.harness.edges import stored_edges
+from experiments.harness.choice import stored_edges
 from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table
 from experiments.harness.running import reproduce
 

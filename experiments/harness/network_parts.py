@@ -1,16 +1,16 @@
-"""What the network tables name in their definitions: data, networks, and steps of SCAFF-PD.
+"""What definitions name by address: data, networks, steps of SCAFF-PD and a DRFA.
 
-Everything here is given by its address (``experiments.harness.network_parts:Name``), as a user's
-own code is.
+Everything here is given as ``experiments.harness.network_parts:Name``, as a user's own code is. The
+address is part of what identifies the stored runs of a network table, so this file keeps its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from equifed import Federation, load
-from equifed.contract import Stream
-from equifed.data import DataError
+import equifed as ef
+from equifed import DRFA, Federation, load
+from equifed.contract import Clients, Info, Stream, Vector
+from equifed.data import DataError, standardise
+from equifed.runs import RunConfig, build_run
 
 Rows = NDArray[np.int64]
 
@@ -221,3 +223,132 @@ class DecayingSteps:
         t = sizes.round + 1
         factor = self.decay**self.every if t % self.every == 0 else 1.0
         return replace(sizes, primal=factor * sizes.primal, local=factor * sizes.local, round=t)
+
+
+# -- published test samples, pooled and split anew -------------------------------------------------
+
+
+def split_again(
+    data: str,
+    validation: float = 0.2,
+    test: float = 0.3,
+    seed: int = 0,
+    scaled: int = 0,
+    clients: str | None = None,
+) -> Federation:
+    """Return a data set whose clients' samples are pooled and split again.
+
+    The first ``scaled`` columns are standardised again, with the new training samples. ``clients``
+    is for data sets that ask who the clients are.
+    """
+    pooled = pool(data, clients)
+    split = pooled.split(validation=validation, test=test, seed=seed)
+    return standardise(split, range(scaled)) if scaled else split
+
+
+@lru_cache(maxsize=2)  # tries of one data set come one after another
+def pool(data: str, clients: str | None = None) -> Federation:
+    """Return a data set with all samples of every client for training."""
+    whole = load(data) if clients is None else load(data, clients=clients)
+    parts = list(whole.splits().values())
+    samples = {
+        name: tuple(np.concatenate(columns) for columns in
+                    zip(*(part.client(i) for part in parts), strict=True))
+        for i, name in enumerate(whole.names)
+    }  # fmt: skip
+    return Federation.from_clients(
+        samples, name=whole.name, classes=whole.classes, class_names=whole.class_names,
+        source=whole.source,
+    )  # fmt: skip
+
+
+def load_table(data: Mapping[str, Any]) -> Federation:
+    """Return the federation of a table ``[data]``, holdout and all."""
+    table: dict[str, Any] = {"data": dict(data), "rounds": 1}  # a configuration is about a run
+    table |= {"model": {"name": "logistic"}, "algorithm": {"name": "fedavg"}}
+    return build_run(RunConfig.from_dict(table)).federation
+
+
+def with_constant(of: dict[str, Any]) -> Federation:
+    """Return the data of another table with flat inputs and one more column, of ones.
+
+    Its weight is a bias that all clients share, so that an own bias is the distance to it.
+    """
+    data = load_table(of)
+    return data.with_inputs({
+        k: np.hstack([s.inputs.reshape(len(s.inputs), -1), np.ones((len(s.inputs), 1), np.float32)])
+        for k, s in data.splits().items()
+    })  # fmt: skip
+
+
+# -- three clients of Fashion-MNIST ----------------------------------------------------------------
+
+CLIENTS = {"T-shirt": 0, "pullover": 2, "shirt": 6}
+SMALL = 0.001
+"""Added to a deviation by q-FFL's preparation, whose pixels are 0 to 255."""
+
+
+def fashion_three_whole(
+    *, scaling: Literal["pixels", "standardised"] = "pixels", samples: int | None = None
+) -> Federation:
+    """T-shirts, pullovers, shirts of Fashion-MNIST, all images: 3 clients, one class each.
+
+    Parameters
+    ----------
+    scaling : {"pixels", "standardised"}
+        Pixels in [0, 1], or each pixel less its mean over its deviation in the training images of
+        all ten classes, as q-FFL's published preparation has it.
+    samples : int, optional
+        Take the first so many training images of all ten classes, and a sixth as many test images.
+    """
+    pool: Any = {} if samples is None else {"samples": samples}
+    data = ef.load("fashion-mnist", partition={"name": "one-class", "clients": 10}, **pool)
+    assert data.test is not None
+    inputs = {"train": data.train.inputs, "test": data.test.inputs}
+    if scaling == "standardised":
+        mean, deviation = inputs["train"].mean(0), inputs["train"].std(0) + SMALL / 255
+        inputs = {split: (one - mean) / deviation for split, one in inputs.items()}
+    scaled = data.with_inputs(inputs)
+    parts: dict[str, dict[str, Any]] = {}
+    for split, part in scaled.splits().items():
+        parts[split] = {}
+        for label, (name, old) in enumerate(CLIENTS.items()):
+            images, labels = part.client(old)
+            assert (labels == old).all()
+            parts[split][name] = (images, np.full(len(labels), label))
+    return Federation.from_clients(
+        parts["train"], test=parts["test"], name=f"fashion-three-whole ({scaling})",
+        classes=len(CLIENTS), class_names=tuple(CLIENTS), source=data.source,
+    )  # fmt: skip
+
+
+# -- DRFA with a gamma that shrinks ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decaying:
+    """DRFA whose gamma is multiplied by a factor before every round.
+
+    Parameters
+    ----------
+    drfa : DRFA
+        With the gamma before the first round.
+    factor : float
+        0.9 in MLOPTPSU/FedTorch, ``centered/drfa.py``.
+    """
+
+    drfa: DRFA = field(default_factory=DRFA)
+    factor: float = 0.9
+
+    def init(self, clients: Clients, x: Vector) -> Any:
+        """Return the state before the first round."""
+        return self.drfa.init(clients, x)
+
+    def round(self, state: Any, clients: Clients, stream: Stream) -> tuple[Any, Info]:
+        """Return the state after one round of DRFA with this round's gamma."""
+        gamma = self.drfa.dual_step * self.factor ** (state.rounds + 1)
+        return replace(self.drfa, dual_step=gamma).round(state, clients, stream)
+
+    def model(self, state: Any) -> Vector:
+        """Return DRFA's model."""
+        return self.drfa.model(state)

@@ -9,21 +9,28 @@ chosen settings run in full.
 The definition has ``groups`` of methods, most important first: while the chosen runs of one group
 are carried out, the tries of the next one wait behind them. Methods of a group run seed by seed.
 With ``order = "seeds"`` all groups have the first seed before any has the second, with ``"first
-group"`` the first group has all seeds before the next one begins.
-``finish = false`` runs nothing and makes the tables from what is there. The chosen runs of methods
-named in ``personalise`` also fit own parts after training, of the kinds named there.
+group"`` the first group has all seeds before the next one begins. ``finish = false`` runs nothing
+and makes the tables from what is there. The chosen runs of methods named in ``personalise`` also
+fit own parts after training, of the kinds named there.
+
+``runs/`` is where runs leave their files, and is no part of the repository. ``results/kept.jsonl``
+is, with one line for each run: a later call, on another machine too, begins with what it holds, so
+that a table can be made again, or gets one more row, without what a lent machine computed before.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +40,8 @@ from equifed.report import slug
 from equifed.runs import apply_override, merge_tables
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Cell, Context, Settings, Table
-from experiments.harness.kept_runs import count_runs, keep, restore
 from experiments.harness.network_task import (
+    BEGUN,
     MEASURED,
     OWN_KINDS,
     Result,
@@ -267,3 +274,47 @@ def _choice_table(context: Context, methods: list[str]) -> Table:
             rows.append([method, words, known, "chosen" if best and words == best[0] else ""])
     title = "average and worst-20 % validation accuracy, mean"
     return Table("Choice on validation samples", ("method", "settings", title, ""), rows)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+KEPT = Path("results", "kept.jsonl")
+
+
+def restore(out: Path) -> None:
+    """Put the files of kept runs back where they are missing."""
+    if not (out / KEPT).exists():
+        return
+    first, *lines = (out / KEPT).read_text(encoding="utf-8").splitlines()
+    runs = out / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    for line in lines:
+        record = json.loads(line)
+        path = runs / f"{record.pop('file')}.json"
+        if not path.exists():
+            path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    if not (runs / BEGUN).exists():
+        begun = json.loads(first)["begun"]
+        text = "".join(f"{method}\tkept\n" * count for method, count in begun.items())
+        (runs / BEGUN).write_text(text, encoding="utf-8")
+
+
+def keep(out: Path) -> None:
+    """Write all runs of a folder into one file, in the order of their names."""
+    begun = {method: count for method, (count, _) in sorted(count_runs(out).items())}
+    records = [{"file": path.stem, **json.loads(path.read_text(encoding="utf-8"))}
+               for path in sorted((out / "runs").glob("*.json"))]  # fmt: skip
+    if records:
+        (out / KEPT).parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(one, ensure_ascii=False) for one in ({"begun": begun}, *records)]
+        (out / KEPT).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def count_runs(out: Path) -> dict[str, tuple[int, int]]:
+    """Return for each method how many runs were begun, and how many of them ended."""
+    path = out / "runs" / BEGUN
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    begun = Counter(line.partition("\t")[0] for line in lines)
+    ended = Counter(json.loads(file.read_text(encoding="utf-8"))["method"]
+                    for file in (out / "runs").glob("*.json"))  # fmt: skip
+    return {m: (begun[m], ended[m]) for m in {**begun, **ended}}

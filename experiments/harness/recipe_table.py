@@ -11,13 +11,7 @@ from equifed.metrics import Interval
 from experiments.harness.drawing import intervals
 from experiments.harness.experiment import Cell, Check, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
-from experiments.harness.recipe_networks import (
-    Network,
-    network_verdicts,
-    networks_table,
-    read_networks,
-)
-from experiments.harness.recipe_trials import (
+from experiments.harness.recipe import (
     ALONE,
     BASE,
     FEW,
@@ -26,10 +20,14 @@ from experiments.harness.recipe_trials import (
     OWN_SOLVED,
     SOLVED,
     Found,
+    Network,
     best_published,
     column,
     difference,
     is_ahead,
+    network_verdicts,
+    networks_table,
+    read_networks,
     spread,
     without_fairness,
 )

@@ -16,16 +16,19 @@ from experiments.harness.choice import choose
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Table
 from experiments.harness.measures import (
+    ALONE,
     Answers,
     answers,
     beyond_chance,
+    fit_alone,
     floor,
+    is_published,
+    own_checks,
     per_client,
     validation_score,
     with_interval,
     with_limits,
 )
-from experiments.harness.own_rows import ALONE, fit_alone, is_published, own_checks
 from experiments.harness.running import Histories, run_variants
 from numpy.typing import NDArray
 

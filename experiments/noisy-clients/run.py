@@ -17,9 +17,9 @@ import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
-from experiments.harness.parts import Part, compute_parts
-from experiments.harness.recipe_trials import worst
-from experiments.harness.split_again import load_table
+from experiments.harness.network_parts import load_table
+from experiments.harness.recipe import worst
+from experiments.harness.running import Part, compute_parts
 from numpy.typing import NDArray
 
 import equifed as ef

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import Context, Outcome, Settings
+from experiments.harness.network_parts import load_table
 from experiments.harness.networks import prepared
-from experiments.harness.parts import Part, compute_parts
+from experiments.harness.recipe import ALONE, BASE, OURS, Found, Trial, score
 from experiments.harness.recipe_table import compare
-from experiments.harness.recipe_trials import ALONE, BASE, OURS, Found, Trial, score
-from experiments.harness.split_again import load_table
+from experiments.harness.running import Part, compute_parts
 from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 
 from equifed.report import slug
 from equifed.runs import RunConfig, build_run, merge_tables
 
-CONSTANT = "experiments.harness.split_again:with_constant"
+CONSTANT = "experiments.harness.network_parts:with_constant"
 REACH = 4
 """How many step sizes are tried below the one that suits a set, and as many above it."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Cell, Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import with_interval, with_limits
-from experiments.harness.parts import Part, compute_parts
+from experiments.harness.running import Part, compute_parts
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from experiments.harness.choice import choose
 from experiments.harness.experiment import Check, Context, Outcome
 from experiments.harness.measures import accuracy_table, validation_score
-from experiments.harness.rc_natural import MEASURES, TAIL, by_seed, checks, draw_clients, listed
+from experiments.harness.natural import MEASURES, TAIL, by_seed, draw_clients, listed, rc_checks
 from experiments.harness.running import Histories, run_variants
 
 
@@ -19,7 +19,7 @@ def run(context: Context) -> Outcome:
     found, problems = run_variants(context, variants, context.settings["seeds"])
     tables = {"accuracy": accuracy_table(found, MEASURES, fraction=0.1), "grid": searched}
     source = "RC-FL, Table 1, Sent140 (tweets there, roles of Shakespeare here)"
-    out = [*checks(found, source), _better_average(found, source)]
+    out = [*rc_checks(found, source), _better_average(found, source)]
     return Outcome(out, tables, {"clients": draw_clients(found)}, problems)
 
 

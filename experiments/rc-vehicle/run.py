@@ -16,15 +16,16 @@ from experiments.harness.choice import chosen_in_each_trial
 from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
 from experiments.harness.measures import (
+    ALONE,
     Answers,
     accuracy_table,
     answers,
+    own_checks,
     percentages,
     validation_score,
     with_interval,
 )
-from experiments.harness.own_rows import ALONE, own_checks
-from experiments.harness.rc_natural import EQUAL, MEASURES, TAIL, checks, draw_clients, shortened
+from experiments.harness.natural import EQUAL, MEASURES, TAIL, draw_clients, rc_checks, shortened
 from experiments.harness.running import Histories, configured
 from numpy.typing import NDArray
 from scipy.special import stdtrit
@@ -65,7 +66,7 @@ def run(context: Context) -> Outcome:
     out = []
     for one, how in ((by_size, "p_i by samples"), (equal, "p_i equal")):
         source = f"RC-FL, Table 1, Vehicle (43,700 samples there, 1,860 here; {how})"
-        out += [*checks(one, source, together), _order(one, published, source)]
+        out += [*rc_checks(one, source, together), _order(one, published, source)]
     out += own_checks(found, alone, WORST, base)
     figures = {"clients": draw_clients(found), "clients-pooled": _drawn_together(found)}
     return Outcome(out, tables, figures, problems)

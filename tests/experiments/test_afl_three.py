@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import EXPERIMENTS, definition
-from experiments.harness.fashion_three import CLIENTS, fashion_three_whole
+from experiments.harness.network_parts import CLIENTS, fashion_three_whole
 from experiments.harness.running import configured
 
 from equifed.training.history import History, MetricRecord

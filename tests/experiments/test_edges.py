@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from experiments.harness.choice import find_edges, read_tries, stored_edges
 from experiments.harness.command import main
-from experiments.harness.edges import find_edges, read_tries, stored_edges
 from experiments.harness.experiment import EXPERIMENTS, Table
 
 COLUMNS = ("method", "settings", "score", "")

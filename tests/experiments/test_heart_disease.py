@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from experiments.harness.choice import alternatives
 from experiments.harness.experiment import EXPERIMENTS, definition
-from experiments.harness.measures import validation_score
-from experiments.harness.own_rows import is_published
+from experiments.harness.measures import is_published, validation_score
 from experiments.harness.running import configured, reproduce
 from scipy.stats import binom
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiments.harness import drfa_natural, rc_natural
+from experiments.harness import natural
 from experiments.harness.choice import alternatives, chosen_in_each_trial
 from experiments.harness.experiment import EXPERIMENTS, Context, definition
 from experiments.harness.measures import (
     accuracy_table,
     answers,
+    own_checks,
     percentages,
     validation_score,
 )
-from experiments.harness.own_rows import own_checks
 from experiments.harness.running import reproduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,11 +106,11 @@ def test_one_client_has_its_own_tail_and_none_is_below_its_share(
 def test_rounds_to_the_level_that_the_other_method_ends_with() -> None:
     ours = told({0: [0.1, 0.9], 5: [0.55, 0.9], 10: [0.4, 0.9]})
     theirs = told({0: [0.1, 0.9], 5: [0.3, 0.9], 10: [0.5, 0.9]})
-    assert drfa_natural.rounds_to_level(ours, theirs) == (5, 10)
-    assert drfa_natural.rounds_to_level(told({10: [0.2, 0.9]}), theirs) == (np.inf, 10)
+    assert natural.rounds_to_level(ours, theirs) == (5, 10)
+    assert natural.rounds_to_level(told({10: [0.2, 0.9]}), theirs) == (np.inf, 10)
     for k in range(1, 181):  # rounding: a share times 100 over 100 may be more than the share
         own = told({10: [k / 181, 1.0]})
-        assert drfa_natural.rounds_to_level(own, own) == (10, 10)
+        assert natural.rounds_to_level(own, own) == (10, 10)
 
 
 def _drfa(worst: float) -> dict[str, dict[int, History]]:
@@ -119,8 +119,8 @@ def _drfa(worst: float) -> dict[str, dict[int, History]]:
 
 
 def test_drfa_can_disagree_with_the_paper() -> None:
-    assert [one.agrees for one in drfa_natural.checks(_drfa(0.2))] == [False] * 6
-    better = drfa_natural.checks(_drfa(0.6))
+    assert [one.agrees for one in natural.drfa_checks(_drfa(0.2))] == [False] * 6
+    better = natural.drfa_checks(_drfa(0.6))
     # Everybody gets there in the same evaluated round, so "sooner" does not hold.
     assert [one.agrees for one in better] == [False, False, True, True, True, True]
 
@@ -144,9 +144,9 @@ def _rc(ours: Sequence[float]) -> dict[str, dict[int, History]]:
 
 
 def test_rc_can_disagree_with_the_paper() -> None:
-    fair = rc_natural.checks(_rc([0.7, 0.75, 0.75, 0.8]), "source")
+    fair = natural.rc_checks(_rc([0.7, 0.75, 0.75, 0.8]), "source")
     assert [one.agrees for one in fair] == [True] * 4
-    poor = rc_natural.checks(_rc([0.1, 0.5, 0.9, 0.9]), "source")
+    poor = natural.rc_checks(_rc([0.1, 0.5, 0.9, 0.9]), "source")
     assert [one.agrees for one in poor] == [False] * 4
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from experiments.harness import network_task
 from experiments.harness.experiment import EXPERIMENTS, ROOT, definition
-from experiments.harness.kept_runs import KEPT
 from experiments.harness.network_parts import (
     DecayingSteps,
     PatchConv2d,
@@ -22,7 +21,7 @@ from experiments.harness.network_parts import (
     shards,
     with_copies,
 )
-from experiments.harness.network_runs import hasten
+from experiments.harness.network_runs import KEPT, hasten
 from experiments.harness.network_task import Result, Task, add_own_rows, carry_out, read_result
 from experiments.harness.running import reproduce
 from experiments.harness.shards_table import floor_of_minimum

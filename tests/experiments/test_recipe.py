@@ -10,23 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.harness.experiment import EXPERIMENTS, definition
-from experiments.harness.recipe_networks import (
+from experiments.harness.network_parts import load_table, pool, split_again, with_constant
+from experiments.harness.recipe import (
+    OWN_SOLVED,
+    SOLVED,
+    Found,
     Network,
+    Trial,
+    difference,
+    is_ahead,
     network_verdicts,
     read_network,
     read_spread,
 )
 from experiments.harness.recipe_table import checks, choice_table, pieces_table
-from experiments.harness.recipe_trials import (
-    OWN_SOLVED,
-    SOLVED,
-    Found,
-    Trial,
-    difference,
-    is_ahead,
-)
 from experiments.harness.running import reproduce
-from experiments.harness.split_again import load_table, pool, split_again, with_constant
 
 from equifed.metrics import variance_beyond_chance
 from equifed.runs import RunConfig, merge_tables
