@@ -1,5 +1,6 @@
 """A preparation fitted by adding equals the one that sees all rows; new rows are met alike."""
 
+import datetime
 import json
 import warnings
 from fractions import Fraction
@@ -323,3 +324,9 @@ def test_a_list_in_a_held_out_cell_is_refused():
     table = {"site": ["n"] * 4, "x": [1, 2, 3, [4]], "y": ["a", "b"] * 2, "t": [1, 2, 3, 4]}
     with pytest.raises(DataError, match=r"'n': column 'x' is not numeric \(it has '\[4\]'"):
         Federation.from_table(table, "site", "y", features=["x"], time="t", test=0.25)
+
+
+def test_numbers_and_dates_in_one_column_are_refused():
+    table = {"site": ["n"] * 3, "x": [1, 2, datetime.date(2020, 1, 1)], "y": ["a", "b", "a"]}
+    with pytest.raises(DataError, match=r"'n': column 'x' holds numbers and dates, e.g. '1' and"):
+        Federation.from_table(table, "site", "y")

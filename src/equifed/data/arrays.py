@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from equifed.data.columns import name_key, name_values
-from equifed.data.split import FLOATS, Array, DataError, Split, name_groups, refuse_twice
+from equifed.data.split import (
+    FLOATS,
+    Array,
+    DataError,
+    Split,
+    name_groups,
+    refuse,
+    refuse_twice,
+)
 from equifed.data.targets import check_task, number_targets
 
 Clients = Mapping[Any, tuple[Any, ...]]
@@ -105,12 +113,10 @@ def _read_clients(given: Mapping[str, Clients]) -> tuple[tuple[str, ...], list[S
             raise DataError(
                 f"{what} must be a non-empty mapping {{name: (X, y)}}, got {type(part).__name__}."
             )
-    nameless = [c for c in given["train"] if c is None or c != c or c == ""]
-    if nameless:
-        raise DataError(
-            f"Client names must be non-empty texts or numbers, got {nameless[0]!r}; name the "
-            "client."
-        )
+    refuse(
+        (c for c in given["train"] if c is None or c != c or c == ""),
+        lambda c: f"Client names must be non-empty texts or numbers, got {c!r}; name the client.",
+    )
     names = name_values(given["train"], "Client names")
     samples = []
     for label, part in given.items():
@@ -179,9 +185,10 @@ def _take_columns(
     available = list(next((titles for titles in listed if titles is not None), named))
     wanted = [features] if isinstance(features, str) else list(features or ())
     wanted = wanted or [c for c in available if c != target]
-    absent = [c for c in [target, *wanted] if c not in available]
-    if absent:
-        raise DataError(f"{client} has no column {absent[0]!r}; it has {', '.join(available)}.")
+    refuse(
+        (c for c in [target, *wanted] if c not in available),
+        lambda c: f"{client} has no column {c!r}; it has {', '.join(available)}.",
+    )
     arrays = [np.asarray(named[c]) for c in wanted]
     inputs = arrays[0] if len(arrays) == 1 else np.column_stack(arrays)
     return inputs, np.asarray(named[target])
@@ -193,16 +200,18 @@ def _take_columns(
 def _refuse_unlike(parts: Sequence[Samples]) -> None:
     """Refuse data frames with other columns than the first, and groups of some clients only."""
     framed = [p for p in parts if p.titles is not None]
-    for p in framed:
-        if p.titles != framed[0].titles:
-            raise DataError(
-                f"{p.who} X has the columns {p.titles}, {framed[0].who} X has {framed[0].titles}; "
-                "give all clients the same columns in the same order."
-            )
+    refuse(
+        (p for p in framed if p.titles != framed[0].titles),
+        lambda p: (
+            f"{p.who} X has the columns {p.titles}, {framed[0].who} X has "
+            f"{framed[0].titles}; give all clients the same columns in the same order."
+        ),
+    )
     told = {p.split for p in parts if p.groups is not None}
-    without = [p for p in parts if p.split in told and p.groups is None and len(p.inputs)]
-    if without:
-        raise DataError(f"{without[0].who} has no groups, others have; give all (X, y, groups).")
+    refuse(
+        (p for p in parts if p.split in told and p.groups is None and len(p.inputs)),
+        lambda p: f"{p.who} has no groups, others have; give all (X, y, groups).",
+    )
 
 
 def _align_inputs(
@@ -241,12 +250,13 @@ def _align_shapes(arrays: dict[str, Array], what: str, dtype: np.dtype[Any]) -> 
     """Bring features or targets to one precision, or say whose shape is unlike the first's."""
     first, reference = next((where, a) for where, a in arrays.items() if len(a))
     shape = reference.shape[1:]
-    for where, a in arrays.items():
-        if a.shape[1:] != shape and len(a):
-            raise DataError(
-                f"{where} has shape {a.shape[1:]} per sample, {first} has {shape}; all clients "
-                f"need the same {what}."
-            )
+    refuse(
+        (where for where, a in arrays.items() if a.shape[1:] != shape and len(a)),
+        lambda where: (
+            f"{where} has shape {arrays[where].shape[1:]} per sample, {first} has "
+            f"{shape}; all clients need the same {what}."
+        ),
+    )
     return {where: _cast(where, a, dtype).reshape(len(a), *shape) for where, a in arrays.items()}
 
 
@@ -254,12 +264,11 @@ def _cast(where: str, values: Array, dtype: np.dtype[Any]) -> Array:
     """Return the values in that precision, or say which of them does not fit."""
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)
-    lost = np.isinf(cast) & np.isfinite(values)
-    if lost.any():
-        raise DataError(
-            f"{where} holds {values[lost][0]}, which {dtype} cannot hold; rescale it"
-            f"{', or give dtype=' + repr('float64') if dtype == np.float32 else ''}."
-        )
+    more = ", or give dtype='float64'" if dtype == np.float32 else ""
+    refuse(
+        values[np.isinf(cast) & np.isfinite(values)],
+        lambda lost: f"{where} holds {lost}, which {dtype} cannot hold; rescale it{more}.",
+    )
     return cast
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.data.split import DataError, Rows, refuse_twice
+from equifed.data.split import DataError, Rows, refuse, refuse_twice
 
 BOOLS = (bool, np.bool_)
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
@@ -62,6 +62,14 @@ def read_columns(table: Any | str | Path) -> Columns:
     if len(set(lengths.values())) > 1:
         raise DataError(f"{where} needs columns of the same length, got {lengths}.")
     return Columns(zip(names, (clean_column(values) for _, values in raw), strict=True))
+
+
+def refuse_absent(names: Iterable[str], columns: Mapping[str, Any]) -> None:
+    """Refuse names of columns that there are not."""
+    refuse(
+        (name for name in names if name not in columns),
+        lambda name: f"The table has no column {name!r}; it has {', '.join(columns)}.",
+    )
 
 
 def find_categories(table: Any) -> list[str]:
@@ -136,9 +144,9 @@ def _clean(value: Any) -> Any:
         return value
 
 
-def find_gap(values: Sequence[Any]) -> int | None:
-    """Return the first row without a value."""
-    return next((k for k, v in enumerate(values) if v is None), None)
+def find_gaps(values: Sequence[Any]) -> Iterator[int]:
+    """Return the rows without a value."""
+    return (k for k, v in enumerate(values) if v is None)
 
 
 # -- numbers and categories -----------------------------------------------------------------------

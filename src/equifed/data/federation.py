@@ -18,7 +18,7 @@ import numpy as np
 from equifed.data.arrays import Clients, align_clients, read_partitions
 from equifed.data.describe import Table, describe_clients
 from equifed.data.preparation import Missing, Preparation, Prepare
-from equifed.data.split import Array, DataError, Holdout, Split, check_names, draw_rows
+from equifed.data.split import Array, DataError, Holdout, Split, check_names, draw_rows, refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,11 +327,11 @@ class Federation:
         least one sample stays in training.
         """
         holdout = Holdout(validation, test, seed)
-        for label, fraction in (("validation", validation), ("test", test)):
-            if fraction > 0 and label in self.splits():
-                raise DataError(
-                    f"{self.name} already has a {label} split; ask for {label}=0 to keep it."
-                )
+        asked = {"validation": validation, "test": test}
+        refuse(
+            (label for label, share in asked.items() if share > 0 and label in self.splits()),
+            lambda label: f"{self.name} already has a {label} split; ask for {label}=0 to keep it.",
+        )
         if self.preparation is not None and self.preparation.is_fitted:
             raise DataError(
                 f"{self.name} was scaled and filled with numbers of all its rows: what is held out "

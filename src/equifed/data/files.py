@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from equifed.data.split import DataError, refuse_twice
+from equifed.data.split import DataError, refuse, refuse_twice
 
 SEPARATORS = (",", ";", "\t", "|")
 MOST_BYTES = 2 << 30
@@ -83,12 +83,13 @@ def _read_plain(
     if not lines and header is None:
         raise DataError(f"{path} is empty; expected a header line and rows.")
     width = len(lines[0][1]) if header is None else len(header)
-    odd = next(((number, len(line)) for number, line in lines if len(line) != width), None)
-    if odd is not None:
-        raise DataError(
+    refuse(
+        ((number, len(line)) for number, line in lines if len(line) != width),
+        lambda odd: (
             f"{path}: line {odd[0]} has {odd[1]} cells, expected {width} separated by "
             f"{separator!r}; put cells that contain it into quotes."
-        )
+        ),
+    )
     return [[line[k] for _, line in lines] for k in range(width)]
 
 

@@ -53,7 +53,7 @@ from equifed.data.quantiles import (
     find_ranks,
     read_quartiles,
 )
-from equifed.data.split import DataError
+from equifed.data.split import DataError, refuse
 from equifed.data.targets import Target
 
 Question = dict[str, Any]
@@ -139,9 +139,10 @@ def describe_rows(
     stages = {"kinds": _tell_kind, "sums": _tell_sums, "squares": _tell_squares, "grid": _tell_grid}
     tell, wanted = stages[asked["stage"]], asked["columns"]
     with naming(client):
-        absent = [name for name in wanted if name not in columns]
-        if absent:
-            raise DataError(f"There is no column {absent[0]!r}; add it, with gaps if need be.")
+        refuse(
+            (name for name in wanted if name not in columns),
+            lambda name: f"There is no column {name!r}; add it, with gaps if need be.",
+        )
         clean = isinstance(columns, Columns)
         cells = {c: columns[c] if clean else clean_column(list(columns[c])) for c in wanted}
         return {name: tell(name, values, asked) for name, values in cells.items()}
@@ -166,12 +167,13 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
         counts[kind] += seen[key]
     if counts["texts"] and not auto:
         read_numbers(name, values)  # says which one it is, and what to do
-    if counts["numbers"] and counts["texts"]:
-        first = {kind: str(value) for (_, value), kind in reversed(kinds.items())}
+    first: dict[str, str] = {k: str(value) for (_, value), k in reversed(kinds.items())}
+    if "numbers" in first and len(first) > 1:
+        other = "texts" if "texts" in first else "dates"
         raise DataError(
-            f"Column {name!r} holds numbers and text, e.g. {first['numbers']!r} and "
-            f"{first['texts']!r:.60}; correct the odd ones (leave them empty if not known), or "
-            "list it in categorical."
+            f"Column {name!r} holds numbers and {'text' if other == 'texts' else other}, e.g. "
+            f"{first['numbers']!r} and {first[other]!r:.60}; correct the odd ones (leave them "
+            "empty if not known), or list it in categorical."
         )
     return {**counts, "different": len(seen)}
 

@@ -17,9 +17,10 @@ from equifed.data.columns import (
     is_number,
     name_categories,
     name_category,
+    refuse_absent,
     to_numbers,
 )
-from equifed.data.split import DataError
+from equifed.data.split import DataError, refuse
 from equifed.data.targets import Task, combine_targets, describe_target
 
 CLIENTS = (
@@ -143,9 +144,7 @@ def guess_target(looks: Mapping[str, Look], client: str) -> list[str]:
 
 def guess_columns(columns: Columns, client: str, target: str) -> Guess:
     """Return what the other columns are, given the client and the target."""
-    for name in (client, target):
-        if name not in columns:
-            raise DataError(f"The table has no column {name!r}; it has {', '.join(columns)}.")
+    refuse_absent((client, target), columns)
     looks = {name: look_at(values) for name, values in columns.items()}
     if looks[target].different < 2:
         raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
@@ -182,11 +181,10 @@ def choose_categories(guess: Guess, columns: Columns, chosen: Sequence[str]) -> 
     """Return the guess with columns of numbers taken as categories, beside those of text."""
     if not chosen:
         return guess
-    strange = [name for name in chosen if name not in guess.features]
-    if strange:
-        raise DataError(
-            f"There is no feature {strange[0]!r}; there are {', '.join(guess.features)}."
-        )
+    refuse(
+        (name for name in chosen if name not in guess.features),
+        lambda name: f"There is no feature {name!r}; there are {', '.join(guess.features)}.",
+    )
     texts = [name for name in guess.features if look_at(columns[name]).kind == "texts"]
     coded = tuple(name for name in guess.features if name in {*texts, *chosen})
     told = tuple(r for r in guess.remarks if not r.startswith(tuple(f"{c}: " for c in chosen)))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.streams import Stream
-from equifed.data.split import DataError, Rows
+from equifed.data.split import DataError, Rows, refuse
 
 Labels = Rows
 Shares = NDArray[np.float64]
@@ -183,9 +183,10 @@ class Imbalance(Partition):
     samples: float = 0.7
 
     def __post_init__(self) -> None:
-        for name in ("clients", "samples"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise DataError(f"Imbalance {name} must lie in [0, 1], got {getattr(self, name)}.")
+        refuse(
+            (k for k in ("clients", "samples") if not 0 <= getattr(self, k) <= 1),
+            lambda k: f"Imbalance {k} must lie in [0, 1], got {getattr(self, k)}.",
+        )
 
     @override
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
@@ -222,9 +223,10 @@ def build_partition(spec: Partition | str | Mapping[str, Any]) -> Partition:
         raise DataError(f"There is no partition {name!r}; there are {', '.join(PARTITIONS)}.")
     kind = PARTITIONS[name]
     allowed = list(inspect.signature(kind).parameters)
-    wrong = sorted(set(given) - set(allowed))
-    if wrong:
-        raise DataError(f"Partition {name} has no {wrong[0]!r}; it has {', '.join(allowed)}.")
+    refuse(
+        sorted(set(given) - set(allowed)),
+        lambda wrong: f"Partition {name} has no {wrong!r}; it has {', '.join(allowed)}.",
+    )
     try:
         base: Partition = kind(**given)
     except TypeError:

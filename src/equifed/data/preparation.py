@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from equifed.data.columns import (
     Columns,
     clean_column,
-    find_gap,
+    find_gaps,
     group_rows,
     name_categories,
     one_hot,
     read_columns,
     read_numbers,
 )
-from equifed.data.split import DataError, refuse_twice
+from equifed.data.split import DataError, refuse, refuse_twice
 from equifed.data.targets import Target
 
 Scale: TypeAlias = Literal["standard", "robust"]
@@ -70,11 +70,16 @@ class Prepare:
     per_client: bool = False
 
     def __post_init__(self) -> None:
+        allowed: dict[str, tuple[Any, ...]]
         allowed = {"scale": (*get_args(Scale), None), "missing": get_args(Missing)}
-        for key, values in {**allowed, "unknown": get_args(Unknown)}.items():
-            if getattr(self, key) not in values:
-                told = ", ".join(map(repr, values))
-                raise DataError(f"{key} must be one of {told}, got {getattr(self, key)!r}.")
+        allowed["unknown"] = get_args(Unknown)
+        refuse(
+            (key for key, values in allowed.items() if getattr(self, key) not in values),
+            lambda key: (
+                f"{key} must be one of {', '.join(map(repr, allowed[key]))}, got "
+                f"{getattr(self, key)!r}."
+            ),
+        )
         coded: Any = self.categorical
         if coded != "auto":
             listed = (coded,) if isinstance(coded, str) else tuple(map(str, coded))
@@ -175,13 +180,15 @@ class CategoryColumn:
         known = set(self.categories)
         gaps = np.array([t is None for t in texts])
         new = np.array([t not in known for t in texts]) & ~(gaps & self.indicator)
-        if self.unknown == "error" and new.any():
-            row = int(np.flatnonzero(new)[0])
-            seen = "nothing" if texts[row] is None else repr(texts[row])
-            raise DataError(
-                f"Column {self.name!r}: row {row + 1} holds {seen}, which is none of the "
-                f"categories {', '.join(self.categories[:12])}; correct it, or fit with "
-                "unknown='other'."
+        if self.unknown == "error":
+            refuse(
+                np.flatnonzero(new),
+                lambda k: (
+                    f"Column {self.name!r}: row {k + 1} holds "
+                    f"{'nothing' if texts[k] is None else repr(texts[k])}, which is none of the "
+                    f"categories {', '.join(self.categories[:12])}; correct it, or fit with "
+                    "unknown='other'."
+                ),
             )
         blocks = [one_hot([t if t in known else "" for t in texts], self.categories)]
         blocks[0][new | gaps] = 0.0
@@ -357,19 +364,22 @@ class Preparation:
 
     def _check_columns(self, columns: Mapping[str, Any], extra: str) -> None:
         wanted = [column.name for column in self.columns]
-        absent = [name for name in wanted if name not in columns]
-        if absent:
-            raise DataError(
-                f"The table has no column {absent[0]!r}; it has {', '.join(list(columns)[:20])}. "
-                f"The model was trained on {', '.join(wanted[:20])}: add or rename it."
-            )
+        refuse(
+            (name for name in wanted if name not in columns),
+            lambda name: (
+                f"The table has no column {name!r}; it has "
+                f"{', '.join(list(columns)[:20])}. The model was trained on "
+                f"{', '.join(wanted[:20])}: add or rename it."
+            ),
+        )
         allowed = {*wanted, self.target.name, self.client, *dict(self.left_out)}
-        strange = [name for name in columns if name not in allowed]
-        if strange and extra != "ignore":
-            raise DataError(
-                f"The table has the column {strange[0]!r}, which the training table had not; drop "
-                "it, or give extra='ignore'."
-            )
+        refuse(
+            (name for name in columns if name not in allowed and extra != "ignore"),
+            lambda name: (
+                f"The table has the column {name!r}, which the training table had not; "
+                "drop it, or give extra='ignore'."
+            ),
+        )
 
     def _find_owners(self, columns: Columns, client: str | None) -> list[Any]:
         """Return whose row each is, if that makes a difference."""
@@ -382,23 +392,24 @@ class Preparation:
                     owners[row] = name
         scaled = (c.by_client for c in self.columns if isinstance(c, NumberColumn))
         known = {name for clients in scaled for name, *_ in clients}
-        strange = [who for who in owners if who not in known]
-        if strange:
-            raise DataError(
-                f"Every client has scales of its own here, and there is no client {strange[0]!r}; "
+        refuse(
+            (who for who in owners if who not in known),
+            lambda who: (
+                f"Every client has scales of its own here, and there is no client {who!r}; "
                 f"say client=NAME, one of {', '.join(sorted(known)[:12])}."
-            )
+            ),
+        )
         return owners
 
     def _refuse_gaps(self, columns: Columns) -> None:
-        for column in self.columns:
-            gap = find_gap(columns[column.name])
-            if gap is not None:
-                raise DataError(
-                    f"Column {column.name!r} lacks a value in row {gap + 1}, and the model was "
-                    f"trained with missing={self.missing!r}; fill it in, leave the row out, or "
-                    "train with missing='indicator'."
-                )
+        refuse(
+            ((c.name, row) for c in self.columns for row in find_gaps(columns[c.name])),
+            lambda gap: (
+                f"Column {gap[0]!r} lacks a value in row {gap[1] + 1}, and the model was trained "
+                f"with missing={self.missing!r}; fill it in, leave the row out, or train with "
+                "missing='indicator'."
+            ),
+        )
 
 
 def _freeze(value: Any) -> Any:

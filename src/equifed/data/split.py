@@ -6,15 +6,16 @@ refusal is a :class:`DataError` that names the client and the cause.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
 
+T = TypeVar("T")
 Array = NDArray[Any]
 Rows = NDArray[np.int64]
 Labels = NDArray[np.str_]
@@ -29,6 +30,23 @@ MOST_CLASSES = 1_000_000
 
 class DataError(ValueError):
     """Data that cannot be trained on: says which client, what is wrong and what to change."""
+
+
+def refuse(wrong: Iterable[T], explain: Callable[[T], str]) -> None:
+    """Raise a :class:`DataError` about the first wrong thing, if there is one.
+
+    >>> refuse((n for n in (1, -2, -3) if n < 0), lambda n: f"sizes must be positive, got {n}.")
+    Traceback (most recent call last):
+    equifed.data.split.DataError: sizes must be positive, got -2.
+    """
+    for first in wrong:
+        raise DataError(explain(first))
+
+
+def refuse_twice(names: Sequence[Hashable], message: str) -> None:
+    """Refuse names of which one occurs twice; ``{!r}`` in the message is that one."""
+    if len(set(names)) < len(names):
+        refuse((n for k, n in enumerate(names) if n in names[:k]), message.format)
 
 
 class DataWarning(UserWarning):
@@ -167,11 +185,13 @@ class Split:
 
     def _check_tokens(self, label: str, names: Sequence[str]) -> None:
         bad = np.flatnonzero((self.inputs.reshape(len(self), -1) < 0).any(1))
-        if len(bad):
-            raise DataError(
-                f"Client {self._whose(bad, names)[0]!r}: {label} tokens must be at least 0, "
-                f"got {self.inputs[bad[0]].min()}."
-            )
+        refuse(
+            bad,
+            lambda row: (
+                f"Client {self._whose(bad, names)[0]!r}: {label} tokens must be at least "
+                f"0, got {self.inputs[row].min()}."
+            ),
+        )
 
     def _check_values(self, label: str, names: Sequence[str]) -> None:
         if self.targets.dtype not in FLOATS:
@@ -207,9 +227,10 @@ def name_groups(groups: Any, rows: int) -> Array:
     given = list(groups) if np.ndim(groups) == 1 else []
     if len(given) != rows:
         raise DataError(f"groups must be one text or number for each of {rows} samples.")
-    lost = [k for k, g in enumerate(given) if g is None or g != g or str(g).strip() == ""]
-    if lost:
-        raise DataError(f"Sample {lost[0]} has no group: {given[lost[0]]!r}; call it 'unknown'.")
+    refuse(
+        (k for k, g in enumerate(given) if g is None or g != g or str(g).strip() == ""),
+        lambda k: f"Sample {k} has no group: {given[k]!r}; call it 'unknown'.",
+    )
     whole = [int(g) if isinstance(g, float | np.floating) and g.is_integer() else g for g in given]
     return np.array([str(g).strip() for g in whole], dtype=np.str_)
 
@@ -234,12 +255,6 @@ def check_classes(classes: Any) -> None:
     whole = isinstance(classes, int | np.integer) and not isinstance(classes, bool)
     if classes is not None and (not whole or classes < 1):
         raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
-
-
-def refuse_twice(names: Sequence[Hashable], message: str) -> None:
-    """Refuse names of which one occurs twice; ``{!r}`` in the message is that one."""
-    if len(set(names)) < len(names):
-        raise DataError(message.format(next(n for k, n in enumerate(names) if n in names[:k])))
 
 
 # -- what is held out -----------------------------------------------------------------------------
@@ -383,15 +398,19 @@ def _nearest(cuts: NDArray[np.int64], wanted: int) -> int | None:
 
 def _check_layout(inputs: Any, targets: Any, offsets: Any) -> None:
     """Check shapes and dtypes of a split, without looking at values."""
-    for what, array in (("inputs", inputs), ("targets", targets), ("offsets", offsets)):
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"Split {what} must be a NumPy array, got {type(array).__name__}.")
-    for what, array in (("inputs", inputs), ("targets", targets)):
-        if array.ndim == 0 or array.dtype not in (*FLOATS, TOKENS):
-            raise DataError(
-                f"Split {what} must be an array of float32, float64 or int64 with one row per "
-                f"sample, got {array.dtype} of shape {array.shape}; convert with astype."
-            )
+    given = {"inputs": inputs, "targets": targets, "offsets": offsets}
+    refuse(
+        (what for what, array in given.items() if not isinstance(array, np.ndarray)),
+        lambda k: f"Split {k} must be a NumPy array, got {type(given[k]).__name__}.",
+    )
+    samples = [(what, given[what]) for what in ("inputs", "targets")]
+    refuse(
+        ((what, a) for what, a in samples if a.ndim == 0 or a.dtype not in (*FLOATS, TOKENS)),
+        lambda wrong: (
+            f"Split {wrong[0]} must be an array of float32, float64 or int64 with one "
+            f"row per sample, got {wrong[1].dtype} of shape {wrong[1].shape}; convert with astype."
+        ),
+    )
     if len(inputs) != len(targets):
         raise DataError(f"Split has {len(inputs)} rows of inputs but {len(targets)} targets.")
     if targets.ndim > 2 or (targets.dtype == TOKENS and targets.ndim != 1):

@@ -20,6 +20,7 @@ from equifed.data.columns import (
     naming,
     read_columns,
     read_moments,
+    refuse_absent,
 )
 from equifed.data.fit import ask_kinds, fit_preparation
 from equifed.data.infer import find_misused_groups, find_numbered_rows, refuse_single_rows
@@ -35,6 +36,7 @@ from equifed.data.split import (
     divide_by_time,
     divide_groups,
     list_owners,
+    refuse,
     refuse_twice,
 )
 from equifed.data.targets import Target, check_task, combine_targets, describe_target
@@ -124,17 +126,16 @@ def choose_features(columns: Columns, request: TableRequest) -> list[str]:
     wanted = rest if request.features is None else [str(c) for c in request.features]
     listed = [] if coded == "auto" else list(coded)
     named = [*special, *wanted, *listed, *([] if request.groups is None else [request.groups])]
-    absent = [c for c in named if c not in columns]
-    if absent:
-        raise DataError(f"The table has no column {absent[0]!r}; it has {', '.join(columns)}.")
+    refuse_absent(named, columns)
     if not wanted:
         raise DataError("The table has no feature columns besides client, target and split.")
     used = [*special, *(c for c in wanted if c != client)]  # the client's name may be a feature
     message = "Column {!r} is used twice, as client, target, split or feature; use it once."
     refuse_twice(used, message)
-    stray = [c for c in listed if c not in wanted]
-    if stray:
-        raise DataError(f"Column {stray[0]!r} is in categorical but not in features; add it there.")
+    refuse(
+        (c for c in listed if c not in wanted),
+        lambda c: f"Column {c!r} is in categorical but not in features; add it there.",
+    )
     return wanted
 
 
@@ -144,13 +145,14 @@ def keep_rows(
     """Return the rows that can be used, their numbers in the table, and what was left out."""
     rule, told = request.prepare.missing, []
     lacking = {c: np.array([v is None for v in columns[c]], dtype=bool) for c in columns}
-    for name in request.dividing:
-        if lacking[name].any():
-            raise DataError(
-                f"Column {name!r} lacks a value in {lacking[name].sum()} row(s), the first is row "
-                f"{lacking[name].argmax() + 1}; it tells how rows are divided: fill it in or leave "
-                "these rows out."
-            )
+    refuse(
+        (name for name in request.dividing if lacking[name].any()),
+        lambda name: (
+            f"Column {name!r} lacks a value in {lacking[name].sum()} row(s), the first is "
+            f"row {lacking[name].argmax() + 1}; it tells how rows are divided: fill it in or leave "
+            "these rows out."
+        ),
+    )
     needed = [request.client, request.target, *(wanted if rule in ("error", "drop") else [])]
     if rule == "error":
         _refuse_gaps(columns, needed, lacking)
@@ -190,17 +192,19 @@ def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequ
     groups = {} if group is None else group_rows(columns[group], "The groups")
     if request.split is not None:
         part = np.array([str(v) for v in columns[request.split]])
-        illegal = sorted(set(part.tolist()) - {"train", "validation", "test"})
-        if illegal:
-            raise DataError(
-                f"Column {request.split!r} must say train, validation or test, got {illegal[0]!r}."
-            )
-        torn = [name for name, rows in groups.items() if len(set(part[rows].tolist())) > 1]
-        if torn:
-            raise DataError(
-                f"Group {torn[0]!r} of column {group!r} has rows in several splits; put all of "
-                "them into one, or leave group out."
-            )
+        refuse(
+            sorted(set(part.tolist()) - {"train", "validation", "test"}),
+            lambda word: (
+                f"Column {request.split!r} must say train, validation or test, got {word!r}."
+            ),
+        )
+        refuse(
+            (name for name, rows in groups.items() if len(set(part[rows].tolist())) > 1),
+            lambda name: (
+                f"Group {name!r} of column {group!r} has rows in several splits; put all "
+                "of them into one, or leave group out."
+            ),
+        )
         return part
     if group is not None:
         return divide_groups(owners, groups, holdout)
@@ -289,12 +293,13 @@ def prepare_clients(
                 samples[client] = features, fitted.target.encode(cells[target])
             if groups is not None:
                 samples[client] += ([UNKNOWN if g is None else g for g in cells[groups]],)
-    absent = [client for client in owners if client not in held["train"]]
-    if absent:
-        raise DataError(
-            f"Client {absent[0]!r} has no training samples; remove it, give it samples, or hold "
-            "out less."
-        )
+    refuse(
+        (client for client in owners if client not in held["train"]),
+        lambda client: (
+            f"Client {client!r} has no training samples; remove it, give it samples, or "
+            "hold out less."
+        ),
+    )
     return {
         "clients": held["train"],
         "validation": held["validation"] or None,

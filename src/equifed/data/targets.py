@@ -17,13 +17,13 @@ from equifed.data.columns import (
     BOOLS,
     DECIMAL_COMMA,
     explain_comma,
-    find_gap,
+    find_gaps,
     is_number,
     name_category,
     read_numbers,
     to_numbers,
 )
-from equifed.data.split import Array, DataError, check_classes
+from equifed.data.split import Array, DataError, check_classes, refuse
 
 Task: TypeAlias = Literal["classification", "regression"]
 Numbered: TypeAlias = tuple[dict[str, Array], int | None, tuple[str, ...]]
@@ -57,19 +57,22 @@ class Target:
 
     def encode(self, cells: Sequence[Any]) -> Array:
         """Return labels 0..K - 1 (int64) of cleaned class names, or values (float64)."""
-        where, gap = f"Column {self.name!r}", find_gap(cells)
-        if gap is not None:
-            raise DataError(f"{where} lacks a value in row {gap + 1}; leave such rows out.")
+        where = f"Column {self.name!r}"
+        refuse(
+            find_gaps(cells),
+            lambda k: f"{where} lacks a value in row {k + 1}; leave such rows out.",
+        )
         if self.classes is None:
             return read_numbers(self.name, cells, numbered=True)
         code = {name: k for k, name in enumerate(self.classes)}
         texts = self.name_labels(cells)
-        odd = next((k for k, t in enumerate(texts) if t not in code), None)
-        if odd is not None:
-            raise DataError(
-                f"{where}: row {odd + 1} holds {texts[odd]!r}, which is none of the classes "
-                f"{', '.join(self.classes[:12])}; correct it or leave the row out."
-            )
+        refuse(
+            (k for k, text in enumerate(texts) if text not in code),
+            lambda k: (
+                f"{where}: row {k + 1} holds {texts[k]!r}, which is none of the classes "
+                f"{', '.join(list(code)[:12])}; correct it or leave the row out."
+            ),
+        )
         return np.array([code[t] for t in texts], dtype=np.int64)
 
 
@@ -164,16 +167,17 @@ def _as_labels(y: Array, where: str) -> Array:
         )
     y = y.ravel()
     if y.dtype.kind == "f":
-        strange = ~(np.isfinite(y) & (y == np.round(y)))
-        if strange.any():
-            raise DataError(
-                f"{where}: labels must be whole numbers, got {y[strange][0]} in row "
-                f"{int(np.flatnonzero(strange)[0])}; correct them, or leave classes out for a "
-                "regression."
-            )
-    large = np.flatnonzero(np.abs(y.astype(np.float64)) >= 2**53)
-    if len(large):
-        raise DataError(f"{where}: {y[large[0]]} is no label; relabel the classes 0..K - 1.")
+        refuse(
+            np.flatnonzero(~(np.isfinite(y) & (y == np.round(y)))),
+            lambda k: (
+                f"{where}: labels must be whole numbers, got {y[k]} in row {k}; correct "
+                "them, or leave classes out for a regression."
+            ),
+        )
+    refuse(
+        y[np.abs(y.astype(np.float64)) >= 2**53],
+        lambda large: f"{where}: {large} is no label; relabel the classes 0..K - 1.",
+    )
     return y.astype(np.int64)
 
 
@@ -216,9 +220,10 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
 def _refuse_numbers_in_text(where: str, values: Sequence[Any]) -> None:
     """Refuse text that may well be numbers, before each of them becomes a class."""
     texts, numeric = [str(v) for v in values], [is_number(v) for v in values]
-    comma = next((t for t in texts if DECIMAL_COMMA.fullmatch(t)), None)
-    if comma is not None:
-        raise DataError(f"{where} holds {comma!r}: {explain_comma(comma)}")
+    refuse(
+        (text for text in texts if DECIMAL_COMMA.fullmatch(text)),
+        lambda text: f"{where} holds {text!r}: {explain_comma(text)}",
+    )
     if any(numeric):
         number, word = texts[numeric.index(True)], texts[numeric.index(False)]
         raise DataError(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.data.mapped import cache_folder
-from equifed.data.split import DataError
+from equifed.data.split import DataError, refuse
 
 Bytes = NDArray[np.uint8]
 
@@ -158,9 +158,10 @@ def read_cifar_archive(path: Path) -> dict[str, tuple[Bytes, Bytes]]:
                 found[name] = np.frombuffer(file.read(), np.uint8).reshape(_ROWS, _PIXELS + 1)
     except (OSError, EOFError, tarfile.TarError) as error:
         raise DataError(f"Cannot read {path}: {error}; delete it and fetch it again.") from None
-    absent = [name for name in _BATCHES if f"{name}.bin" not in found]
-    if absent:
-        raise DataError(f"{path} lacks the batch {absent[0]}.")
+    refuse(
+        (name for name in _BATCHES if f"{name}.bin" not in found),
+        lambda name: f"{path} lacks the batch {name}.",
+    )
     batches = [found[f"{name}.bin"] for name in _BATCHES]
     train, test = np.concatenate(batches[:5]), batches[5]
     return {"train": (train[:, 1:], train[:, 0]), "test": (test[:, 1:], test[:, 0])}

@@ -12,7 +12,7 @@ from equifed.contract.streams import Stream
 from equifed.data.columns import group_rows
 from equifed.data.federation import Federation
 from equifed.data.partitions import Imbalance, Partition, build_partition, cut_points
-from equifed.data.split import Array, DataError, Rows, Split
+from equifed.data.split import Array, DataError, Rows, Split, refuse
 from equifed.datasets.files import (
     RemoteFile,
     as_images,
@@ -152,9 +152,11 @@ def arrays(
             raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(stored)}.")
         train, test = ((stored[f"x_{k}"], stored[f"y_{k}"]) for k in ("train", "test"))
         about = {"about": str(stored["about"])} if "about" in stored else {}
-    for label, (x, y) in (("train", train), ("test", test)):
-        if len(x) != len(y):
-            raise DataError(f"{path}: x_{label} has {len(x)} rows, y_{label} {len(y)} labels.")
+    refuse(
+        ((k, *map(len, pool)) for k, pool in (("train", train), ("test", test))
+         if len(pool[0]) != len(pool[1])),
+        lambda odd: f"{path}: x_{odd[0]} has {odd[1]} rows, y_{odd[0]} {odd[2]} labels.",
+    )  # fmt: skip
     classes = tuple(str(k) for k in range(int(max(train[1].max(), test[1].max())) + 1))
     return divide(
         path.stem, _cut(train, samples), _cut(test, _sixth(samples)), partition, seed, classes,

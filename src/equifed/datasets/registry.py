@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from equifed.data.federation import Federation
 from equifed.data.preparation import Prepare
-from equifed.data.split import DataError, Holdout
+from equifed.data.split import DataError, Holdout, refuse
 from equifed.datasets import natural, pooled, shakespeare, small
 from equifed.datasets.files import RemoteFile, find
 
@@ -86,11 +86,12 @@ def load(name: str, **params: Any) -> Federation:
     <Federation 'fashion-three': 3 clients; samples: train 30, test 15>
     """
     entry = _find_entry(name)
-    wrong = sorted(set(params) - set(entry.parameters))
-    if wrong:
-        raise DataError(
-            f"Data set {name} has no parameter {wrong[0]!r}; it has {', '.join(entry.parameters)}."
-        )
+    refuse(
+        sorted(set(params) - set(entry.parameters)),
+        lambda key: (
+            f"Data set {name} has no parameter {key!r}; it has {', '.join(entry.parameters)}."
+        ),
+    )
     return entry.loader(**params)
 
 

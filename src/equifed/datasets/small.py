@@ -14,7 +14,7 @@ from equifed.contract.streams import Stream
 from equifed.data.columns import Columns, group_rows, one_hot, read_columns
 from equifed.data.federation import Federation, standardise
 from equifed.data.files import read_csv
-from equifed.data.split import DataError, Split
+from equifed.data.split import DataError, Split, refuse
 from equifed.datasets.files import as_images
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -48,9 +48,11 @@ def fashion_three(*, train: int = 1000, test: int = 500) -> Federation:
     are (1, 28, 28) in [0, 1]. The package holds the first 1,000 training and 500 test images of
     each class, in published order; fewer may be asked for.
     """
-    for label, wanted, held in (("train", train, 1000), ("test", test, 500)):
-        if not 1 <= wanted <= held:
-            raise DataError(f"fashion-three: {label} must lie in 1..{held}, got {wanted}.")
+    asked = (("train", train, 1000), ("test", test, 500))
+    refuse(
+        (given for given in asked if not 1 <= given[1] <= given[2]),
+        lambda given: f"fashion-three: {given[0]} must lie in 1..{given[2]}, got {given[1]}.",
+    )
     splits = {}
     with np.load(EMBEDDED / "fashion_three.npz") as stored:
         for label, count in (("train", train), ("test", test)):
@@ -195,9 +197,10 @@ def penguins(
     table = read_columns(EMBEDDED / "penguins.csv")
     complete = [None not in row for row in zip(*table.values(), strict=True)]
     table = table.take(np.flatnonzero(complete))
-    for name, value in (("clients", clients), ("target", target)):
-        if value not in table:
-            raise DataError(f"penguins: {name} must be one of {', '.join(table)}, got {value!r}.")
+    refuse(
+        ((k, name) for k, name in (("clients", clients), ("target", target)) if name not in table),
+        lambda odd: f"penguins: {odd[0]} must be one of {', '.join(table)}, got {odd[1]!r}.",
+    )
     if first is not None and first < 1:
         raise DataError(f"penguins: first must be at least 1, got {first}.")
     rows = np.sort(np.concatenate([r[:first] for r in group_rows(table[clients]).values()]))
@@ -261,9 +264,11 @@ def synthetic_regression(
     >>> fed.train.inputs.shape, fed.train.inputs.dtype
     ((8, 3), dtype('float64'))
     """
-    for name, value in (("clients", clients), ("features", features), ("samples", samples)):
-        if value < 1:
-            raise DataError(f"synthetic-regression: {name} must be at least 1, got {value}.")
+    counts = {"clients": clients, "features": features, "samples": samples}
+    refuse(
+        (name for name, count in counts.items() if count < 1),
+        lambda name: f"synthetic-regression: {name} must be at least 1, got {counts[name]}.",
+    )
     if clients * samples * features > MOST_NUMBERS:
         raise DataError(
             f"synthetic-regression: {clients} clients x {samples} samples x {features} features "
