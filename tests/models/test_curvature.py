@@ -15,7 +15,7 @@ from equifed.algorithms import ScaffPD
 from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
-from equifed.models.architectures import build
+from equifed.models import build
 from equifed.models.features import features
 from equifed.objectives import CVaR
 from equifed.training.loop import train

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.problems import classification
 from torch import nn
 
-from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms import FedAvg
 from equifed.contract.local import LocalSGD
 from equifed.engines.simulate import simulate
 from equifed.models.dropout import AddressedAttention, address_dropout, draw_factors

@@ -89,22 +89,24 @@ def test_blocks_of_softmax_bound_the_hessian(case: str) -> None:
         assert float(torch.linalg.eigvalsh(above)[0]) > -1e-12
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_thin_products_and_diagonals_are_those_of_the_blocks(case: str) -> None:
-    clients = engine(case)
+OWN = {
+    "squared": lambda **o: simulate(regression(outputs=2), nn.Linear(3, 2), "squared", **o),
+    "logistic": lambda **o: simulate(classification(classes=2), nn.Linear(3, 1), "logistic", **o),
+    "softmax": CASES["softmax"],
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "own"), [*((c, None) for c in CASES), *((c, "bias") for c in OWN)]
+)
+def test_thin_products_and_diagonals_are_those_of_the_blocks(case: str, own: str | None) -> None:
+    clients = (CASES | OWN if own else CASES)[case](l2=0.01, dtype=DOUBLE, own=own)
     x = point(clients)
     blocks = clients.curvature_sum(x, WEIGHTS).blocks
     thin = torch.randn(blocks.shape[1], 2, dtype=DOUBLE)
     torch.testing.assert_close(clients.curvature_sum(x, WEIGHTS, thin=thin).blocks, blocks @ thin)
     diagonal = clients.curvature_sum(x, WEIGHTS, "diagonal").blocks
     torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
-
-
-OWN = {
-    "squared": lambda **o: simulate(regression(outputs=2), nn.Linear(3, 2), "squared", **o),
-    "logistic": lambda **o: simulate(classification(classes=2), nn.Linear(3, 1), "logistic", **o),
-    "softmax": CASES["softmax"],
-}
 
 
 def profile_hessian(clients: InProcessClients, x: torch.Tensor) -> torch.Tensor:
@@ -135,17 +137,6 @@ def test_profile_losses_have_the_schur_complement(
     torch.testing.assert_close(dense(found, len(x)), truth, rtol=1e-6, atol=1e-7)
     above = dense(clients.curvature_sum(x, WEIGHTS), len(x)) - truth
     assert float(torch.linalg.eigvalsh(above)[0]) > -1e-7
-
-
-@pytest.mark.parametrize("case", OWN)
-def test_thin_products_and_diagonals_of_profile_losses(case: str) -> None:
-    clients = OWN[case](l2=0.01, dtype=DOUBLE, own="bias")
-    x = point(clients)
-    blocks = clients.curvature_sum(x, WEIGHTS).blocks
-    thin = torch.randn(blocks.shape[1], 2, dtype=DOUBLE)
-    torch.testing.assert_close(clients.curvature_sum(x, WEIGHTS, thin=thin).blocks, blocks @ thin)
-    diagonal = clients.curvature_sum(x, WEIGHTS, "diagonal").blocks
-    torch.testing.assert_close(diagonal, blocks.diagonal(dim1=1, dim2=2))
 
 
 def test_a_group_of_processes_has_the_same_schur_complement() -> None:

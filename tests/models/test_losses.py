@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equifed.data import Federation
-from equifed.models.losses import LOSSES, loss_by_name, outputs_for, predicted_classes
+from equifed.models import LOSSES, loss_by_name, outputs_for, predicted_classes
 
 few = settings(deadline=None, max_examples=40)
 numbers = st.floats(-30, 30)

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from equifed.contract.streams import Stream
-from equifed.models.architectures import MODELS, build, initialise
-from equifed.models.losses import LOSSES
+from equifed.models import LOSSES, MODELS, build, initialise
 
 SHAPES = {
     "linear": (3, 4),

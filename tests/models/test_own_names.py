@@ -15,7 +15,7 @@ from torch import nn
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
-from equifed.models.architectures import build
+from equifed.models import build
 from equifed.models.own_part import choose_own
 
 NET = nn.Sequential(

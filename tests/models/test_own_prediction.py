@@ -11,7 +11,7 @@ from tests.models.test_predictor import draw_table
 from torch import nn
 from typer.testing import CliRunner
 
-from equifed.algorithms.fedavg import FedAvg
+from equifed.algorithms import FedAvg
 from equifed.cli.main import app
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation

@@ -15,13 +15,12 @@ from tests.problems import classification, regression
 from torch import nn
 
 import equifed as ef
-from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms import FedAvg, ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
-from equifed.models.architectures import build
+from equifed.models import build
 from equifed.models.export import DESCRIPTION, ONNX, PREPARATION, export, load_exported
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average

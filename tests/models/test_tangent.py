@@ -8,11 +8,10 @@ import torch
 from tests.steps.test_steps import two_moons
 from torch import nn
 
-from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms import FedAvg, ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.engines.simulate import simulate
-from equifed.models.architectures import build
+from equifed.models import build
 from equifed.models.features import (
     choose_coordinates,
     convexify,
