@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import equifed as ef
 from equifed.cli.main import app
 from equifed.runs.config import RunConfig
-from equifed.training.tables import RunFolderError
+from equifed.training.files import RunFolderError
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
 from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
-from equifed.training.folder import RunFolderError
+from equifed.training.files import RunFolderError
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long

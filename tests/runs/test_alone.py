@@ -17,7 +17,7 @@ from equifed.report import write_report
 from equifed.runs.alone import GRID, alone
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
-from equifed.training.tables import check_folder, is_complete
+from equifed.training.folder import check_folder, is_complete
 
 pytestmark = pytest.mark.long
 

@@ -17,8 +17,8 @@ from equifed.contract.local import LocalSGD
 from equifed.report import as_json, as_methods, build, read_methods
 from equifed.runs.compare import format_comparison
 from equifed.runs.config import RunConfig
+from equifed.training.files import RunFolderError
 from equifed.training.show import COLUMNS
-from equifed.training.tables import RunFolderError
 from equifed.training.trackers import ProgressBar, follow_by_default
 
 pytestmark = pytest.mark.long

@@ -33,10 +33,20 @@ from equifed.runs.trained import write_model_card
 from equifed.runs.watching import look_at
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, read_json, seal
-from equifed.training.folder import RunFolder
-from equifed.training.open_folder import CHOSEN_BY_DATA, EXPORTED, PROGRAM
-from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import CHECKSUMS, EVENTS, FILES, SUMMARY
+from equifed.training.folder import (
+    CHOSEN_BY_DATA,
+    EXPORTED,
+    PROGRAM,
+    RunFolder,
+)
+from equifed.training.tables import (
+    CHECKSUMS,
+    CONFIG,
+    EVENTS,
+    FILES,
+    RUN,
+    SUMMARY,
+)
 
 pytestmark = pytest.mark.long
 

@@ -87,7 +87,7 @@ def admit(
     from equifed.flower.hello import StartError
     from equifed.flower.joining import admit as write_word
     from equifed.flower.kept import Kept
-    from equifed.training.tables import is_complete
+    from equifed.training.folder import is_complete
 
     try:
         kept = Kept.read(run)

@@ -174,7 +174,7 @@ def resume(
         _run_in_processes(workers, *(["--trust"] if trust else []))
     with explain_errors(run=folder):
         from equifed.runs import run as runs
-        from equifed.training.tables import is_complete
+        from equifed.training.folder import is_complete
         from equifed.training.trackers import ProgressBar
 
         complete = is_complete(folder)
@@ -188,7 +188,7 @@ def resume(
 def _ask_for_trust(folder: Path) -> bool:
     """Show what code a run's configuration names, and ask whether to load it."""
     from equifed.training.files import refuse_links
-    from equifed.training.open_folder import find_code
+    from equifed.training.folder import find_code
 
     with explain_errors(run=folder):
         refuse_links(folder)

@@ -107,7 +107,7 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt:
-        from equifed.training.provenance import CONFIG
+        from equifed.training.tables import CONFIG
 
         if run is not None and (run / CONFIG).exists():
             again = f"equifed resume {run}"

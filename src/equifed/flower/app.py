@@ -42,7 +42,7 @@ from equifed.training.files import write_file
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.provenance import PREPARATION, package_versions
+from equifed.training.tables import PREPARATION, package_versions
 
 HIDDEN: dict[str, Callable[[], HiddenSums | None]] = {
     "none": lambda: None,

@@ -22,7 +22,7 @@ from equifed.report import (
     write_card,
 )
 from equifed.training.history import History
-from equifed.training.provenance import package_versions
+from equifed.training.tables import package_versions
 
 
 def deliver(

@@ -11,7 +11,7 @@ from equifed.data.targets import Target, combine_targets
 from equifed.flower.site_data import TableSettings
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, WireError
-from equifed.training.provenance import package_versions
+from equifed.training.tables import package_versions
 
 LARGEST_SIZE = 1 << 48
 """Samples of a split that a client can say it has."""

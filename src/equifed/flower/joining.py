@@ -39,8 +39,9 @@ from equifed.flower.server import FlowerClients
 from equifed.flower.site_data import TableSettings
 from equifed.flower.site_work import describe_settings
 from equifed.training.files import write_file
+from equifed.training.folder import is_complete
 from equifed.training.history import History
-from equifed.training.tables import EVENTS, is_complete, read_events
+from equifed.training.tables import EVENTS, read_events
 
 ADMITTED = "admitted.json"
 """In a run folder: the sites that may join it, by the operator's word."""

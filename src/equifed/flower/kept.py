@@ -12,7 +12,7 @@ from equifed.flower.app_config import DEADLINES, AppConfig, FederationSettings
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.hello import StartError
 from equifed.flower.members import Members
-from equifed.training.provenance import PREPARATION
+from equifed.training.tables import PREPARATION
 
 FLOWER = "flower.json"
 """What a run folder of a federation holds besides: identity, settings, and who took part."""

@@ -29,7 +29,7 @@ from equifed.flower.statistics import describe_table
 from equifed.flower.task import PACKAGES, Schema, Task, shorten_names
 from equifed.flower.wire import Reply, Request
 from equifed.flower.worker import Client, Stale
-from equifed.training.provenance import package_versions
+from equifed.training.tables import package_versions
 
 MASKING = ("keys", "shares", "boxes", "unmask")
 """Steps of hidden sums, which need no model."""

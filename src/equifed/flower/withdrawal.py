@@ -10,8 +10,7 @@ from equifed.flower.kept import Kept
 from equifed.flower.results import slug
 from equifed.training.files import write_file
 from equifed.training.history import History
-from equifed.training.provenance import PREPARATION
-from equifed.training.tables import MODEL
+from equifed.training.tables import MODEL, PREPARATION
 
 
 def write_withdrawal(folder: Path, site: str) -> Path:

@@ -38,7 +38,7 @@ from equifed.flower.wire import (
     expect_vector,
 )
 from equifed.metrics.metric import as_metrics
-from equifed.training.provenance import package_versions
+from equifed.training.tables import package_versions
 
 
 @dataclass

@@ -21,9 +21,9 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.evaluation import Details
 from equifed.metrics import Interval, Metric, correct_counts, find_metric
 from equifed.training.files import Damaged, read_json, refuse_links
+from equifed.training.folder import is_complete
 from equifed.training.history import History, MetricRecord
-from equifed.training.provenance import share_of_method
-from equifed.training.tables import is_complete
+from equifed.training.tables import share_of_method
 
 PLAN = "comparison.json"
 MINUS, DASH, TIMES = "−", "–", "×"

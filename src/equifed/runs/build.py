@@ -30,7 +30,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.provenance import FORMAT, package_versions
+from equifed.training.tables import FORMAT, package_versions
 from equifed.training.trackers import Callback
 
 

@@ -20,19 +20,20 @@ from equifed.contract.names import show_text
 from equifed.report import Method, build, csv_text, read_methods, write_report
 from equifed.runs.trained import CARD, write_model_card
 from equifed.training.files import RunFolderError, digest, write_file
+from equifed.training.folder import is_complete, open_run_folder
 from equifed.training.history import History
-from equifed.training.open_folder import open_run_folder
-from equifed.training.provenance import CONFIG, PREPARATION, RUN
 from equifed.training.tables import (
     ALONE,
     CHECKSUMS,
+    CONFIG,
     DETAILS,
     EVENTS,
     FILES,
     MODEL,
     OWN,
+    PREPARATION,
+    RUN,
     SUMMARY,
-    is_complete,
 )
 
 __all__ = ["pack_evidence"]

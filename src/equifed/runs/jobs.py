@@ -18,13 +18,16 @@ from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
 from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, refuse_links
-from equifed.training.folder import RunFolder
+from equifed.training.folder import (
+    RunFolder,
+    find_addresses,
+    find_code,
+    is_complete,
+)
 from equifed.training.history import History, RoundRecord
 from equifed.training.missing import TrainingError
-from equifed.training.open_folder import find_addresses, find_code
-from equifed.training.provenance import CONFIG
 from equifed.training.show import print_line
-from equifed.training.tables import is_complete
+from equifed.training.tables import CONFIG
 from equifed.training.trackers import Callback, draw_bar
 
 if TYPE_CHECKING:

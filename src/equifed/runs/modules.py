@@ -19,9 +19,8 @@ from equifed.runs.addresses import load_address
 from equifed.runs.config import FrozenFeatures, RunConfig, is_address
 from equifed.runs.schema import ConfigError, choose
 from equifed.training.files import read_sealed, write_file
-from equifed.training.open_folder import find_code, open_run_folder
-from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import MODEL
+from equifed.training.folder import find_code, open_run_folder
+from equifed.training.tables import CONFIG, MODEL, RUN
 
 if TYPE_CHECKING:
     from torch import nn

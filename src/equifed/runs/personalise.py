@@ -22,8 +22,7 @@ from equifed.runs.fine_tune import Tuned, fine_tune
 from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
-from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import MODEL
+from equifed.training.tables import CONFIG, MODEL, RUN
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,11 +20,11 @@ from equifed.runs.config import build_algorithm
 from equifed.runs.schema import Checker
 from equifed.runs.with_alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.training.files import RunFolderError, digest, read_sealed
+from equifed.training.folder import is_complete
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from equifed.training.provenance import RUN, describe_value
-from equifed.training.tables import is_complete
+from equifed.training.tables import RUN, describe_value
 
 
 @dataclass(frozen=True, eq=False)

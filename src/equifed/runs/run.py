@@ -16,7 +16,6 @@ from equifed.runs.build import Run, build_run, limit_threads
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.workers import is_first
-from equifed.training import tables
 from equifed.training.files import (
     RunFolderError,
     digest,
@@ -27,11 +26,16 @@ from equifed.training.files import (
     seal,
     write_file,
 )
-from equifed.training.folder import RunFolder
+from equifed.training.folder import RunFolder, is_complete, open_run_folder
+from equifed.training.folder import refuse_existing as refuse_run
 from equifed.training.history import History
-from equifed.training.open_folder import open_run_folder
-from equifed.training.provenance import CONFIG, PREPARATION, RUN
-from equifed.training.tables import SUMMARY, check_format, is_complete
+from equifed.training.tables import (
+    CONFIG,
+    PREPARATION,
+    RUN,
+    SUMMARY,
+    check_format,
+)
 from equifed.training.trackers import Callback
 
 
@@ -102,7 +106,7 @@ def _add_alone(history: History, built: Run, out: Path | None) -> History:
 def refuse_existing(out: Path, overwrite: bool) -> None:
     """Refuse a folder that holds a run, unless to be replaced, or cannot be one."""
     if is_first():  # to the others it looks as if the run that the first one begins had been there
-        tables.refuse_existing(out, overwrite, CONFIG)
+        refuse_run(out, overwrite, CONFIG)
 
 
 def start(

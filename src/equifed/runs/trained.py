@@ -12,10 +12,15 @@ from equifed.runs.config import RunConfig
 from equifed.runs.modules import build_module
 from equifed.runs.run import load_preparation
 from equifed.training.files import RunFolderError, digest, read_sealed
+from equifed.training.folder import open_run_folder
 from equifed.training.history import History
-from equifed.training.open_folder import open_run_folder
-from equifed.training.provenance import CONFIG, RUN
-from equifed.training.tables import CLIENTS, MODEL, OWN
+from equifed.training.tables import (
+    CLIENTS,
+    CONFIG,
+    MODEL,
+    OWN,
+    RUN,
+)
 
 if TYPE_CHECKING:
     from torch import nn

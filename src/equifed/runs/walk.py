@@ -28,8 +28,8 @@ from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, WorstCase
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
-from equifed.training.provenance import describe_value
 from equifed.training.stopping import StopAtGap
+from equifed.training.tables import describe_value
 
 WAY = (4, 16)
 """What the last penalty is divided by on the way to the worst case."""

@@ -13,13 +13,13 @@ import numpy as np
 
 from equifed.metrics.metric import find_metric
 from equifed.training.files import RunFolderError, is_worked_on, refuse_links
+from equifed.training.folder import is_complete
 from equifed.training.history import History
-from equifed.training.provenance import CONFIG
 from equifed.training.show import format_metric
 from equifed.training.tables import (
     CLIENTS,
+    CONFIG,
     EVENTS,
-    is_complete,
     read_events,
     read_metrics,
     read_names,

@@ -24,9 +24,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from equifed.contract.vectors import ClientVectors
-from equifed.training.files import Damaged, digest, read_json, read_sealed, seal, write_file
-from equifed.training.provenance import FORMAT
-from equifed.training.tables import check_format
+from equifed.training.files import (
+    UNREADABLE,
+    Damaged,
+    digest,
+    read_json,
+    read_sealed,
+    seal,
+    write_file,
+)
+from equifed.training.tables import FORMAT, check_format
 
 if TYPE_CHECKING:
     import torch
@@ -36,14 +43,15 @@ if TYPE_CHECKING:
 State = TypeVar("State", bound=type)
 
 KEEP = 2
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading a hostile checkpoint may raise."""
 
 _REGISTERED: dict[str, type] = {}
 
 
 class CheckpointError(RuntimeError):
     """No usable checkpoint, and why."""
+
+
+UNUSABLE: tuple[type[Exception], ...] = (*UNREADABLE, CheckpointError, Damaged)
 
 
 def save(folder: Path, round: int, state: Any, extra: dict[str, Any], kept: Any = None) -> None:
@@ -81,7 +89,7 @@ def load(
             if check is not None:
                 check(found[2])
             return found
-        except (*UNREADABLE, CheckpointError, Damaged) as error:
+        except UNUSABLE as error:
             problems.append(f"round {round}: {error}")
     reason = "; ".join(problems) if problems else "there is none"
     raise CheckpointError(f"No usable checkpoint in {folder} ({reason}); start the run again.")

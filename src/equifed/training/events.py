@@ -15,6 +15,7 @@ import numpy as np
 
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Weights
+from equifed.contract.clients import Clients
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
 from equifed.training.given_out import Kept
 from equifed.training.history import History
@@ -74,6 +75,12 @@ def follow_leader(kept: Kept, weights: Weights) -> tuple[Kept, int | None]:
         return replace(kept, leader=-1, leads=0), None
     leads = kept.leads + 1 if kept.leader == first else 1
     return replace(kept, leader=first, leads=leads), first if leads == ROUNDS else None
+
+
+def tell_choice(clients: Clients) -> list[dict[str, Any]]:
+    """Return the event that says which engine was chosen by measuring."""
+    told = clients.choice
+    return [{"event": "note", "round": 0, "reason": told}] if told else []
 
 
 def describe_directions(asked: Sequence[Metric]) -> list[str]:

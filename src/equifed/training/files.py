@@ -6,12 +6,16 @@ every problem of reading becomes a :class:`RunFolderError` that names the file.
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
 import json
 import os
 import socket
 import time
+import tomllib
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,11 @@ from typing import IO, Any
 
 LOCK = ".lock"
 SEAL = "sha256"
+UNREADABLE: tuple[type[Exception], ...] = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    EOFError, csv.Error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What reading a file of wrong content may raise."""
 
 
 class RunFolderError(RuntimeError):
@@ -82,18 +91,31 @@ def _digest_of(plain: Mapping[str, Any]) -> str:
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 
-def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """Read a JSON file; whatever is wrong with it becomes one error that names it."""
+@contextmanager
+def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Turn whatever is wrong with a file's content into one error that names the file."""
     try:
+        yield
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing.") from None
+    except UNREADABLE + more as error:
+        reason = str(error) or type(error).__name__
+        raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
+
+
+def read_json(path: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """Read a JSON file."""
+    with reading(path):
         found = json.loads(path.read_bytes())
         if not isinstance(found, kind):
             raise ValueError(f"a {kind.__name__} is expected, not a {type(found).__name__}")
         return found
-    except FileNotFoundError:
-        raise Damaged(f"{path} is missing.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = str(error) or type(error).__name__
-        raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file."""
+    with reading(path):
+        return tomllib.loads(path.read_bytes().decode())
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

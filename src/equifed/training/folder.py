@@ -1,37 +1,84 @@
-"""The folder of a run: tables that grow, checkpoints, and at the end the summary and the model.
+"""The folder of a run: opened, refused, written, and cut back to a checkpoint.
 
-A checkpoint remembers how long the tables were, so a resumed run cuts off what was written after it
-and goes on to the same bytes that an uninterrupted run writes.
+Tables only grow; a summary at the end says that the run is complete. A checkpoint remembers how
+long the tables were, so a resumed run cuts off what was written after it and goes on to the same
+bytes that an uninterrupted run writes.
+
+A folder may come from somebody else: everything that reads one calls :func:`open_run_folder` first.
+A checksum shows damage, not forgery: whoever changes a folder can write new checksums.
 """
 
 from __future__ import annotations
 
+import csv
+import datetime
 import hashlib
+import io
+import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typing_extensions import override
 
+from equifed.contract.arrays import Weights
 from equifed.contract.clients import Group
-from equifed.contract.evaluation import Hits
-from equifed.training.checkpoint import collect
-from equifed.training.files import RunFolderError, refuse_links
-from equifed.training.given_out import Kept
-from equifed.training.history import History
-from equifed.training.hits import pack_hits, unpack_hits
-from equifed.training.provenance import RUN, write_provenance
-from equifed.training.tables import CLIENTS, EVENTS, TABLES, Tables, check_tables, read_names
+from equifed.contract.evaluation import Details, Hits
+from equifed.contract.names import to_cell
+from equifed.training import checkpoint
+from equifed.training.files import (
+    Damaged,
+    RunFolderError,
+    check_file,
+    digest,
+    read_json,
+    read_sealed,
+    read_toml,
+    refuse_links,
+    seal,
+    write_file,
+)
+from equifed.training.tables import (
+    ALONE,
+    CHECKSUMS,
+    CLIENTS,
+    CONFIG,
+    DETAILS,
+    EVENTS,
+    FILES,
+    HITS,
+    MODEL,
+    OWN,
+    PREPARATION,
+    RECORDED,
+    RUN,
+    SUMMARY,
+    TABLES,
+    WITHOUT_OWN,
+    MetricRecord,
+    RoundRecord,
+    pack_hits,
+    read_names,
+    unpack_hits,
+)
 
 if TYPE_CHECKING:
     import torch
 
+    Parameters = dict[str, torch.Tensor] | None
 
-class RunFolder(Tables):
+GROWING = (*TABLES, EVENTS)
+CHECKPOINTS = "checkpoint"
+EXPORTED, PROGRAM = "predictor.json", "model.pt2"
+"""Of a model that ``equifed export`` wrote: its description, and the program, which is code."""
+CHOSEN_BY_DATA = ("name", "partition")
+"""Settings of ``[data]`` that may name code; in the others a colon means nothing."""
+
+
+class RunFolder:
     """Writes one run; of the processes of a group, the first one does.
 
     Parameters
@@ -54,80 +101,120 @@ class RunFolder(Tables):
         group: Group | None = None,
         more: bool = False,
     ) -> None:
-        super().__init__(path, names, writes=group is None or group.rank == 0)
-        self._group, self._saved_at, self._more = group, time.monotonic(), more
+        self.path, self.names, self.writes = Path(path), tuple(names), not (group and group.rank)
+        self._group, self._more, self._saved_at = group, more, time.monotonic()
+        self._sums = {name: hashlib.sha256() for name in GROWING}
 
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.path / "checkpoint"
+        return self.path / CHECKPOINTS
 
-    @override
     def create(self, overwrite: bool = False) -> None:
-        super().create(overwrite)
-        if self.writes and self.checkpoints.exists():
-            for file in self.checkpoints.iterdir():
-                file.unlink()
-        self._wait()
+        """Make the folder with empty tables; refuse one that holds a run."""
+        if self.writes:
+            refuse_existing(self.path, overwrite)
+            self.path.mkdir(parents=True, exist_ok=True)
+            old = (self.path / name for name in (*RECORDED, SUMMARY, CHECKSUMS))
+            for file in (*old, *self.checkpoints.glob("*")):
+                file.unlink(missing_ok=True)
+            (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
+            self._sums = {name: hashlib.sha256() for name in GROWING}
+            for name, columns in TABLES.items():
+                self._append(name, [columns])
+            (self.path / EVENTS).touch()
+        self.wait()
 
     def describe(self, told: Mapping[str, Any], preparation: bytes | None) -> None:
         """Say what the run was made of, unless whoever made the folder has said it."""
         if self.writes and not (self.path / RUN).exists():
             write_provenance(self.path, told, preparation)
 
-    @override
+    def round(self, record: RoundRecord) -> None:
+        """Append a round."""
+        self._append("rounds.csv", [record.to_row()])
+
+    def evaluation(self, records: Sequence[MetricRecord]) -> None:
+        """Append an evaluation."""
+        for record in records:
+            self._append("metrics.csv", record.to_rows(self.names))
+
+    def weights(self, round: int, weights: Weights) -> None:
+        """Append the clients' weights."""
+        pairs = zip(self.names, weights, strict=True)
+        rows = [[str(round), to_cell(name), repr(float(weight))] for name, weight in pairs]
+        self._append("weights.csv", rows)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Append an event; its time is added here."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._write(EVENTS, json.dumps({**event, "time": now}) + "\n")
+
+    def hits(self, hits: Mapping[str, Hits]) -> None:
+        """Replace what is known about single samples."""
+        if self.writes and hits:
+            write_file(self.path / HITS, pack_hits(hits))
+
+    def details(self, details: Details | None) -> None:
+        """Write what single samples say about the model that was given out."""
+        if self.writes and details is not None:
+            write_file(self.path / DETAILS, json.dumps(details.to_dict()).encode() + b"\n")
+
+    def alone(self, record: MetricRecord | None) -> None:
+        """Write what the clients would have with models of their own, as in ``metrics.csv``."""
+        self._replace(ALONE, record)
+
+    def without_own(self, record: MetricRecord | None) -> None:
+        """Write what the clients would have without their own parts, as in ``metrics.csv``."""
+        self._replace(WITHOUT_OWN, record)
+
     def finish(
-        self,
-        summary: Mapping[str, Any],
-        parameters: dict[str, torch.Tensor] | None,
-        own: dict[str, torch.Tensor] | None = None,
+        self, summary: Mapping[str, Any], parameters: Parameters, own: Parameters = None
     ) -> None:
-        if not self._more:
-            super().finish(summary, parameters, own)
-        self._wait()
+        """Write the model, the checksums of all files, and then the summary: the run is complete.
+
+        It is not, if something comes after training.
+        """
+        if self.writes and not self._more:
+            for name, values in ((MODEL, parameters), (OWN, own)):
+                if values is not None:
+                    from safetensors.torch import save
+
+                    write_file(self.path / name, save(values))
+            content = (json.dumps(summary, indent=2) + "\n").encode()
+            there = (name for name in FILES if (self.path / name).exists())
+            sums = {name: digest((self.path / name).read_bytes()) for name in there}
+            write_file(self.path / CHECKSUMS, seal({**sums, SUMMARY: digest(content)}))
+            write_file(self.path / SUMMARY, content)
+        self.wait()
 
     def due(self, seconds: float) -> bool:
         """Tell whether the last checkpoint is at least that old, by the first process's clock."""
         due = time.monotonic() - self._saved_at >= seconds
         return due if self._group is None else self._group.from_first(str(due)) == "True"
 
-    def save(self, round: int, state: Any, kept: Kept, hits: Mapping[str, Hits]) -> None:
+    def save(self, round: int, state: Any, kept: Any, hits: Mapping[str, Hits]) -> None:
         """Flush the tables and write a checkpoint, which holds all that is not in them."""
-        from equifed.training import checkpoint
-
-        state = collect(state)
+        state = checkpoint.collect(state)
         if not self.writes:
             return
         lengths = {}
-        for name in (*TABLES, EVENTS):
+        for name in GROWING:
             with (self.path / name).open("ab") as file:
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
         sums = {name: self._sums[name].hexdigest() for name in lengths}
-        extra = {"lengths": lengths, "sums": sums}
         single = np.frombuffer(bytearray(pack_hits(hits)), dtype=np.uint8)
+        extra = {"lengths": lengths, "sums": sums}
         checkpoint.save(self.checkpoints, round, state, extra, (kept, single))
         self._saved_at = time.monotonic()
 
-    def restore(self, template: Any) -> tuple[int, Any, Kept, History]:
-        """Cut the tables back to the newest checkpoint; return all that it holds, and them."""
-        from equifed.training import checkpoint
+    def restore(self, template: Any) -> tuple[int, Any, Any, dict[str, Hits]]:
+        """Cut the tables back to the newest checkpoint; return round, state, kept and hits.
 
+        Who reads the tables then calls :meth:`wait`: nothing is written before all have read.
+        """
         refuse_links(self.path)
-        self._check_names()
-        check = partial(check_tables, self.path) if self.writes else None
-        round, state, extra = checkpoint.load(self.checkpoints, template, check)
-        for name, length in extra["lengths"].items() if self.writes else ():
-            os.truncate(self.path / name, length)
-            self._sums[name] = hashlib.sha256((self.path / name).read_bytes())
-        self._wait()
-        history = History.read_tables(self.path)
-        kept, single = extra["kept"]
-        history.hits = unpack_hits(single.tobytes())
-        self._wait()  # nothing is written before all have read
-        return round, state, kept, history
-
-    def _check_names(self) -> None:
         found = read_names(self.path / CLIENTS)
         if found != self.names:
             raise RunFolderError(
@@ -135,7 +222,191 @@ class RunFolder(Tables):
                 f"{len(found)} clients, {', '.join(found[:3])}, ...; the data have "
                 f"{len(self.names)}, {', '.join(self.names[:3])}, ..."
             )
+        check = partial(_check_tables, self.path) if self.writes else None
+        round, state, extra = checkpoint.load(self.checkpoints, template, check)
+        for name, length in extra["lengths"].items() if self.writes else ():
+            os.truncate(self.path / name, length)
+            self._sums[name] = hashlib.sha256((self.path / name).read_bytes())
+        self.wait()
+        kept, single = extra["kept"]
+        return round, state, kept, unpack_hits(single.tobytes())
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until all processes of the group are here."""
         if self._group is not None:
             self._group.wait()
+
+    def _replace(self, name: str, record: MetricRecord | None) -> None:
+        if self.writes and record is not None:
+            (self.path / name).unlink(missing_ok=True)
+            self._append(name, [TABLES["metrics.csv"], *record.to_rows(self.names)])
+
+    def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._write(name, text.getvalue())
+
+    def _write(self, name: str, text: str) -> None:
+        if self.writes:
+            with (self.path / name).open("ab") as file:
+                file.write(text.encode())
+            if name in self._sums:
+                self._sums[name].update(text.encode())
+
+
+def write_provenance(folder: Path, told: Mapping[str, Any], preparation: bytes | None) -> None:
+    """Write ``run.json``, the configuration if there was one, and how the data were prepared."""
+    import tomli_w
+
+    for name in (CONFIG, RUN, PREPARATION):  # of a run that was replaced
+        (folder / name).unlink(missing_ok=True)
+    if preparation is not None:
+        write_file(folder / PREPARATION, preparation)
+    if not told:
+        return
+    plain = {key: value for key, value in told.items() if key not in ("config", "sha256")}
+    if told.get("config"):
+        text = tomli_w.dumps(told["config"]).encode()
+        plain[CONFIG] = digest(text)
+        write_file(folder / CONFIG, text)
+    write_file(folder / RUN, seal(plain))
+
+
+def format_preparation(trained: Any, folder: Path | None) -> bytes | None:
+    """Return how the data of a run were prepared: from what predicts, or from the run's folder."""
+    prepared = getattr(trained, "preparation", None)
+    if prepared is not None:
+        return json.dumps(prepared.to_json(), indent=1).encode() + b"\n"
+    path = None if folder is None else folder / PREPARATION
+    return path.read_bytes() if path is not None and path.exists() else None
+
+
+# -- who may read and replace a folder ----------------------------------------------------------
+
+
+def is_complete(folder: Path) -> bool:
+    """Tell whether a folder holds a run that has ended."""
+    return (folder / SUMMARY).exists()
+
+
+def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
+    """Refuse a folder that cannot be one, or that holds a run: its tables, or one of ``more``."""
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file; choose a folder.")
+    if not any((folder / name).exists() for name in ("rounds.csv", *more)):
+        return
+    if not overwrite:
+        raise RunFolderError(
+            f"{folder} already holds a run; choose another folder, pass --overwrite to replace it, "
+            f"or continue it with: equifed resume {folder}"
+        )
+    refuse_links(folder)  # what replaces the run would be written through them
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder with a file that is not what a run wrote.
+
+    A complete run has checksums of everything; one that was interrupted has them for its tables up
+    to a checkpoint. Those of version 0.1 have none.
+    """
+    if is_complete(folder):
+        summary = read_json(folder / SUMMARY)
+        if (folder / CHECKSUMS).exists() or "format" in summary:
+            for name, expected in read_sealed(folder / CHECKSUMS).items():
+                _check_one(folder, name, (*FILES, SUMMARY), expected)
+        return
+    for path in sorted((folder / CHECKPOINTS).glob("*.json"), reverse=True):
+        try:
+            manifest = read_sealed(path)
+        except Damaged:
+            continue  # damaged, or of version 0.1; an older one may do
+        _check_tables(folder, manifest["extra"])
+        return
+
+
+def _check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
+    """Refuse tables that do not begin with what they held at a checkpoint."""
+    for name, length in extra["lengths"].items():
+        _check_one(folder, name, GROWING, extra["sums"][name], length)
+
+
+def _check_one(
+    folder: Path, name: str, known: Sequence[str], expected: str, length: int | None = None
+) -> None:
+    """Compare a file with its checksum; a name that no run writes might lead out of the folder."""
+    if name not in known:
+        raise Damaged(f"{folder} is damaged: it has a checksum of {name!r}, which no run writes.")
+    check_file(folder / name, expected, length)
+
+
+def open_run_folder(
+    folder: str | Path,
+    *,
+    trust: bool = False,
+    data_only: bool = False,
+    check: Callable[[Path], object] = check_folder,
+) -> Path:
+    """Return the path of a run folder, or of an exported one, once it may be read.
+
+    It refuses, in this order: symbolic links, files that do not match their checksums, and code
+    that the folder would load. Nothing of the folder is imported before.
+
+    Parameters
+    ----------
+    folder : path
+        The folder. It may be a link itself, because the user has named it; nothing in it may be.
+    trust : bool
+        Accept that the folder's code is loaded. It runs with the user's rights.
+    data_only : bool
+        The caller reads tables and weights, and loads nothing that the configuration names.
+    check : callable
+        What compares the files with their checksums.
+
+    Raises
+    ------
+    RunFolderError
+        With the file or the code that is refused, and what to do.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise RunFolderError(f"{path} is no folder; give the folder of a run.")
+    refuse_links(path)
+    check(path)
+    code = [] if data_only or trust else find_code(path)
+    if code:
+        raise RunFolderError(
+            f"{path} would run code: {', '.join(code)}. If you know what this code does and trust "
+            "it, repeat with --trust (in Python trust=True)."
+        )
+    return path
+
+
+def find_code(folder: Path) -> list[str]:
+    """Return the code that a folder would load, without loading it.
+
+    That is what its configuration names as ``package.module:Name``, and an exported program.
+    """
+    exported = (folder / EXPORTED).exists() and (folder / PROGRAM).exists()
+    programs = [str(folder / PROGRAM)] if exported else []
+    config = folder / CONFIG
+    return sorted(find_addresses(read_toml(config)) if config.exists() else ()) + programs
+
+
+def find_addresses(config: Mapping[str, Any]) -> set[str]:
+    """Return what a configuration names as ``package.module:Name``.
+
+    >>> find_addresses({"model": "mine:Net", "data": {"name": "table", "target": "a:b"}})
+    {'mine:Net'}
+    """
+    data = config.get("data")
+    if isinstance(data, Mapping):
+        data = {key: data[key] for key in CHOSEN_BY_DATA if key in data}
+    return set(_addresses({**config, "data": data}))
+
+
+def _addresses(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and ":" in value:
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _addresses(inner)

@@ -15,15 +15,13 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
 from equifed.training.files import RunFolderError
-from equifed.training.given_out import GivenOut, certified
-from equifed.training.hits import HITS, read_hits
-from equifed.training.open_folder import open_run_folder
-from equifed.training.provenance import (
-    FORMAT,
+from equifed.training.folder import (
+    RunFolder,
     format_preparation,
-    read_provenance,
+    open_run_folder,
     write_provenance,
 )
+from equifed.training.given_out import GivenOut, certified
 from equifed.training.show import describe_history, draw_history, render_clients, tabulate_history
 from equifed.training.tables import MetricRecord, RoundRecord
 
@@ -225,7 +223,7 @@ class History:
         """Return the run in a few numbers: its cost, each metric's average and worst client."""
         given = self.given_out
         out: dict[str, Any] = {
-            "format": FORMAT,
+            "format": tables.FORMAT,
             "clients": len(self.names),
             "rounds": self.rounds[-1].round if self.rounds else 0,
             "given_out": None if given is None else asdict(given),
@@ -339,7 +337,7 @@ class History:
         ``run.json`` tells what the run was made of, ``config.toml`` its configuration if it had
         one, ``preparation.json`` how the data were prepared.
         """
-        out = tables.Tables(folder, self.names)
+        out = RunFolder(folder, self.names)
         out.create(overwrite)
         for record in self.rounds:
             out.round(record)
@@ -368,10 +366,9 @@ class History:
             raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
         open_run_folder(path, data_only=True)
         history = cls.read_tables(path)
-        history.hits = read_hits(path / HITS)
-        if model and (path / tables.MODEL).exists():
+        history.hits = tables.read_hits(path / tables.HITS)
+        if model:
             history.parameters = tables.read_model(path / tables.MODEL)
-        if model and (path / tables.OWN).exists():
             history.own = tables.read_model(path / tables.OWN)
         return history
 
@@ -388,7 +385,7 @@ class History:
             details=tables.read_details(path / tables.DETAILS),
             alone=next(iter(tables.read_metrics(path / tables.ALONE, names)), None),
             without_own=next(iter(tables.read_metrics(path / tables.WITHOUT_OWN, names)), None),
-            provenance=read_provenance(path),
+            provenance=tables.read_provenance(path),
             folder=path,
         )
 

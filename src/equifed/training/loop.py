@@ -21,9 +21,10 @@ from equifed.training.events import (
     describe_directions,
     find_warnings,
     lacks_losses,
+    tell_choice,
     tell_touches,
 )
-from equifed.training.folder import RunFolder
+from equifed.training.folder import RunFolder, format_preparation
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
 from equifed.training.missing import MissingPolicy, TrainingError, play_round
@@ -35,7 +36,7 @@ from equifed.training.own_part import (
     own_of,
     tell_own,
 )
-from equifed.training.provenance import describe_run, format_preparation, tell_choice
+from equifed.training.tables import describe_run
 from equifed.training.trackers import Callback, follow_by_default
 
 if TYPE_CHECKING:
@@ -362,7 +363,10 @@ class _Training:
     def _resume(self, template: Any) -> tuple[Any, int]:
         if self.folder is None:
             raise ValueError("resume needs a run folder.")
-        done, state, self.kept, self.history = self.folder.restore(template)
+        done, state, self.kept, hits = self.folder.restore(template)
+        self.history = History.read_tables(self.folder.path)
+        self.history.hits = hits
+        self.folder.wait()  # nothing is written before all have read
         self._event({"event": "resume", "round": done})
         self._save(done, state)
         return state, done

@@ -1,40 +1,28 @@
-"""The tables of a run: what is recorded, and the files of a run folder that hold it.
-
-Tables are only ever appended to; a summary at the end says that the run is complete.
-"""
+"""What a run folder holds: the names of its files, their records, and how they are read."""
 
 from __future__ import annotations
 
 import csv
-import datetime
-import hashlib
+import dataclasses
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import platform
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Details, Hits
 from equifed.contract.names import to_cell
 from equifed.metrics.metric import find_metric
-from equifed.training.files import (
-    Damaged,
-    RunFolderError,
-    check_file,
-    digest,
-    read_json,
-    read_sealed,
-    refuse_links,
-    seal,
-    write_file,
-)
-from equifed.training.hits import HITS, pack_hits
-from equifed.training.provenance import CONFIG, FORMAT, PREPARATION, RUN
+from equifed.training.files import Damaged, RunFolderError, read_json, read_toml, reading
 
 if TYPE_CHECKING:
     import torch
@@ -46,16 +34,37 @@ TABLES = {
     "metrics.csv": ("round", "client", "split", "metric", "value", "n"),
     "weights.csv": ("round", "client", "lambda"),
 }  # fmt: skip
-CLIENTS, EVENTS, SUMMARY, MODEL, OWN = (
-    "clients.json", "events.jsonl", "summary.json", "model.safetensors", "own.safetensors"
+CLIENTS, EVENTS, SUMMARY, CHECKSUMS = (
+    "clients.json", "events.jsonl", "summary.json", "checksums.json"
 )  # fmt: skip
-CHECKSUMS, DETAILS = "checksums.json", "details.json"
+MODEL, OWN, HITS, DETAILS = "model.safetensors", "own.safetensors", "hits.npz", "details.json"
 ALONE, WITHOUT_OWN = "alone.csv", "without_own.csv"
-FILES = (
-    *TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, WITHOUT_OWN, CONFIG, RUN,
-    PREPARATION,
-)  # fmt: skip
+CONFIG, RUN, PREPARATION = "config.toml", "run.json", "preparation.json"
+RECORDED = (*TABLES, EVENTS, CLIENTS, MODEL, OWN, HITS, DETAILS, ALONE, WITHOUT_OWN)
+FILES = (*RECORDED, CONFIG, RUN, PREPARATION)
 """What the checksums of a complete run are of, where it is there."""
+
+FORMAT = 2
+"""Of run folders and checkpoints; those of version 0.1 carry no number."""
+PACKAGES = ("equifed", "torch", "numpy", "scipy")
+"""What numbers depend on."""
+
+
+def check_format(told: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to go on with what another version wrote, given what the file says of itself."""
+    found = told.get("format")
+    if found == FORMAT:
+        return
+    who = f"a later equifed (format {found}, known here: {FORMAT})"
+    if found is None:
+        who = "equifed 0.1, whose names and checkpoints differ"
+    raise RunFolderError(
+        f"{folder} was written by {who}. It can be read and reported, but not resumed: start it "
+        f"again, or resume it with {'0.1' if found is None else 'that version'}."
+    )
+
+
+# -- rounds, metrics, weights, events -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,10 +113,8 @@ class MetricRecord:
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse fractions outside [0, 1]."""
-        if not find_metric(self.metric).is_fraction:
-            return
         wrong = np.flatnonzero((self.values < 0) | (self.values > 1 + 1e-9))
-        if len(wrong):
+        if find_metric(self.metric).is_fraction and len(wrong):
             i = int(wrong[0])
             raise ValueError(
                 f"Client {names[i]} has a {self.split} {self.metric} of {self.values[i]:.6g} after "
@@ -125,224 +132,6 @@ class MetricRecord:
         ]
 
 
-class Tables:
-    """Writes the tables of one run.
-
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    names : sequence of str
-        The clients.
-    writes : bool
-        Whether this process writes anything at all; of several that share a run, one does.
-    """
-
-    def __init__(self, path: str | Path, names: Sequence[str], writes: bool = True) -> None:
-        self.path, self.names, self.writes = Path(path), tuple(names), writes
-        self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
-
-    def create(self, overwrite: bool = False) -> None:
-        """Make the folder with empty tables; refuse one that holds a run."""
-        if not self.writes:
-            return
-        refuse_existing(self.path, overwrite)
-        self.path.mkdir(parents=True, exist_ok=True)
-        for name in (
-            *TABLES,
-            EVENTS,
-            HITS,
-            DETAILS,
-            ALONE,
-            WITHOUT_OWN,
-            SUMMARY,
-            CHECKSUMS,
-            MODEL,
-            OWN,
-        ):
-            (self.path / name).unlink(missing_ok=True)
-        (self.path / CLIENTS).write_text(json.dumps(list(self.names)), encoding="utf-8")
-        self._sums = {name: hashlib.sha256() for name in (*TABLES, EVENTS)}
-        for name, columns in TABLES.items():
-            self._append(name, [columns])
-        (self.path / EVENTS).touch()
-
-    def round(self, record: RoundRecord) -> None:
-        """Append a round."""
-        self._append("rounds.csv", [record.to_row()])
-
-    def evaluation(self, records: Sequence[MetricRecord]) -> None:
-        """Append an evaluation."""
-        for record in records:
-            self._append("metrics.csv", record.to_rows(self.names))
-
-    def weights(self, round: int, weights: Weights) -> None:
-        """Append the clients' weights."""
-        pairs = zip(self.names, weights, strict=True)
-        self._append(
-            "weights.csv", [[str(round), to_cell(name), repr(float(w))] for name, w in pairs]
-        )
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Append an event; its time is added here."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._write(EVENTS, json.dumps({**event, "time": now}) + "\n")
-
-    def hits(self, hits: Mapping[str, Hits]) -> None:
-        """Replace what is known about single samples."""
-        if self.writes and hits:
-            write_file(self.path / HITS, pack_hits(hits))
-
-    def details(self, details: Details | None) -> None:
-        """Write what single samples say about the model that was given out."""
-        if self.writes and details is not None:
-            write_file(self.path / DETAILS, json.dumps(details.to_dict()).encode() + b"\n")
-
-    def alone(self, record: MetricRecord | None) -> None:
-        """Write what the clients would have with models of their own, as in ``metrics.csv``."""
-        self._replace(ALONE, record)
-
-    def without_own(self, record: MetricRecord | None) -> None:
-        """Write what the clients would have without their own parts, as in ``metrics.csv``."""
-        self._replace(WITHOUT_OWN, record)
-
-    def _replace(self, name: str, record: MetricRecord | None) -> None:
-        if self.writes and record is not None:
-            (self.path / name).unlink(missing_ok=True)
-            self._append(name, [TABLES["metrics.csv"], *record.to_rows(self.names)])
-
-    def finish(
-        self,
-        summary: Mapping[str, Any],
-        parameters: dict[str, torch.Tensor] | None,
-        own: dict[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Write the model and then the summary, whose presence says that the run is complete.
-
-        Before it come the checksums of all files of the run.
-        """
-        if not self.writes:
-            return
-        for name, values in ((MODEL, parameters), (OWN, own)):
-            if values is not None:
-                from safetensors.torch import save
-
-                write_file(self.path / name, save(values))
-        content = (json.dumps(summary, indent=2) + "\n").encode()
-        there = (name for name in FILES if (self.path / name).exists())
-        sums = {name: digest((self.path / name).read_bytes()) for name in there}
-        write_file(self.path / CHECKSUMS, seal({**sums, SUMMARY: digest(content)}))
-        write_file(self.path / SUMMARY, content)
-
-    def _append(self, name: str, rows: Sequence[Sequence[str]]) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self._write(name, text.getvalue())
-
-    def _write(self, name: str, text: str) -> None:
-        if self.writes:
-            content = text.encode()
-            with (self.path / name).open("ab") as file:
-                file.write(content)
-            if name in self._sums:
-                self._sums[name].update(content)
-
-
-def is_complete(folder: Path) -> bool:
-    """Tell whether a folder holds a run that has ended."""
-    return (folder / SUMMARY).exists()
-
-
-def refuse_existing(folder: Path, overwrite: bool, *more: str) -> None:
-    """Refuse a folder that cannot be one, or that holds a run: its tables, or one of ``more``."""
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file; choose a folder.")
-    if not overwrite and any((folder / name).exists() for name in ("rounds.csv", *more)):
-        raise RunFolderError(
-            f"{folder} already holds a run; choose another folder, pass --overwrite to replace it, "
-            f"or continue it with: equifed resume {folder}"
-        )
-    if any((folder / name).exists() for name in ("rounds.csv", *more)):
-        refuse_links(folder)  # what replaces the run would be written through them
-
-
-def check_format(told: Mapping[str, Any], folder: Path) -> None:
-    """Refuse to go on with what another version wrote, given what the file says of itself."""
-    found = told.get("format")
-    if found == FORMAT:
-        return
-    who = f"a later equifed (format {found}, known here: {FORMAT})"
-    if found is None:
-        who = "equifed 0.1, whose names and checkpoints differ"
-    raise RunFolderError(
-        f"{folder} was written by {who}. It can be read and reported, but not resumed: start it "
-        f"again, or resume it with {'0.1' if found is None else 'that version'}."
-    )
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder with a file that is not what a run wrote.
-
-    A complete run has checksums of everything; one that was interrupted has them for its tables up
-    to a checkpoint. Those of version 0.1 have none.
-    """
-    if is_complete(folder):
-        summary = read_json(folder / SUMMARY)
-        if not (folder / CHECKSUMS).exists() and "format" not in summary:
-            return
-        for name, expected in read_sealed(folder / CHECKSUMS).items():
-            _check_name(name, (*FILES, SUMMARY), folder / CHECKSUMS)
-            check_file(folder / name, expected)
-        return
-    for path in sorted((folder / "checkpoint").glob("*.json"), reverse=True):
-        try:
-            manifest = read_sealed(path)
-        except Damaged:
-            continue  # damaged, or of version 0.1; an older one may do
-        check_tables(folder, manifest["extra"])
-        return
-
-
-def read_model(path: Path) -> dict[str, torch.Tensor]:
-    """Return the parameters of ``model.safetensors``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
-        return load(path.read_bytes())
-    except (OSError, ValueError, SafetensorError) as error:
-        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
-
-
-def check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
-    """Refuse tables that do not begin with what they held at a checkpoint."""
-    for name, length in extra["lengths"].items():
-        _check_name(name, (*TABLES, EVENTS), folder)
-        check_file(folder / name, extra["sums"][name], length)
-
-
-def _check_name(name: str, known: Sequence[str], where: Path) -> None:
-    """Refuse a name that is no file of a run: it might lead out of the folder."""
-    if name not in known:
-        raise Damaged(f"{where} is damaged: it has a checksum of {name!r}, which no run writes.")
-
-
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading a table of wrong content may raise."""
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn whatever is wrong with a table into one error that names it."""
-    try:
-        yield
-    except UNREADABLE as error:
-        reason = str(error) or type(error).__name__
-        raise Damaged(f"{path} is damaged: it cannot be read ({reason}).") from None
-    except csv.Error as error:
-        raise Damaged(f"{path} is damaged: it cannot be read ({error}).") from None
-
-
 def read_names(path: Path) -> tuple[str, ...]:
     """Return the clients of ``clients.json``."""
     names = read_json(path, list)
@@ -353,20 +142,15 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 def read_rounds(path: Path) -> list[RoundRecord]:
     """Return the records of ``rounds.csv``."""
-    with _reading(path):
+    with reading(path):
         return [RoundRecord.from_row(row) for row in _read_rows(path)]
-
-
-def _read_rows(path: Path) -> list[list[str]]:
-    """Return the whole lines of a CSV file after its header; none if it does not exist."""
-    return list(csv.reader(io.StringIO(_whole_lines(path))))[1:]
 
 
 def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
     """Return the records of ``metrics.csv``."""
     position = {to_cell(name): i for i, name in enumerate(names)}
     records: dict[tuple[int, str, str], MetricRecord] = {}
-    with _reading(path):
+    with reading(path):
         for round, client, split, metric, value, n in _read_rows(path):
             key = (int(round), split, metric)
             if key not in records:
@@ -377,20 +161,11 @@ def read_metrics(path: Path, names: Sequence[str]) -> list[MetricRecord]:
     return list(records.values())
 
 
-def read_details(path: Path) -> Details | None:
-    """Return what single samples say; None: it was not asked."""
-    if not path.exists():
-        return None
-    told = read_json(path)
-    with _reading(path):
-        return Details.from_dict(told)
-
-
 def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:
     """Return the weights of ``weights.csv`` by round."""
     position = {to_cell(name): i for i, name in enumerate(names)}
     weights: dict[int, Weights] = {}
-    with _reading(path):
+    with reading(path):
         for round, client, weight in _read_rows(path):
             weights.setdefault(int(round), np.zeros(len(names)))[position[client]] = float(weight)
     return weights
@@ -398,12 +173,143 @@ def read_weights(path: Path, names: Sequence[str]) -> dict[int, Weights]:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of ``events.jsonl``."""
-    with _reading(path):
+    with reading(path):
         events = [json.loads(line) for line in _whole_lines(path).split("\n") if line]
         return [{**event, "event": str(event["event"])} for event in events]
+
+
+def _read_rows(path: Path) -> list[list[str]]:
+    """Return the whole lines of a CSV file after its header; none if it does not exist."""
+    return list(csv.reader(io.StringIO(_whole_lines(path))))[1:]
 
 
 def _whole_lines(path: Path) -> str:
     """Return a table's text; half a line that a killed run has left is not a record yet."""
     text = path.read_bytes().decode() if path.exists() else ""
     return text[: text.rfind("\n") + 1]
+
+
+# -- the model, and what single samples say about it --------------------------------------------
+
+
+def read_model(path: Path) -> dict[str, torch.Tensor] | None:
+    """Return the parameters of ``model.safetensors``; None if there are none."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    with reading(path, SafetensorError):
+        return load(path.read_bytes()) if path.exists() else None
+
+
+def read_details(path: Path) -> Details | None:
+    """Return what single samples say; None: it was not asked."""
+    with reading(path):
+        return Details.from_dict(read_json(path)) if path.exists() else None
+
+
+def read_hits(path: Path) -> dict[str, Hits]:
+    """Return which samples are answered correctly; a run of before that was recorded has none."""
+    with reading(path):
+        return unpack_hits(path.read_bytes()) if path.exists() else {}
+
+
+def pack_hits(hits: Mapping[str, Hits]) -> bytes:
+    """Return the content of ``hits.npz``: eight samples to a byte."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for split, found in hits.items():
+        arrays[f"{split}/correct"] = np.packbits(found.correct)
+        arrays[f"{split}/total"] = np.array(len(found.correct))
+        arrays[f"{split}/checksums"] = found.checksums
+        arrays[f"{split}/predicted"] = found.predicted
+    out = io.BytesIO()
+    np.savez(out, allow_pickle=False, **arrays)
+    return out.getvalue()
+
+
+def unpack_hits(content: bytes) -> dict[str, Hits]:
+    """Read the content of ``hits.npz``.
+
+    >>> hits = Hits(np.array([True, False, True]), np.array([7, 9]), np.array([2, 1]))
+    >>> unpack_hits(pack_hits({"test": hits}))["test"].correct
+    array([ True, False,  True])
+    """
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        splits = dict.fromkeys(name.partition("/")[0] for name in arrays.files)
+        return {
+            split: Hits(
+                np.unpackbits(arrays[f"{split}/correct"], count=int(arrays[f"{split}/total"])) > 0,
+                arrays[f"{split}/checksums"],
+                arrays[f"{split}/predicted"],
+            )
+            for split in splits
+        }
+
+
+# -- what the run was made of -------------------------------------------------------------------
+
+
+def describe_value(value: Any) -> Any:
+    """Return a value in words that JSON has; an object by its class and its fields.
+
+    >>> from equifed.contract.local import LocalSGD
+    >>> describe_value(LocalSGD(steps=3, lr=0.1))["lr"]
+    0.1
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): describe_value(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [describe_value(inner) for inner in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return {"name": type(value).__name__, **describe_value(fields)}
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return str(name)  # not repr: it may hold an address in memory
+
+
+def describe_run(algorithm: Any, clients: Clients, seed: int, settings: Any) -> dict[str, Any]:
+    """Return what a run was made of, as far as it is known here."""
+    return {
+        "format": FORMAT,
+        "versions": package_versions(),
+        "seed": seed,
+        "algorithm": describe_value(algorithm),
+        **describe_value(settings),
+        **clients.origin(),
+    }
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """Return what a folder tells of its run; nothing if it has no ``run.json``."""
+    path, config = folder / RUN, folder / CONFIG
+    told = dict(read_json(path)) if path.exists() else {}
+    if not config.exists():
+        return told
+    table = read_toml(config)
+    known = {key: table[key] for key in ("seed", "algorithm") if key in table}
+    return {**told, **known, "config": table}
+
+
+def share_of_method(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the runs of one method have in common: all but seed and checksums of files."""
+    apart = ("seed", "sha256", CONFIG, "replaced")
+    config = {key: value for key, value in told.get("config", {}).items() if key != "seed"}
+    return {**{k: v for k, v in told.items() if k not in (*apart, "config")}, "config": config}
+
+
+def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of packages, and Python's; "not installed" for one that is missing.
+
+    >>> package_versions(["numpy", "no-such-package"])["no-such-package"]
+    'not installed'
+    """
+    return {**{name: _version(name) for name in packages}, "python": platform.python_version()}
+
+
+@cache  # reading what is installed takes as long as a round of a small problem
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

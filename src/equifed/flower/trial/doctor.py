@@ -26,7 +26,7 @@ from equifed.flower.policy import Policy
 from equifed.flower.site import Site, SiteError, name_site, read_site
 from equifed.flower.trial.certificates import find_certificate_problems, find_key_problems
 from equifed.flower.wire import OPERATIONS, Reply, Request
-from equifed.training.provenance import package_versions
+from equifed.training.tables import package_versions
 
 SUPPORTED = ((1, 41), (1, 43))
 """Flower versions that this library works with: from the first up to, not including, the second."""

@@ -44,9 +44,9 @@ from equifed.training.events import (
 )
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.hits import pack_hits, unpack_hits
 from equifed.training.loop import TrainingError, train
 from equifed.training.show import describe_events
+from equifed.training.tables import pack_hits, unpack_hits
 
 pytestmark = pytest.mark.long
 
