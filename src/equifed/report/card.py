@@ -38,8 +38,7 @@ def write_card(
     left_out : sequence of (column, reason)
         Columns that no feature comes from.
     """
-    data = told["data"]
-    model, names = config["model"], predictor["classes"]
+    data, model, names = told["data"], config["model"], predictor["classes"]
     what = "a value" if names is None else f"one of the classes {join_names(names, 12)}"
     task = (
         f"Predicts {what} from {plural(int(np.prod(predictor['input_shape'])), 'feature')} with "

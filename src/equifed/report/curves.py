@@ -247,11 +247,10 @@ def _draw_certificate(methods: Sequence[Method]) -> Figure | None:
 
 def describe_weights(methods: Sequence[Method], drawn: Sequence[Figure]) -> list[str]:
     """Say of every method whose weights are not drawn why they are not."""
+    shown = {figure.key for figure in drawn}
     reasons: dict[str, list[str]] = {}
-    for m, method in enumerate(methods):
+    for method in (x for m, x in enumerate(methods) if f"weights-{m}" not in shown):
         recorded = method.history.weights
-        if any(figure.key == f"weights-{m}" for figure in drawn):
-            continue
         if not recorded:
             reason = "no weights were recorded"
         elif _moved(recorded):

@@ -208,12 +208,9 @@ def list_measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
 def reduce_clients(values: Losses, scale: Scale, of: str) -> Losses:
     """Reduce clients (k, N) to the worst or the average of those that have a value (k,)."""
     some = values[:, ~np.isnan(values).all(axis=0)]
-    if some.size == 0:
-        return np.full(len(values), np.nan)
-    if of == "average":
-        return np.asarray(np.nanmean(some, axis=1))
     worst = np.nanmin if scale.higher_is_better else np.nanmax
-    return np.asarray(worst(some, axis=1))
+    pick = np.nanmean if of == "average" else worst
+    return np.asarray(pick(some, axis=1)) if some.size else np.full(len(values), np.nan)
 
 
 def count_bytes(history: History, rounds: Index) -> Index:
@@ -226,21 +223,19 @@ def count_bytes(history: History, rounds: Index) -> Index:
 
 def measure_run(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
     """Return every reducer of the run's last evaluation, and what the run cost."""
-    record = history.last(scale.metric, scale.split)
+    record, higher = history.last(scale.metric, scale.split), scale.higher_is_better
+    sent = sum(r.bytes_up + r.bytes_down for r in history.rounds)
+    out = {"rounds": float(len(history.rounds)), "bytes": float(sent)}
     known = np.empty(0) if record is None else record.values[~np.isnan(record.values)]
-    out = {"rounds": float(len(history.rounds))}
-    out["bytes"] = float(sum(r.bytes_up + r.bytes_down for r in history.rounds))
     if record is not None and known.size and np.isfinite(known).all():
-        higher = scale.higher_is_better
         out |= summary(record.values, record.sizes, higher_is_better=higher, missing="drop")
     if target is not None:
         rounds, values = history.series(scale.metric, scale.split)
         reached = reduce_clients(values, scale, target.of) if len(rounds) else np.empty(0)
-        good = reached >= target.value if scale.higher_is_better else reached <= target.value
+        good = reached >= target.value if higher else reached <= target.value
         first = rounds[good][:1]
-        sent = count_bytes(history, first)
-        out["rounds_to_target"] = float(first[0]) if len(first) else math.nan
-        out["bytes_to_target"] = float(sent[0]) if len(first) else math.nan
+        for key, took in {"rounds": first, "bytes": count_bytes(history, first)}.items():
+            out[f"{key}_to_target"] = float(took[0]) if len(took) else math.nan
     return out
 
 
@@ -250,10 +245,8 @@ def choose_target(baseline: Method, scale: Scale) -> Target | None:
     Every run of the baseline gets there, and the question to the others is how soon they do.
     """
     final = reduce_clients(baseline.final(scale), scale, "worst")
-    known = final[np.isfinite(final)]
-    if not known.size:
-        return None
-    return Target(float(known.min() if scale.higher_is_better else known.max()))
+    known = final[np.isfinite(final)].tolist()
+    return Target((min if scale.higher_is_better else max)(known)) if known else None
 
 
 def estimate_measures(
@@ -301,10 +294,9 @@ def _interval(
     values: Sequence[float], sampled: Interval | None, cost: bool
 ) -> tuple[Interval, Source]:
     known = [value for value in values if math.isfinite(value)]
-    if len(known) < len(values) or not known:
+    if len(known) < len(values):
         # A mean over the runs that got there would flatter a method that seldom does.
-        mean = math.nan if not known else math.inf if len(known) < len(values) else known[0]
-        return Interval(mean, -math.inf, math.inf), "none"
+        return Interval(math.inf if known else math.nan, -math.inf, math.inf), "none"
     if len(known) > 1 and (cost or not agree(known)):
         return mean_interval(known), "seeds"
     if sampled is not None:

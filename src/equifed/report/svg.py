@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -129,8 +130,7 @@ def limits(
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
     room = (high - low) * pad or max(abs(high) * pad, 1e-12)
-    low, high = low - room, high + room
-    return (max(low, floor) if floor is not None else low), high
+    return max(low - room, -math.inf if floor is None else floor), high + room
 
 
 @dataclass
@@ -201,10 +201,9 @@ class Plot:
     def svg(self, alt: str) -> Markup:
         """Return the drawing; ``alt`` says in words what it shows."""
         drawn = Markup("").join(self.parts)
-        drawn = self._clipped(drawn) if self.clip else drawn
-        inside = Markup("").join([*self._grid(), drawn, *self.outside])
+        shown = [*self._grid(), self._clipped(drawn) if self.clip else drawn, *self.outside]
         box = f"0 0 {num(self.width)} {num(self.height)}"
-        return tag("svg", inside, viewBox=box, role="img", aria_label=alt)
+        return tag("svg", Markup("").join(shown), viewBox=box, role="img", aria_label=alt)
 
     def _clipped(self, drawn: Markup) -> Markup:
         box = {"x": self.x.start - 2, "y": self.y.end - 2}
@@ -213,15 +212,14 @@ class Plot:
 
     def _grid(self) -> Iterable[Markup]:
         x, y = self.x, self.y
+        left, below = {"text_anchor": "end"}, {"text_anchor": "middle", "class_": "tick"}
         for value in y.ticks():
             place = y.at(value)
             yield tag("line", x1=x.start, x2=x.end, y1=place, y2=place, class_="grid")
-            words = y.write(value)
-            yield tag("text", words, x=x.start - 6, y=place + 4, text_anchor="end", class_="tick")
+            yield tag("text", y.write(value), x=x.start - 6, y=place + 4, **left, class_="tick")
         yield tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")
         for value in x.ticks():
-            place, below = x.at(value), y.start + 16
-            yield tag("text", x.write(value), x=place, y=below, text_anchor="middle", class_="tick")
+            yield tag("text", x.write(value), x=x.at(value), y=y.start + 16, **below)
         if y.label:
             yield tag("text", y.label, x=6.0, y=y.end - 10, class_="label")
         if x.label:
@@ -295,13 +293,11 @@ def swarm(places: Sequence[float], gap: float, most: int) -> list[tuple[float, i
     >>> swarm([1.0, 1.2, 9.0], gap=2.0, most=5)
     [(1.0, 0), (1.2, 1), (9.0, 0)]
     """
-    filled: dict[int, int] = {}
+    filled: Counter[int] = Counter()
     out = []
     for place in places:
-        column = math.floor(place / gap)
-        k = filled.get(column, 0)
-        filled[column] = k + 1
-        level = k % most
+        level = filled[math.floor(place / gap)] % most
+        filled[math.floor(place / gap)] += 1
         out.append((place, (level + 1) // 2 * (1 if level % 2 else -1)))
     return out
 

@@ -47,14 +47,15 @@ def list_comparison(report: Report) -> list[dict[str, Any]]:
     for measure in report.measures:
         name, words = ASIDE.get(measure.key, ("", ""))
         cells = []
-        for m, found in enumerate(report.estimates):
-            estimate, beside = found.get(measure.key), report.beside[m]
-            cell = format_cell(estimate, measure, report.scale, m == report.baseline)
+        for m, (found, beside) in enumerate(zip(report.estimates, report.beside, strict=True)):
+            base = m == report.baseline
+            cell = format_cell(found.get(measure.key), measure, report.scale, base)
             aside = f"{words} {report.scale.text(beside[name])}" if name in beside else ""
             cells.append(cell | {"aside": aside})
         label = "The client" if report.single and measure.key == "worst" else measure.label
-        row = {"key": measure.key, "label": label, "meaning": measure.meaning, "cells": cells}
-        rows.append(row)
+        rows.append(
+            {"key": measure.key, "label": label, "meaning": measure.meaning, "cells": cells}
+        )
     return rows
 
 
@@ -124,9 +125,8 @@ def add_margin(text: str, margin: str) -> str:
     ('−1.98 ± 1.02 MB', '−875 kB ± 1 MB', '+2 ± 1')
     """
     value, _, unit = text.partition(" ")
-    if unit and margin.endswith(" " + unit):
-        return f"{value} ± {margin}"
-    return f"{text} ± {margin}"
+    shared = unit and margin.endswith(" " + unit)
+    return f"{value if shared else text} ± {margin}"
 
 
 def list_all_measures(report: Report) -> list[dict[str, Any]]:
@@ -298,16 +298,15 @@ def collect_facts(methods: Sequence[Method]) -> dict[str, Any]:
     """Return what was run: what all methods share once, then the rest by method."""
     import tomli_w
 
-    facts = [_list_facts(method) for method in methods]
-    shared = [fact for fact in facts[0] if all(fact in other for other in facts)]
-    rows = []
+    facts, rows = [_list_facts(method) for method in methods], []
+    several = len(methods) > 1
+    shared = [f for f in facts[0] if several and all(f in other for other in facts)]
     for method, found in zip(methods, facts, strict=True):
-        config = method.runs[0].config
-        config = {k: v for k, v in config.items() if k != "seed" or len(method.runs) == 1}
-        rest = [fact for fact in found if fact not in shared] if len(methods) > 1 else found
-        text = tomli_w.dumps(config) if config else ""
-        rows.append({"name": method.name, "facts": rest, "config": text})
-    return {"shared": shared if len(methods) > 1 else [], "methods": rows}
+        one, config = len(method.runs) == 1, method.runs[0].config
+        shown = tomli_w.dumps({k: v for k, v in config.items() if k != "seed" or one})
+        rest = [fact for fact in found if fact not in shared]
+        rows.append({"name": method.name, "facts": rest, "config": shown})
+    return {"shared": shared, "methods": rows}
 
 
 def _list_facts(method: Method) -> list[tuple[str, str]]:

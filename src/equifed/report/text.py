@@ -289,11 +289,10 @@ def _write_change(difference: Difference | None, baseline: str, scale: Scale) ->
 
 
 def _describe_gap(spread: Difference, scale: Scale) -> str:
-    before, after = scale.number(spread.before), scale.gap(spread.after)
+    before, after = scale.gap(spread.before), scale.gap(spread.after)
     word = "shrank" if spread.after < spread.before else "grew"
-    same = scale.gap(spread.before) == after
-    changed = f"stayed at {after}" if same else f"{word} from {before} to {after}"
-    return f"The measured gap from best to worst client {changed}."
+    moved = "stayed at" if before == after else f"{word} from {scale.number(spread.before)} to"
+    return f"The measured gap from best to worst client {moved} {after}."
 
 
 def _describe_bytes(sent: Difference | None) -> str:
