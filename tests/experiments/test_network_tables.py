@@ -225,15 +225,17 @@ def test_stored_network_tables_are_made_of_the_runs_that_are_kept(
         assert table.csv() == (stored / "results" / f"{key}.csv").read_text(encoding="utf-8"), key
 
 
-@pytest.mark.long
-def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def femnist(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(os.environ.get("EQUIFED_DATA", BESIDE))
     if not (folder / "femnist").is_dir():
         pytest.skip(f"no data files: set EQUIFED_DATA (looked at {folder})")
     monkeypatch.setenv("EQUIFED_DATA", str(folder))
-    measured = importlib.import_module("experiments.femnist-cnn.measured")
-    monkeypatch.setattr(measured, "RATES", (0.03,))
-    monkeypatch.setattr(measured, "STEPS", (5,))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("femnist")
+def test_every_image_but_the_kept_ones_is_tested_once() -> None:
     whole = ef.load("femnist", writers=6)
     parts = [folded_femnist(k, 2, writers=6, validation=True) for k in (0, 1)]
     seen = []
@@ -247,6 +249,14 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     for k in (0, 1):
         all_of_it = np.concatenate([split[k] for split in seen])
         np.testing.assert_allclose(np.sort(all_of_it), once, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("femnist")
+def test_own_parts_are_chosen_once_for_all_folds(tmp_path: Path, monkeypatch) -> None:
+    measured = importlib.import_module("experiments.femnist-cnn.measured")
+    monkeypatch.setattr(measured, "RATES", (0.03,))
+    monkeypatch.setattr(measured, "STEPS", (5,))
     copied = "SCAFF-PD, averaged, copies"
     changes = {"groups": [["FedAvg", copied]], "places": [1]}
     outcome = reproduce("femnist-cnn", tmp_path, quick=True, changes=changes)
@@ -258,7 +268,11 @@ def test_every_image_but_the_kept_ones_is_tested_once(tmp_path: Path, monkeypatc
     tuned = [json.loads(path.read_text())["tuned"] for path in (tmp_path / "runs").glob("fedavg-*")]
     assert len(tuned) == 3 and tuned.count(tuned[0]) == 3  # a try chose for both folds
     record = json.loads(next((tmp_path / "runs").glob("alone-0.json")).read_text())
-    assert record["splits"]["test"]["sizes"] == parts[0].splits()["test"].sizes.tolist()
+    fold = folded_femnist(0, 2, writers=6, validation=True)
+    assert record["splits"]["test"]["sizes"] == fold.splits()["test"].sizes.tolist()
+
+
+def test_equal_counts_differ_by_nothing() -> None:
     module = EXPERIMENTS["femnist-cnn"].module
     counts = {m: (np.full(50, 40.0), np.full(50, 50.0)) for m in ("FedAvg", "ours")}
     assert module.difference(counts, "ours", "FedAvg", "worst 20 %, %").tolist() == [0.0, 0.0, 0.0]

@@ -13,8 +13,8 @@ from experiments.harness.experiment import ROOT
 pytestmark = pytest.mark.long
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
-SELF_CONTAINED = ["flamby-heart", "rc-fashion", "ia-points", "noisy-clients"]
-LONGER = ["scaff-pd-synthetic", "scaff-pd-cifar10", "ia-penguins"]
+SELF_CONTAINED = ["flamby-heart", "ia-points", "noisy-clients"]
+LONGER = ["rc-fashion", "scaff-pd-synthetic", "scaff-pd-cifar10", "ia-penguins"]
 """Those whose experiments have tests with smaller forms."""
 
 
@@ -37,6 +37,7 @@ def test_a_short_form_needs_no_files(name: str, tmp_path: Path, monkeypatch) -> 
     results(name, tmp_path / "out")
 
 
+@pytest.mark.slow  # it has a test with a smaller form, too
 def test_the_short_form_on_all_of_fashion_mnist(tmp_path: Path, monkeypatch) -> None:
     folder = Path(os.environ.get("EQUIFED_DATA", BESIDE))
     if not (folder / "fashion_mnist").is_dir():

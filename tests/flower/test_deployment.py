@@ -124,6 +124,7 @@ def test_both_kinds_of_node_equal_the_simulator_and_all_that_leaves_is_on_record
     assert not any(map(list_session, sessions)) and not is_reachable("127.0.0.1", port)
 
 
+@pytest.mark.slow  # in memory: test_faults and test_app
 @pytest.mark.timeout(600)
 def test_a_secure_run_whose_server_app_was_killed_goes_on_as_a_secure_run(
     app: Path, tmp_path: Path
@@ -170,6 +171,7 @@ def find_server_app(deployment: Deployment) -> list[int]:
     return found
 
 
+@pytest.mark.slow  # in memory: test_tables and test_policy
 @pytest.mark.timeout(600)
 def test_two_sites_with_files_and_policies(tmp_path: Path) -> None:
     """Statistics, a refusal, and a run that equals the one on the table of both sites."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from equifed.runs import run as runs
-from equifed.runs.catalogue import ALGORITHMS, WRAPPERS
 from equifed.runs.config import RunConfig
 
 
@@ -54,10 +53,9 @@ def test_scaff_pd_has_its_own_schedule() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", [n for n in ALGORITHMS if n not in ("scaff-pd", "reweighted", *WRAPPERS)]
-)
-def test_every_algorithm_learns_without_a_number(name: str) -> None:
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "drfa", "q-fedsgd", "feddyn"])
+def test_algorithms_learn_without_a_number(name: str) -> None:
+    """As a configuration; that each algorithm does is tested with the algorithms."""
     history = runs.run(config(name, rounds=20))
     rounds, losses = history.series("loss", "train")
     assert rounds[-1] == 20
