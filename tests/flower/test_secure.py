@@ -35,7 +35,7 @@ from tests.flower.grid import (
 )
 
 from equifed.algorithms.fedavg import FedAvg
-from equifed.contract.clients import MissingClients, weighted_difference
+from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
@@ -493,7 +493,7 @@ def test_what_clients_remember_is_not_summed_alone(grid: MemoryGrid) -> None:
     loop = loop_clients(convex(5, d=60), task()).subset(np.arange(4))
     old = loop.value_and_gradient(x, STREAM)[1].weighted_sum(WEIGHTS[:4])
     expected = loop.value_and_gradient(x + 1, STREAM)[1].weighted_sum(WEIGHTS[:4]) - old
-    found = weighted_difference(new, held, WEIGHTS[:4])
+    found = new.weighted_difference(held, WEIGHTS[:4])
     torch.testing.assert_close(found, expected, rtol=0, atol=worst_error(4))
 
 

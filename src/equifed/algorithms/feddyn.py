@@ -11,7 +11,7 @@ from equifed.algorithms.attendance import PATIENCE, take_attendance
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, Moved
+from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
     ask_clients,
@@ -24,6 +24,7 @@ from equifed.contract.participation import (
     scatter,
 )
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.cvar import WorstCase
 from equifed.objectives.dual_steps import DualStep, Euclidean

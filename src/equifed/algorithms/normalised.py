@@ -13,9 +13,10 @@ from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, unwrap
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, Moved
+from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ClientsView, VectorsView
 
 By = Literal["steps", "length"]

@@ -11,7 +11,7 @@ from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client
 from equifed.algorithms.remembering import Remembering
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.participation import (
     check_participation,
@@ -20,6 +20,7 @@ from equifed.contract.participation import (
     scatter,
 )
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 
 
 @dataclass(frozen=True)

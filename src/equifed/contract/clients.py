@@ -298,11 +298,6 @@ class Clients(ABC):
         return []
 
 
-def weighted_difference(new: ClientVectors, old: ClientVectors, weights: Weights) -> Vector:
-    """Return sum_i weights_i (new_i - old_i)."""
-    return new.weighted_difference(old, weights)
-
-
 def may_sum(vectors: ClientVectors, weights: Weights) -> bool:
     """Tell whether a sum that is not needed may be asked for."""
     return vectors.allows(weights)

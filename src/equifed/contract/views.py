@@ -8,18 +8,17 @@ without either knowing. It changes numbers (:meth:`ClientsView.see_numbers`) and
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter, methodcaller
 from typing import Any, Literal, Self
 
 from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, Group, Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
+from equifed.contract.clients import Clients, Moved
+from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 
@@ -28,6 +27,15 @@ Kind = Literal[
 ]
 ITERATES = ("snapshot", "average")
 """Kinds of vectors that are models; the others are steps or gradients."""
+
+
+def _pass_on(name: str) -> Any:
+    """Return a method that asks the clients behind."""
+
+    def ask(self: ClientsView, *given: Any, **named: Any) -> Any:
+        return methodcaller(name, *given, **named)(self.behind)
+
+    return ask
 
 
 class VectorsView(ClientVectors):
@@ -119,34 +127,7 @@ class ClientsView(Clients):
         """Return a handle as the algorithm gets it."""
         return self.Vectors(vectors, self, kind, x, corrected)
 
-    # -- what it passes on ------------------------------------------------------------------------
-
-    @property
-    @override
-    def names(self) -> Sequence[str]:
-        return self.behind.names
-
-    @property
-    @override
-    def index(self) -> Index:
-        return self.behind.index
-
-    @property
-    @override
-    def sizes(self) -> Index:
-        return self.behind.sizes
-
-    @override
-    def initial(self, stream: Stream) -> Vector:
-        return self.behind.initial(stream)
-
-    @override
-    def flatten(self, model: Any) -> Vector:
-        return self.behind.flatten(model)
-
-    @override
-    def parameters(self, x: Vector) -> dict[str, Vector]:
-        return self.behind.parameters(x)
+    # -- the verbs --------------------------------------------------------------------------------
 
     @override
     def losses(self, x: Vector, stream: Stream, batch_size: int | None = None) -> Losses:
@@ -177,112 +158,27 @@ class ClientsView(Clients):
         )
         seen: dict[str, Any] = {}
         for kind in local.work().results:
-            vectors = getattr(moved, kind)
+            vectors = vars(moved)[kind]
             seen[kind] = self.see_vectors(vectors, kind, x, stream, control is not None)  # type: ignore[arg-type]
         if moved.thresholds is not None:
             seen["thresholds"] = self.see_numbers(moved.thresholds, "threshold", stream)
         return replace(moved, **seen)
 
     @override
-    def evaluate(
-        self, x: Vector, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
-    ) -> list[Evaluation]:
-        return self.behind.evaluate(x, splits, metrics)
-
-    @override
-    def curvature(self) -> Curvature | str:
-        return self.behind.curvature()
-
-    @override
-    def curvature_sum(
-        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
-    ) -> CurvatureSum | str:
-        return self.behind.curvature_sum(x, weights, form, thin)
-
-    @override
-    def inner_products(
-        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
-    ) -> Losses | str:
-        return self.behind.inner_products(vectors.behind, multiply)
-
-    @override
-    def hessian(self, x: Vector, weights: Weights) -> Vector | str:
-        return self.behind.hessian(x, weights)
-
-    @property
-    @override
-    def hides_sums(self) -> bool:
-        return self.behind.hides_sums
-
-    @override
-    def inexactness(self, x: Vector) -> Inexactness | str | None:
-        return self.behind.inexactness(x)
-
-    @override
-    def describe(self, x: Vector, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
-        return self.behind.describe(x, split, metrics)
-
-    @override
-    def feature_scales(self) -> Losses | str | None:
-        return self.behind.feature_scales()
-
-    @override
-    def predictor(self, x: Vector) -> Any:
-        return self.behind.predictor(x)
-
-    @override
-    def origin(self) -> dict[str, Any]:
-        return self.behind.origin()
-
-    @override
-    def take_notes(self) -> list[str]:
-        return self.behind.take_notes()
-
-    @override
-    def group(self) -> Group | None:
-        return self.behind.group()
-
-    @override
-    def describe_own(self) -> str | None:
-        return self.behind.describe_own()
-
-    @override
-    def warn_of_own(self) -> str | None:
-        return self.behind.warn_of_own()
-
-    @override
-    def remembers_own(self) -> bool:
-        return self.behind.remembers_own()
-
-    @override
-    def own_parts(self, x: Vector) -> Vector | None:
-        return self.behind.own_parts(x)
+    def subset(self, index: Iterable[int] | Index) -> Self:
+        return self._of(self.behind.subset(index))
 
     @override
     def with_own(self, own: Vector) -> Self:
         return self._of(self.behind.with_own(own))
-
-    @override
-    def own_after(self) -> Vector:
-        return self.behind.own_after()
-
-    @override
-    def own_parameters(self, own: Vector) -> dict[str, Vector]:
-        return self.behind.own_parameters(own)
-
-    @override
-    def evaluate_shared(self, x: Vector, splits: Sequence[str]) -> list[Evaluation]:
-        return self.behind.evaluate_shared(x, splits)
-
-    @override
-    def subset(self, index: Iterable[int] | Index) -> Self:
-        return self._of(self.behind.subset(index))
 
     def _of(self, behind: Clients) -> Self:
         """Return the same view of other clients."""
         part = copy.copy(self)
         part.behind = behind
         return part
+
+    # -- what takes vectors, which are those behind -----------------------------------------------
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
@@ -294,3 +190,50 @@ class ClientsView(Clients):
         self, memory: ClientVectors | None, index: Index, vectors: ClientVectors
     ) -> ClientVectors:
         return self.behind.remember(memory, index, vectors.behind)
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, multiply: Callable[[Vector], Vector]
+    ) -> Losses | str:
+        return self.behind.inner_products(vectors.behind, multiply)
+
+    @override
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        return self.behind.curvature_sum(x, weights, form, thin)
+
+    @property
+    @override
+    def index(self) -> Index:
+        return self.behind.index
+
+    @property
+    @override
+    def sizes(self) -> Index:
+        return self.behind.sizes
+
+    # -- what is passed on ------------------------------------------------------------------------
+
+    names: Any = property(attrgetter("behind.names"))
+    hides_sums: Any = property(attrgetter("behind.hides_sums"))
+    initial: Any = _pass_on("initial")
+    flatten: Any = _pass_on("flatten")
+    parameters: Any = _pass_on("parameters")
+    curvature: Any = _pass_on("curvature")
+    hessian: Any = _pass_on("hessian")
+    inexactness: Any = _pass_on("inexactness")
+    evaluate: Any = _pass_on("evaluate")
+    evaluate_shared: Any = _pass_on("evaluate_shared")
+    describe: Any = _pass_on("describe")
+    feature_scales: Any = _pass_on("feature_scales")
+    predictor: Any = _pass_on("predictor")
+    origin: Any = _pass_on("origin")
+    take_notes: Any = _pass_on("take_notes")
+    group: Any = _pass_on("group")
+    describe_own: Any = _pass_on("describe_own")
+    warn_of_own: Any = _pass_on("warn_of_own")
+    remembers_own: Any = _pass_on("remembers_own")
+    own_parts: Any = _pass_on("own_parts")
+    own_after: Any = _pass_on("own_after")
+    own_parameters: Any = _pass_on("own_parameters")

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, MissingClients, hides_sums
+from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 
@@ -72,7 +72,7 @@ def measured_smoothness(clients: Clients, x: Vector, stream: Stream, probe: int 
         clients = clients.subset(
             clients.index[np.linspace(0, len(clients.index) - 1, probe, dtype=int)]
         )
-    hidden = hides_sums(clients)
+    hidden = clients.hides_sums
     rough = (_least_smoothness if hidden else _average_smoothness)(clients, x, stream)
     if rough == 0:
         return 0.0

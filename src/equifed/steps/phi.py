@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.contract.arrays import Index, Vector, Weights
-from equifed.contract.clients import Clients, may_sum
+from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature
 from equifed.contract.participation import carry_over
 from equifed.contract.streams import Stream
@@ -136,7 +136,7 @@ def choose_phi(
     _, lower = objective.extremes(losses, within=10.0 * max(slack, 1e-9 * size))
     a, b = (_among(w, clients.index) for w in (weights, lower))
     left = gradients.weighted_sum(a)  # zero, too
-    if not may_sum(gradients, b):
+    if not gradients.allows(b):
         raise ValueError(
             "phi cannot be chosen where sums are hidden: the sums of the gradients of those served "
             "worst and best would show single clients. Give phi a number."

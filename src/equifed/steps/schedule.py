@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, may_sum
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import SaddleObjective
 
 
@@ -119,7 +120,7 @@ class WeightChange:
         turned = float(self.change @ self.change)
         if turned <= 1e-24 * float(self.weights @ self.weights):
             return None
-        if not may_sum(self.gradients, self.change):
+        if not self.gradients.allows(self.change):
             return None
         moved = self.gradients.weighted_sum(self.change)
         return float(moved @ moved) / turned
