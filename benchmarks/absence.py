@@ -30,6 +30,7 @@ from equifed.algorithms import (
     DRFA,
     AgnosticFedAvg,
     DeltaFL,
+    FairNewton,
     FedAvg,
     FedDyn,
     FedEBA,
@@ -46,7 +47,8 @@ from equifed.algorithms import (
     semi_vred,
     with_measured_step,
 )
-from equifed.algorithms.averaged import Averaged
+from equifed.algorithms.around import Averaged
+from equifed.contract.absence import Memory, Recall
 from equifed.contract.algorithm import AnyAlgorithm, Wrappable
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -109,6 +111,8 @@ CASES: dict[str, Case] = {
     "scaff-pd, worst case": Case(ScaffPD(WorstCase()), lambda sizes: WorstCase()),
     "scaff-pd, CVaR": Case(ScaffPD(CVaR(0.5)), lambda sizes: CVaR(0.5)),
     "scaff-pd, chi-square": Case(ScaffPD(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
+    "fair-newton, worst case": Case(FairNewton(WorstCase()), lambda sizes: WorstCase()),
+    "fair-newton, chi-square": Case(FairNewton(ChiSquare(0.1)), lambda sizes: ChiSquare(0.1)),
     "scaff-pd-ia": Case(ScaffPDIA(0.2), lambda sizes: RelativeFairness(0.2)),
 }
 """Every algorithm that minimises something; step sizes of those without a rule are measured."""
@@ -132,17 +136,19 @@ def train(case: Case, clients: InProcessClients, rounds: int, absent: float) -> 
     """Return every client's loss at the model given out."""
     algorithm, stream = case.algorithm, Stream(0)
     x = clients.initial(stream.at("initial"))
-    if not isinstance(algorithm, ScaffPD | ScaffPDIA):
+    if not isinstance(algorithm, ScaffPD | ScaffPDIA | FairNewton):
         algorithm = with_measured_step(algorithm, clients, x, stream.at("smoothness"))
     if isinstance(algorithm, AgnosticFedAvg):  # its dual step is in the inverse unit of the loss
         unit = float(clients.losses(x, stream.at("unit")).mean())
         algorithm = replace(algorithm, dual_step=algorithm.dual_step / max(unit, 1.0))
     algorithm = algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
-    averaged = Averaged(algorithm)
+    averaged, memory = Averaged(algorithm), Memory()
     state = averaged.init(clients, x)
     for r in range(1, rounds + 1):
         here = missing(len(clients.names), absent, stream.at("absent", r))
-        state, _ = averaged.round(state, clients.subset(here), stream.at("round", r))
+        view = Recall(clients.subset(here), memory)
+        state, _ = averaged.round(state, view, stream.at("round", r))
+        memory = view.memory()
     model = algorithm.model(state.inner)
     own = model is not state.x  # a mean of its own
     mean = (absent or case.swings) and not own

@@ -1,8 +1,8 @@
-"""SCAFF-PD with automatic steps on random convex problems: rounds to 1e-6, and the certificate.
+"""SCAFF-PD with automatic steps, and FairNewton, on random convex problems: rounds to 1e-6.
 
-Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``, ``--metric none``); prints a
-table for every part. ``--brief`` prints the first alone, and there ``--horizon``, ``--local-steps``
-and ``--no-jumps`` change one thing about rounds without a metric.
+Run ``python -m benchmarks.auto_steps`` (or with ``--problems 100``); prints a table for every part,
+the first for both methods. ``--brief`` prints the first part alone, ``--only NAME`` one method of
+it; ``--horizon`` and ``--local-steps`` change one thing about SCAFF-PD.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from tests.optima import interior_point
 from tests.problems import LeastSquares, Problem, convex_problem, drawn_objective
 
 from equifed.algorithms.drfa import DRFA
-from equifed.algorithms.safeguarded import safeguard
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
@@ -27,9 +27,11 @@ from equifed.contract.streams import Stream
 from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.metric import MetricKind
+from equifed.training.loop import train
+from equifed.training.stopping import StopAtGap
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
+METHODS = {"ScaffPD": ScaffPD, "FairNewton": FairNewton}
 
 
 @dataclass(frozen=True)
@@ -57,25 +59,21 @@ def solve(
     objective: SaddleObjective,
     best: float,
     rounds: int = ROUNDS,
-    jumps: bool = True,
+    method: type = ScaffPD,
     **options: Any,
 ) -> Outcome:
-    """Run SCAFF-PD, by default as it is, until the certificate says that it is done."""
-    clients, bare = problem.clients(), ScaffPD(objective, **options)
-    algorithm = bare.wrapped() if jumps else safeguard(bare)
-    state, wanted = algorithm.init(clients, problem.start()), TOLERANCE * abs(best)
-    reached = certified = rounds + 1
-    values, gaps = [], []
-    for r in range(rounds + 1):
-        state, info = algorithm.round(state, clients, Stream(0).at("round", r))
-        assert info.objective is not None
-        values.append(info.objective)
-        gaps.append(info.numbers["gap"])
-        if info.objective - best <= wanted:
-            reached = min(reached, r)
-        if gaps[-1] <= wanted:
-            certified = r
-            break
+    """Run SCAFF-PD or FairNewton until the certificate says that it is done."""
+    wanted, stop = TOLERANCE * abs(best), StopAtGap(TOLERANCE * abs(best))
+    history = train(
+        method(objective, **options), problem.clients(), rounds=rounds + 1, x=problem.start(),
+        stop=stop,
+    )  # fmt: skip
+    values = [record.objective for record in history.rounds]
+    gaps = [record.numbers["gap"] for record in history.rounds]
+    near = [r for r, value in enumerate(values) if value - best <= wanted]
+    reached = near[0] if near else rounds + 1
+    certified = len(gaps) - 1 if gaps[-1] <= wanted else rounds + 1
+    info = history.rounds[-1]
     least = min(best, *values)
     true = np.array(values) - least
     rounding = 1e-9 * abs(best)  # of the oracle
@@ -229,8 +227,8 @@ def drfa_distances(
 
 
 def worst_case_rate() -> None:
-    """Slope of log(suboptimality) over log(rounds) for the worst-case objective, no metric."""
-    print("\nworst case, no metric: slope of log gap over log rounds, round 5 to 1e-8 (-2: 1/R^2)")
+    """Slope of log(suboptimality) over log(rounds) for the worst-case objective."""
+    print("\nworst case, SCAFF-PD: slope of log gap over log rounds, round 5 to 1e-8 (-2: 1/R^2)")
     for seed in (2, 26, 50, 27, 51, 75):
         slope, last = observed_rate(convex_problem(seed), 300)
         print(f"{seed:3d} slope {slope:.1f} (to round {last})", flush=True)
@@ -240,7 +238,7 @@ def observed_rate(problem: Problem, rounds: int) -> tuple[float, int]:
     """Return the slope of the least-squares line through (log r, log of the best gap so far)."""
     objective = WorstCase()
     best, _ = interior_point(problem, objective)
-    clients, algorithm = problem.clients(), ScaffPD(objective, metric="none").wrapped()
+    clients, algorithm = problem.clients(), ScaffPD(objective).wrapped()
     state, values = algorithm.init(clients, problem.start()), []
     for r in range(rounds):
         state, info = algorithm.round(state, clients, Stream(0).at("round", r))
@@ -253,16 +251,19 @@ def observed_rate(problem: Problem, rounds: int) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--problems", type=int, default=50)
-    parser.add_argument("--metric", default="auto", choices=get_args(MetricKind))
+    parser.add_argument("--only", default="", choices=["", *METHODS])
     parser.add_argument("--brief", action="store_true", help="the rounds of SCAFF-PD alone")
     parser.add_argument("--horizon", type=float, default=4.0)
     parser.add_argument("--local-steps", type=int, default=8)
-    parser.add_argument("--no-jumps", action="store_true", help="without acceleration")
     torch.set_num_threads(1)
     started, asked = time.perf_counter(), parser.parse_args()
     steps, local = AutoSteps(horizon=asked.horizon), LocalSGD(lr=1.0, steps=asked.local_steps)
-    given = {"metric": asked.metric, "steps": steps, "local": local}
-    table(fifty_problems(asked.problems, jumps=not asked.no_jumps, **given))
+    options: dict[str, dict[str, Any]] = {"ScaffPD": {"steps": steps, "local": local}}
+    for name, method in METHODS.items():
+        if asked.only in ("", name):
+            print(f"\n{name}")
+            found = fifty_problems(asked.problems, method=method, **options.get(name, {}))
+            table(found)
     if asked.brief:
         return
     signed_weights()

@@ -66,7 +66,7 @@ def methods(lr: float, steps: int, batch_size: int | None) -> dict[str, AnyAlgor
     """Return FedAvg, and SCAFF-PD with the average objective and one kind of variates each."""
     work = ef.LocalSGD(lr=lr, steps=steps, batch_size=batch_size)
     sizes = ConstantSteps(primal=lr * steps, dual=0.1, extrapolation=1.0, local=lr)
-    core = ef.ScaffPD(Average(), work, sizes, metric="none")
+    core = ef.ScaffPD(Average(), work, sizes)
     kept = {f"kept, a = {a}": ef.Scaffold(replace(work, correction=a)) for a in (1.0, 0.5, 0.3)}
     return {"FedAvg": ef.FedAvg(work, weighting="uniform"), "gradients at x": core, **kept}
 

@@ -89,7 +89,7 @@ def demo() -> str:
 def hospitals() -> plt.Figure:
     """Draw every hospital of the example table over the rounds."""
     figure, ax = plt.subplots(layout="constrained")
-    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1))
+    fair = ef.FairNewton(ef.objectives.ChiSquare(0.1))
     train(fair, _simulate_hospitals(), 20, every=1).plot("loss", ax=ax)
     return figure
 
@@ -188,8 +188,8 @@ def _draw_levels(ax: Any, objective: Any) -> None:
 def weights() -> str:
     """Draw how the weights move over the rounds."""
     clients = ef.simulate(ef.load("heart-disease"), "logistic", l2=0.01)
-    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none")
-    return draw_report_figure({"SCAFF-PD": train(fair, clients, 60)}, "weights-0")
+    fair = ef.FairNewton(ef.objectives.ChiSquare(0.1))
+    return draw_report_figure({"FairNewton": train(fair, clients, 60)}, "weights-0")
 
 
 def lorenz() -> str:
@@ -201,7 +201,7 @@ def frontier() -> str:
     """Draw average against worst client for several rho."""
     clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
     found = {
-        f"rho = {rho:g}": train(ef.ScaffPD(ef.objectives.ChiSquare(rho)), clients, 60)
+        f"rho = {rho:g}": train(ef.FairNewton(ef.objectives.ChiSquare(rho)), clients, 60)
         for rho in (0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
     }
     report = build(as_methods(found), title="rho")
@@ -216,9 +216,9 @@ def convergence() -> str:
 def certificate() -> str:
     """Draw the proved gap over the rounds."""
     clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
-    plain = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none"), clients, 100)
-    fast = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1)), clients, 100)
-    return draw_report_figure({"plain rounds": plain, "in the metric": fast}, "certificate")
+    plain = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1)), clients, 100)
+    fast = train(ef.FairNewton(ef.objectives.ChiSquare(0.1)), clients, 100)
+    return draw_report_figure({"SCAFF-PD": plain, "FairNewton": fast}, "certificate")
 
 
 # -- guides ---------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def features() -> str:
     net = nn.Sequential(nn.Flatten(), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 3))
     start = train(ef.FedAvg(ef.LocalSGD(steps=5, lr=0.05)), ef.simulate(data, net), 20)
     frozen = ef.simulate(ef.features(start.model, data, layer="2"), "logistic", l2=1e-2)
-    head = train(ef.ScaffPD(ef.objectives.ChiSquare(0.1)), frozen, 40)
+    head = train(ef.FairNewton(ef.objectives.ChiSquare(0.1)), frozen, 40)
     return draw_report_figure({"FedAvg on all layers": start, "fair head": head}, "distribution")
 
 
@@ -241,7 +241,7 @@ def participation() -> plt.Figure:
     clients = ef.simulate(ef.load("synthetic-regression"), "linear", l2=1e-3)
     figure, ax = plt.subplots(layout="constrained")
     for share in (1.0, 0.6, 0.4):
-        fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1), participation=share, metric="none")
+        fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1), participation=share)
         found = ef.train(fair, clients, rounds=100, evaluate=["train"], every=2, progress=False)
         rounds, values = found.series("loss", "train")
         ax.plot(rounds, values.max(axis=1), label=f"{share:.0%} of the clients per round")
@@ -322,7 +322,7 @@ def engines() -> plt.Figure:
         "SCAFFOLD": ef.Scaffold(work),
         "AFL": ef.AFL(work),
         "q-FedAvg": ef.QFedAvg(q=1.0, local=work),
-        "SCAFF-PD": ef.ScaffPD(ef.objectives.ChiSquare(0.1), metric="none"),
+        "FairNewton": ef.FairNewton(ef.objectives.ChiSquare(0.1)),
     }
     last = [train(method, clients, 20).rounds[-1] for method in methods.values()]
     figure, ax = plt.subplots(layout="constrained")
@@ -358,8 +358,8 @@ def _simulate_hospitals() -> Any:
 def _train_fashion() -> dict[str, ef.History]:
     clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
     plain = ef.FedAvg(ef.LocalSGD(steps=5, lr=0.03))
-    fair = ef.ScaffPD(ef.objectives.ChiSquare(0.1))
-    return {"FedAvg": train(plain, clients, 100, 4), "SCAFF-PD": train(fair, clients, 40, 2)}
+    fair = ef.FairNewton(ef.objectives.ChiSquare(0.1))
+    return {"FedAvg": train(plain, clients, 100, 4), "FairNewton": train(fair, clients, 40, 2)}
 
 
 def _draw_concepts(clients: int = 8, samples: int = 120) -> ef.Federation:

@@ -45,7 +45,7 @@ def without_metric(algorithm: Any) -> Any:
     """Return an algorithm without steps in a metric, however deep it is wrapped."""
     if hasattr(algorithm, "algorithm"):
         return replace(algorithm, algorithm=without_metric(algorithm.algorithm))
-    return replace(algorithm, metric="none") if hasattr(algorithm, "metric") else algorithm
+    return replace(algorithm) if hasattr(algorithm, "metric") else algorithm
 
 
 def classification(

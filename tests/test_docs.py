@@ -155,7 +155,7 @@ MODULES = [
     for name in (
         "equifed.steps.automatic",
         "equifed.algorithms.safeguarded",
-        "equifed.algorithms.accelerated",
+        "equifed.algorithms.fair_newton",
     )
     if importlib.util.find_spec(name) is not None
 ]
@@ -199,7 +199,7 @@ def test_numbers_in_the_text_of_section_5_are_in_the_code() -> None:
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_step_sizes_are_those_of_section_5(name: str) -> None:
     """The rule as the document states it, from its own constants and plain NumPy gradients."""
-    problem, algorithm = PROBLEMS[name], ScaffPD(WorstCase(), metric="none")
+    problem, algorithm = PROBLEMS[name], ScaffPD(WorstCase())
     clients = problem.clients()
     state = algorithm.init(clients, problem.start())
     steps = int(algorithm.local.steps_for(clients.sizes).max())

@@ -32,7 +32,7 @@ LAYOUT: dict[str, set[str]] = {
     "models": {"contract", "data"},
     "engines": {"contract", "data", "models"},
     "metrics": {"contract"},
-    "training": {"contract", "metrics"},
+    "training": {"contract", "metrics", "objectives", "steps"},
     "report": {"contract", "metrics", "training"},
     "runs": PAPER | PLUMBING,
     "flower": PAPER | PLUMBING | {"runs"},

@@ -63,8 +63,8 @@ CASES: dict[str, Any] = {
     "afl worst case": AFL(WORK, 0.1, CVaR(0.5)),
     "drfa average": DRFA(WORK, 0.1, ChiSquare(0.5), output="average"),
     "rfedfair average": RFedFair(WORK, 0.5, output="average"),
-    "scaff-pd measured": ScaffPD(ChiSquare(0.5), metric="none"),
-    "scaff-pd cvar": ScaffPD(CVaR(0.5), metric="none"),
+    "scaff-pd measured": ScaffPD(ChiSquare(0.5)),
+    "scaff-pd cvar": ScaffPD(CVaR(0.5)),
 }
 
 

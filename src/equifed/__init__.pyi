@@ -8,13 +8,14 @@ from equifed import testing as testing
 from equifed.algorithms.aaggff import AAggFF as AAggFF
 from equifed.algorithms.afl import AFL as AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg as AgnosticFedAvg
-from equifed.algorithms.averaged import Averaged as Averaged
-from equifed.algorithms.certified import Certified as Certified
+from equifed.algorithms.around import Averaged as Averaged
+from equifed.algorithms.around import Certified as Certified
 from equifed.algorithms.conflicts import FedFV as FedFV
 from equifed.algorithms.conflicts import FedMGDA as FedMGDA
 from equifed.algorithms.conflicts import UPGrad as UPGrad
 from equifed.algorithms.delta_fl import DeltaFL as DeltaFL
 from equifed.algorithms.drfa import DRFA as DRFA
+from equifed.algorithms.fair_newton import FairNewton as FairNewton
 from equifed.algorithms.fedavg import FedAvg as FedAvg
 from equifed.algorithms.fedavg import fedprox as fedprox
 from equifed.algorithms.feddg_ga import FedDGGA as FedDGGA
@@ -27,7 +28,6 @@ from equifed.algorithms.normalised import Normalised as Normalised
 from equifed.algorithms.paced import Paced as Paced
 from equifed.algorithms.qfedavg import QFedAvg as QFedAvg
 from equifed.algorithms.qfedavg import qfedsgd as qfedsgd
-from equifed.algorithms.remembering import Remembering as Remembering
 from equifed.algorithms.reweighted import Reweighted as Reweighted
 from equifed.algorithms.reweighted import propfair as propfair
 from equifed.algorithms.reweighted import semi_vred as semi_vred

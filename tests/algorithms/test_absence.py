@@ -25,7 +25,7 @@ from equifed.algorithms import (
     ScaffPDIA,
     TiltedERM,
 )
-from equifed.algorithms.attendance import PATIENCE
+from equifed.contract.absence import PATIENCE
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.problems import PROBLEMS, rounds, start
 
 from equifed.algorithms import AFL, Averaged, FedAvg, ScaffPD
-from equifed.algorithms.certified import Certified
-from equifed.algorithms.remembering import Remembering
+from equifed.algorithms.around import Certified
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -93,7 +92,8 @@ def test_wrappers_may_be_inside_or_outside(algorithm: Any) -> None:
 
 
 def test_training_wraps_what_is_inside() -> None:
-    assert Averaged(AFL(WORK)).wrapped() == Averaged(Remembering(AFL(WORK)))
+    fair = ScaffPD(CVaR(0.5))
+    assert Averaged(fair).wrapped() == Averaged(Safeguarded(fair))
     assert Averaged(Certified(AFL(WORK))).wrapped() == Averaged(Certified(AFL(WORK)))
     history = train(Averaged(ScaffPD(CVaR(0.5))), PROBLEM.clients(), rounds=3)
     assert "gap" in history.rounds[-1].numbers
@@ -103,7 +103,6 @@ def test_training_wraps_what_is_inside() -> None:
     ("make", "message"),
     [
         (lambda: Averaged(FedAvg(WORK), decay=-1.0), "at least 0, got -1"),
-        (lambda: Remembering(FedAvg(WORK), largest=-1), "largest must be at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str) -> None:

@@ -10,7 +10,7 @@ from tests.problems import LeastSquares, convex_problem
 from torch import nn
 
 from equifed.algorithms.afl import AFL
-from equifed.algorithms.certified import Certified
+from equifed.algorithms.around import Certified
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -38,7 +38,8 @@ def test_no_round_of_any_algorithm_is_certified_below_its_true_gap(name: str, se
         "scaffold": Scaffold(LocalSGD(lr=0.1 / smooth, steps=5), "fresh"),
         "scaff-pd": ScaffPD(objective),
     }[name]
-    history = train(Certified(algorithm), problem.clients(), rounds=30, x=problem.start())
+    proved = Certified(algorithm, every=1)
+    history = train(proved, problem.clients(), rounds=30, x=problem.start())
     gaps = np.array([r.numbers["gap"] for r in history.rounds])
     values = np.array([r.objective for r in history.rounds])
     assert (gaps >= values - best - 1e-8 * abs(best)).all()
@@ -117,7 +118,7 @@ def test_without_a_proof_there_is_a_reason(changes: dict, reason: str) -> None:
         l2=changes.get("l2", 0.1),
         dtype=torch.float64,
     )
-    algorithm = ScaffPD(WorstCase(), metric="none", **changes.get("algorithm", {}))
+    algorithm = ScaffPD(WorstCase(), **changes.get("algorithm", {}))
     history = train(algorithm, clients, rounds=2)
     text = history.summary()["certificate"]
     assert text.startswith("no certificate: ") and reason in text

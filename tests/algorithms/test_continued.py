@@ -7,8 +7,8 @@ import pytest
 from tests.optima import interior_point
 from tests.problems import Problem, least_squares, logistic
 
-from equifed.algorithms.continued import Continued, Trail
-from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.continued import Continued, Heard, Trail
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.clients import Clients
 from equifed.objectives import KL, Average, ChiSquare, CVaR, SaddleObjective, WorstCase
 from equifed.training.history import History
@@ -20,9 +20,9 @@ OBJECTIVES = (WorstCase(), CVaR(0.5), Average(), KL(0.1), ChiSquare(0.05), CVaR(
 
 
 def go_on(objective: SaddleObjective, clients: Clients, trail: Trail, x: object) -> History:
-    """Run SCAFF-PD for one objective from where the trail leads."""
-    run, stop = Continued(ScaffPD(objective).wrapped(), GAP, trail), StopAtGap(GAP, relative=True)
-    return train(run, clients, rounds=60, x=x, stop=stop, progress=False)  # type: ignore[arg-type]
+    """Run FairNewton for one objective from where the trail leads."""
+    run, stop = Continued(FairNewton(objective), GAP, trail), StopAtGap(GAP, relative=True)
+    return train(run, Heard(clients, trail), rounds=60, x=x, stop=stop, progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ def scaff_pd(objective: Any = None, **changed: Any) -> ef.ScaffPD:
     work = ef.LocalSGD(lr=LR, steps=J, batch_size=4)
     primal = changed.pop("primal", J * LR)
     steps = ConstantSteps(primal=primal, dual=0.1, extrapolation=1.0, local=LR)
-    given = {"gradient_batch_size": 4, "loss_batch_size": 4, "metric": "none", **changed}
+    given = {"gradient_batch_size": 4, "loss_batch_size": 4, **changed}
     return ef.ScaffPD(objective or Average(), given.pop("local", work), steps, **given)
 
 
@@ -68,8 +68,8 @@ def test_the_whole_correction_ends_at_the_solution() -> None:
         state = one.init(here, here.initial(Stream(0)))
         for t in range(200):
             state, info = one.round(state, here, Stream(0).at(t))
-        assert info.gradient is not None
-        far.append(float(info.gradient.norm()))
+        assert info.proof is not None
+        far.append(float(info.proof.gradient.norm()))
     assert far[0] < 0.01 * far[1]
 
 

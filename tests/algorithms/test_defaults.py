@@ -22,6 +22,7 @@ from equifed.runs import catalogue
 
 WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "scaff-pd": {"objective": CVaR(0.5)},
+    "fair-newton": {"objective": CVaR(0.5)},
     "reweighted": {"objective": ChiSquare(0.1)},
 }
 """What to minimise is the user's to say; the rest has a default."""

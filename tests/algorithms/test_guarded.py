@@ -19,6 +19,7 @@ from tests.conformance.cases import CASES
 from tests.problems import regression
 
 from equifed.algorithms.afl import AFL
+from equifed.algorithms.around import unwrap
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.guard import Guard, Watch
@@ -28,9 +29,8 @@ from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
-from equifed.algorithms.wrapper import unwrap
+from equifed.contract.absence import limit_shares
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import limit_shares
 from equifed.contract.streams import Stream
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.engines.simulate import simulate
@@ -77,7 +77,7 @@ def test_watching_and_guards_without_limits_are_the_algorithm_to_the_bit(name: s
     for guard in (Guard("off"), Guard("watch")):
         assert torch.equal(model(Guarded(algorithm, guard), here, 3), plain), guard
     if hasattr(algorithm, "metric"):  # a guard that acts lets no curvature through
-        algorithm = replace(algorithm, metric="none")
+        algorithm = replace(algorithm)
         plain = model(algorithm, here, 3)
     assert torch.equal(model(Guarded(algorithm, NONE), here, 3), plain)
 

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.optima import interior_point
-from tests.problems import LeastSquares, Logistic, Problem, least_squares, logistic, rounds
+from tests.problems import LeastSquares, Logistic, Problem, least_squares, logistic
 
-from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.contract.algorithm import Info
-from equifed.contract.streams import Stream
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.engines.in_process import InProcessClients
 from equifed.objectives import (
     Average,
@@ -20,7 +18,8 @@ from equifed.objectives import (
     SaddleObjective,
     WorstCase,
 )
-from equifed.steps.metric_sizes import MetricSizes
+from equifed.training.history import History
+from equifed.training.loop import train
 
 TWISTS = ("rank one", "one class", "copies", "empty features", "scales", "plain")
 
@@ -51,16 +50,16 @@ def drawn_problem(seed: int) -> tuple[str, Problem, SaddleObjective]:
 
 def play(
     clients: InProcessClients, objective: SaddleObjective, count: int, **options: object
-) -> list[Info]:
-    algorithm = ScaffPD(objective, **options).wrapped()
-    return rounds(algorithm, clients, np.zeros(clients.model.size), count)[1]
+) -> History:
+    x = torch.zeros(clients.model.size, dtype=torch.float64)
+    return train(FairNewton(objective, **options), clients, rounds=count, x=x)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_drawn_hard_problems_are_solved_and_certified(seed: int) -> None:
     twist, problem, objective = drawn_problem(seed)
-    infos = play(problem.clients("stacked"), objective, 60)
+    infos = play(problem.clients("stacked"), objective, 60).rounds
     values = np.array([i.objective for i in infos])
     gaps = np.array([i.numbers["gap"] for i in infos])
     assert gaps[-1] <= 1e-9 * abs(values[-1])
@@ -74,7 +73,7 @@ def test_drawn_hard_problems_are_solved_and_certified(seed: int) -> None:
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.2), ChiSquare(0.1)], ids=repr)
 def test_a_thousand_clients_are_certified(objective: SaddleObjective) -> None:
     problem = least_squares(4, n=1000, d=4, samples=5)
-    last = play(problem.clients("stacked"), objective, 15)[-1]
+    last = play(problem.clients("stacked"), objective, 15).rounds[-1]
     assert last.numbers["gap"] <= 1e-3 * abs(last.objective)
 
 
@@ -86,7 +85,7 @@ def test_own_intercepts_are_those_of_an_interior_point(
 ) -> None:
     problem, own_l2 = make(6, n=4), 1e-2
     best, _ = interior_point(problem, objective, own_l2)
-    infos = play(problem.clients_with_own("stacked", own_l2=own_l2), objective, 12)
+    infos = play(problem.clients_with_own("stacked", own_l2=own_l2), objective, 12).rounds
     assert "curvature_sums" in infos[0].numbers
     assert infos[-1].objective == pytest.approx(best, rel=1e-7)
     gaps = np.array([i.numbers["gap"] for i in infos])
@@ -103,14 +102,11 @@ def test_signed_weights_take_a_metric_where_all_weighted_losses_are_convex(
     clients = logistic(3, n=4, l2=l2).clients("stacked")
     bounds = clients.curvature()
     assert (bounds.least_modulus(objective.l1_norm(4)) > 0) is convex
-    algorithm = ScaffPD(objective)
-    state, _ = algorithm.round(
-        algorithm.init(clients, torch.zeros(clients.model.size, dtype=torch.float64)),
-        clients,
-        Stream(0),
-    )
-    assert isinstance(state.sizes, MetricSizes) is convex
-    if convex:
-        last = play(clients, objective, 30)[-1]
-        assert last.weights.min() < 0
-        assert last.numbers["gap"] <= 1e-9 * abs(last.objective)
+    if not convex:
+        with pytest.raises(ValueError, match="not known to be convex"):
+            play(clients, objective, 1)
+        return
+    history = play(clients, objective, 30)
+    assert min(w.min() for w in history.weights.values()) < 0
+    last = history.rounds[-1]
+    assert last.numbers["gap"] <= 1e-9 * abs(last.objective)

@@ -24,13 +24,13 @@ from equifed.algorithms import (
     FedDyn,
     FedEBA,
     Normalised,
-    Remembering,
     Scaffold,
     ScaffPD,
     UPGrad,
     fedprox,
 )
 from equifed.algorithms.aaggff import RESPONSES, regularised_leader
+from equifed.contract.absence import Memory, Recall
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -314,13 +314,15 @@ def test_inner_products_are_those_of_normalised_updates(problem: Problem) -> Non
 def test_absent_clients_count_with_their_normalised_updates() -> None:
     problem = PROBLEMS["more clients"]
     clients, x = problem.clients(), torch.as_tensor(start(problem))
-    algorithm = Normalised(AgnosticFedAvg(WORK, 0.01), "length").wrapped()
-    assert isinstance(algorithm, Remembering) and isinstance(algorithm.algorithm, Normalised)
-    state = algorithm.init(clients, x)
+    algorithm = Normalised(AgnosticFedAvg(WORK, 0.01), "length")
+    state, memory = algorithm.init(clients, x), Memory()
     for r, here in enumerate([[0, 1, 2], [3, 4, 5, 6], [0, 2, 4]]):
-        state, _ = algorithm.round(state, clients.subset(here), Stream(0).at("round", r))
-    kept, mine = state.memory.vectors.matrix.numpy(), state.memory.weights
-    np.testing.assert_allclose(mine @ kept, state.memory.total, atol=1e-12)
+        view = Recall(clients.subset(here), memory)
+        state, _ = algorithm.round(state, view, Stream(0).at("round", r))
+        memory = view.memory()
+    assert memory.sent is not None
+    kept, mine = memory.sent.vectors.matrix.numpy(), memory.sent.weights
+    np.testing.assert_allclose(mine @ kept, memory.sent.total, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tests.problems import PROBLEMS, convex_problem
 
-from equifed.algorithms.certified import Certified
-from equifed.algorithms.safeguarded import Safeguarded, State, safeguard
+from equifed.algorithms.around import Certified, inner_state, with_inner_state
+from equifed.algorithms.safeguarded import Safeguarded, State
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd import State as Inner
-from equifed.algorithms.wrapper import inner_state, with_inner_state
-from equifed.contract.algorithm import Info
+from equifed.contract.algorithm import Info, Proof
 from equifed.contract.clients import MissingClients
+from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.objectives import Average, CVaR, RelativeFairness
 from equifed.steps.automatic import AutoSizes, AutoSteps
@@ -54,11 +54,12 @@ class Told:
 
     def round(self, state: Inner, clients: None, stream: Stream) -> tuple[Inner, Info]:
         k = stream.seed
-        value, gap = self.rounds[k]
-        numbers = {} if gap is None else {"gap": gap}
-        gradient = None if self.noisy else torch.zeros(1)
-        info = Info(np.ones(2) / 2, np.ones(2), value, numbers=numbers, gradient=gradient)
-        return replace(state, x=torch.tensor([k + 1.0])), info
+        (value, gap), judged = self.rounds[k], self.rounds[0][1] is not None
+        half, proof = np.ones(2) / 2, None
+        if not self.noisy and (gap is not None or not judged):
+            gradient = torch.tensor([np.sqrt(2 * (gap or 0.0))])  # |g|^2 / 2 is the gap
+            proof = Proof(state.x, np.ones(2), half, gradient, self.objective)
+        return replace(state, x=torch.tensor([k + 1.0])), Info(half, np.ones(2), value, proof=proof)
 
 
 def after(
@@ -67,8 +68,8 @@ def after(
     """Return the state after rounds with these objectives and gaps, and its step sizes."""
     algorithm = Safeguarded(Told(rounds, noisy), patience)
     sizes = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0)
-    measure = "gap" if rounds[0][1] is not None else None
-    state = State(Inner(torch.zeros(1), np.ones(2) / 2, sizes=sizes), measure=measure)
+    known = Curvature(np.ones(2), np.ones(2)) if rounds[0][1] is not None else "nothing is known"
+    state = State(Inner(torch.zeros(1), np.ones(2) / 2, sizes=sizes), curvature=known)
     for k in range(len(rounds)):
         state, _ = algorithm.round(state, None, Stream(k))
     return state, inner_state(state).sizes
@@ -133,7 +134,7 @@ def test_step_sizes_that_somebody_chose_stay() -> None:
 def test_signed_weights_are_judged_by_the_residual(phi: float, measure: str) -> None:
     problem = convex_problem(6)
     objective = RelativeFairness(phi, CVaR(0.4), CVaR(0.4))
-    clients, algorithm = problem.clients(), safeguard(ScaffPD(objective, metric="none"))
+    clients, algorithm = problem.clients(), Safeguarded(ScaffPD(objective))
     state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
     assert state.measure == measure and state.first == state.best.merit
 
@@ -142,11 +143,11 @@ def test_an_overflow_goes_back_to_the_best_model() -> None:
     """Quadratics at a rate of 1e160 overflow at once; the run goes on all the same."""
     problem = PROBLEMS["least squares"]
     clients = problem.clients()
-    bold = safeguard(ScaffPD(Average(), steps=AutoSteps(smoothness=1e-60)))
+    bold = Safeguarded(ScaffPD(Average(), steps=AutoSteps(smoothness=1e-60)))
     start = bold.init(clients, torch.zeros(problem.d, dtype=torch.float64))
     with pytest.raises(MissingClients):  # nothing to go back to yet
         bold.round(start, clients, Stream(0))
-    careful, _ = safeguard(ScaffPD(Average(), metric="none")).round(start, clients, Stream(0))
+    careful, _ = Safeguarded(ScaffPD(Average())).round(start, clients, Stream(0))
     inner = inner_state(careful)
     wild = replace(inner, sizes=replace(inner.sizes, primal=1e60, local=1e60))
     back, info = bold.round(with_inner_state(careful, wild), clients, Stream(0))

@@ -11,8 +11,8 @@ from tests.problems import PROBLEMS, Logistic, rounds, start
 
 from equifed.algorithms import AFL, DRFA, DeltaFL, ScaffPD
 from equifed.algorithms.delta_fl import upper_quantile
+from equifed.contract.absence import draw_clients, running_mean
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import draw_clients, running_mean
 from equifed.contract.streams import Stream
 from equifed.objectives import CVaR, RelativeFairness
 from equifed.steps.schedules import ConstantSteps

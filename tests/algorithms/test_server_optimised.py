@@ -16,18 +16,17 @@ from tests.problems import PROBLEMS, rounds, start
 from equifed.algorithms import (
     AFL,
     Averaged,
-    Certified,
     FedAvg,
     Paced,
     Safeguarded,
     ScaffPD,
     ServerOptimised,
 )
-from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.wrapper import with_inner_state
+from equifed.algorithms.around import with_inner_state
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives import CVaR
+from equifed.training.loop import train
 
 pytestmark = pytest.mark.long
 
@@ -95,11 +94,11 @@ def test_moments_begin_anew_where_the_model_was_moved() -> None:
 
 def test_training_puts_it_inside_safeguard_and_proofs() -> None:
     core = ScaffPD(CVaR(0.5))
-    wanted = Safeguarded(Certified(ServerOptimised(Remembering(core), "adam")))
+    wanted = Safeguarded(ServerOptimised(core, "adam"))
     assert ServerOptimised(core, "adam").wrapped() == wanted
-    assert ServerOptimised(FedAvg(WORK)).wrapped() == ServerOptimised(Remembering(FedAvg(WORK)))
-    _, infos = rounds(ServerOptimised(core).wrapped(), PROBLEM.clients(), start(PROBLEM), 3)
-    assert all(i.numbers["gap"] >= 0 for i in infos)
+    assert ServerOptimised(FedAvg(WORK)).wrapped() == ServerOptimised(FedAvg(WORK))
+    history = train(ServerOptimised(core), PROBLEM.clients(), rounds=3)
+    assert all(r.numbers["gap"] >= 0 for r in history.rounds)
 
 
 def test_the_pace_is_the_product_of_warm_up_and_decay() -> None:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from equifed.algorithms.averaged import Averaged
+from equifed.algorithms.around import Averaged
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.paced import Paced

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from equifed.contract.absence import carry_over, scale_to_present, scatter
 from equifed.contract.clients import MissingClients, Traffic, check_index
-from equifed.contract.participation import carry_over, scale_to_present, scatter
 
 signed = arrays(np.float64, 6, elements=st.floats(-3, 3, allow_subnormal=False))
 subsets = st.sets(st.integers(0, 5), min_size=1).map(lambda s: np.array(sorted(s)))

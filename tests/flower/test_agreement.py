@@ -46,7 +46,7 @@ CASES: dict[str, Any] = {
     ),
     "scaff-pd/part": ScaffPD(CVaR(0.5), PART, ConstantSteps(0.4, 0.5), participation=0.75),
     "scaff-pd/auto": ScaffPD(ChiSquare(0.5), LOCAL, AutoSteps(smoothness=5.0)),
-    "scaff-pd/measured": ScaffPD(ChiSquare(0.5), metric="none"),
+    "scaff-pd/measured": ScaffPD(ChiSquare(0.5)),
     # and what these five do not ask of clients: proximal steps and their multipliers, inner
     # products of updates
     "feddyn": conformance.CASES["feddyn/plain"],

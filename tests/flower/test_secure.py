@@ -64,7 +64,7 @@ from equifed.flower.secure.session import (
 from equifed.flower.secure.sums import PairSums, PrivacyError, SecureSums
 from equifed.flower.wire import Reply
 from equifed.training.loop import train
-from equifed.training.overflow import CheckedClients
+from equifed.training.witness import Witness
 
 pytestmark = pytest.mark.long
 
@@ -502,7 +502,7 @@ def test_absent_clients_are_not_remembered_where_sums_are_hidden(
     privacy: Any, grid: MemoryGrid
 ) -> None:
     """The sum of what those present sent before would show those who are not."""
-    clients = CheckedClients(flower_clients(grid, task(), hidden=privacy()))
+    clients = Witness(flower_clients(grid, task(), hidden=privacy()))
     algorithm = FedAvg(LocalSGD(lr=0.1, steps=2)).wrapped()
     state = algorithm.init(clients, clients.initial(Stream(0)))
     state, _ = algorithm.round(state, clients.subset(np.arange(4)), Stream(0).at("round", 1))

@@ -118,7 +118,7 @@ def test_twelve_points_cost_less_than_four_cold_runs(name: str, l2: float) -> No
 
 
 def test_rounds_without_a_metric_are_those_of_runs_one_after_the_other() -> None:
-    chosen = ef.ScaffPD(ef.objectives.Average(), metric="none")
+    chosen = ef.ScaffPD(ef.objectives.Average())
     path = ef.frontier(chosen, clients(), points=3, rounds=4)
     x = None
     for found in path.points:

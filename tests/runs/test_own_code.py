@@ -40,7 +40,7 @@ from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import sample_clients, scatter
+from equifed.contract.absence import sample_clients, scatter
 from equifed.contract.streams import Stream
 from equifed.objectives import SaddleObjective, WorstCase
 from equifed.steps import ConstantSteps

@@ -15,9 +15,9 @@ from scipy.optimize import minimize, minimize_scalar
 from tests.optima import saddle_point
 from tests.problems import PROBLEMS, Array, LeastSquares, Problem, least_squares, logistic
 
+from equifed.algorithms.around import inner_state
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
-from equifed.algorithms.wrapper import inner_state
 from equifed.contract.curvature import Curvature
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -272,5 +272,5 @@ def test_a_gap_proved_in_the_warm_up_does_not_stop_the_run() -> None:
     given = train(ScaffPDIA(0.0), problem.clients("stacked"), rounds=9, stop=stop)
     assert given.rounds[-1].round == 1
     chosen = train(ScaffPDIA("auto", warmup=6), problem.clients("stacked"), rounds=9, stop=stop)
-    assert all("gap" in record.numbers for record in chosen.rounds[:6])
+    assert not any("gap" in record.numbers for record in chosen.rounds[:6])
     assert chosen.rounds[-1].round > 6

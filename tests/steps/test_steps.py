@@ -13,8 +13,8 @@ from tests.optima import interior_point
 from tests.problems import PROBLEMS, LeastSquares, convex_problem, drawn_objective
 from torch import nn
 
+from equifed.algorithms.around import inner_state
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.algorithms.wrapper import inner_state
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
@@ -176,9 +176,7 @@ def test_the_measured_smoothness_is_the_largest_eigenvalue(
 
 def test_the_chosen_sizes_are_recorded_and_said_once() -> None:
     problem = convex_problem(24)
-    history = train(
-        ScaffPD(CVaR(0.5), metric="none"), problem.clients(), rounds=3, x=problem.start()
-    )
+    history = train(ScaffPD(CVaR(0.5)), problem.clients(), rounds=3, x=problem.start())
     (note,) = (e["reason"] for e in history.events if e["event"] == "note")
     first = history.rounds[0].numbers
     for name in ("smoothness", "primal_step", "local_step", "dual_step"):
@@ -236,7 +234,7 @@ def test_signed_weights_shorten_the_steps_by_their_norm() -> None:
     for phi in (0.0, 0.4):
         clients, algorithm = (
             problem.clients(),
-            ScaffPD(RelativeFairness(phi, CVaR(0.4), CVaR(0.4)), metric="none"),
+            ScaffPD(RelativeFairness(phi, CVaR(0.4), CVaR(0.4))),
         )
         state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
         sizes[phi] = state.sizes

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from equifed.training.overflow import CheckedClients, CheckedVectors
 from scripts.trust.federations import ALGORITHMS, draw_federation
 from tests.problems import regression
 
@@ -23,7 +24,6 @@ from equifed.objectives import CVaR
 from equifed.testing import with_liar
 from equifed.training.loop import train
 from equifed.training.missing import TrainingError
-from equifed.training.overflow import CheckedClients, CheckedVectors
 
 pytestmark = pytest.mark.long
 

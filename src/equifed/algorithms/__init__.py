@@ -3,11 +3,11 @@
 from equifed.algorithms.aaggff import AAggFF
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
-from equifed.algorithms.averaged import Averaged
-from equifed.algorithms.certified import Certified
+from equifed.algorithms.around import Averaged, Certified
 from equifed.algorithms.conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.feddg_ga import FedDGGA
 from equifed.algorithms.feddyn import DRDM, FedDyn
@@ -17,7 +17,6 @@ from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.normalised import Normalised
 from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
-from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
@@ -40,6 +39,7 @@ __all__ = [
     "Averaged",
     "Certified",
     "DeltaFL",
+    "FairNewton",
     "FedAvg",
     "FedDGGA",
     "FedDyn",
@@ -52,7 +52,6 @@ __all__ = [
     "Paced",
     "QFedAvg",
     "RFedFair",
-    "Remembering",
     "Reweighted",
     "Safeguarded",
     "ScaffPD",

@@ -11,17 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
+from equifed.contract.absence import (
     carry_over,
     check_participation,
     sample_clients,
     scale_to_present,
 )
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.objectives.projections import project_capped_simplex
 
@@ -130,7 +129,7 @@ class AAggFF:
             weights = np.exp(bets - bets.max()) / np.exp(bets - bets.max()).sum()
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
         share = scale_to_present(weights, chosen.index)
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(share)
+        x = state.x - self.server_lr * moved.displacement.step(share)
         info = Info(weights, losses, index=chosen.index)
         return State(x, weights, slope, curvature, losses, t), info
 
@@ -147,10 +146,6 @@ class AAggFF:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)
 
 
 def regularised_leader(slope: Weights, curvature: Matrix, rounds: int = 5000) -> Weights:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import (
+    check_draws,
+    check_participation,
+    running_mean,
+    sample_clients,
+)
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    carry_over,
-    check_draws,
-    check_participation,
-    draw_clients,
-    running_mean,
-    sample_clients,
-)
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.cvar import WorstCase
@@ -98,30 +95,22 @@ class AFL:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        clients = sample_clients(clients, self.participation, stream)
-        seen = clients.losses(state.x, stream.at("losses"), self.local.batch_size)
-        losses = carry_over(state.losses, clients.index, seen, len(clients.names))
-        roll = take_attendance(self, state, clients)
-        weights = roll.weights
+        there = sample_clients(clients, self.participation, stream)
+        everyone = call_roll(self, state, there)
+        objective, weights = everyone.objective, everyone.weights
+        losses = everyone.losses(state.x, stream.at("losses"), self.local.batch_size)
         if state.losses is not None:
-            weights = self.dual.ascend(roll.objective, weights, losses, self.dual_step)
-        total = self.objective.total(weights)  # 1, or the sum where that is free
-        chosen, share = clients, roll.scale(weights / total)
-        if self.clients_per_round is not None:
-            chosen, share = draw_clients(
-                clients, weights / total, self.clients_per_round, stream.at("drawn")
-            )
+            weights = self.dual.ascend(objective, weights, losses, self.dual_step)
+        share = weights / self.objective.total(weights)  # the sum is 1, or free
+        chosen, share = everyone.draw(share, self.clients_per_round, stream.at("drawn"))
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        step = moved.displacement.weighted_sum(share)
-        info = Info(weights, losses, roll.objective.value(losses), clients.index, notes=roll.notes)
-        plain = self.local == LocalSGD(lr=self.local.lr, steps=1)  # one step on all samples
-        if plain and self.clients_per_round is None:
-            info = replace(info, gradient=total * step / self.local.lr)
-        x, t = state.x - step, state.rounds + 1
+        x, t = state.x - moved.displacement.step(share), state.rounds + 1
+        value, notes = objective.value(losses), everyone.notes
+        info = Info(weights, losses, value, everyone.index, notes=notes)
         if self.output == "last":
-            return State(x, weights, losses, roll.away, t), info
+            return State(x, weights, losses, everyone.away, t), info
         means = running_mean(state.mean_x, x, t), running_mean(state.mean_weights, weights, t)
-        return State(x, weights, losses, roll.away, t, *means), info
+        return State(x, weights, losses, everyone.away, t, *means), info
 
     def model(self, state: State) -> Vector:
         """Return the last model, or the mean of all."""
@@ -130,7 +119,3 @@ class AFL:
     def weights(self, state: State) -> Weights:
         """Return the last weights, or the mean of all."""
         return state.weights if state.mean_weights is None else state.mean_weights
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)

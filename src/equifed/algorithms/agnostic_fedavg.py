@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import check_participation, sample_clients
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.cvar import WorstCase
@@ -92,12 +91,11 @@ class AgnosticFedAvg:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)
-        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)  # L_i
-        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
-        roll = take_attendance(self, state, chosen)
-        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        beta = roll.scale(roll.weights / self.objective.total(roll.weights))
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(beta)
+        roll = call_roll(self, state, chosen)
+        losses = roll.losses(state.x, stream.at("losses"), self.local.batch_size)  # L_i
+        moved = roll.local_steps(state.x, self.local, stream.at("local"))
+        beta = roll.weights / self.objective.total(roll.weights)
+        x = state.x - self.server_lr * moved.displacement.step(beta)
         weights = self.dual.ascend(roll.objective, roll.weights, losses, self.dual_step)
         value = roll.objective.value(losses)
         info = Info(roll.weights, losses, value, chosen.index, notes=roll.notes)
@@ -106,7 +104,3 @@ class AgnosticFedAvg:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)

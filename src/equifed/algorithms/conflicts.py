@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract.absence import check_participation, sample_clients, scatter
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, inner_products
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
 from equifed.objectives.projections import project_capped_simplex
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import check_participation, sample_clients, scatter
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
 from equifed.objectives.cvar import Average
 
@@ -52,7 +51,7 @@ class DeltaFL:
     quantile with their last loss, and those of T who are there have
     :math:`p_i N/|\text{present}|`: a tail of those who happen to be there would be that of another
     objective. In such a round all who are there train, so that
-    :class:`~equifed.algorithms.remembering.Remembering` can take back what is no longer in T.
+    :class:`~equifed.contract.absence.Recall` can take back what is no longer in T.
 
     Parameters
     ----------
@@ -90,24 +89,24 @@ class DeltaFL:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)  # S
-        seen = chosen.losses(state.x, stream.at("losses"))
-        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
-        roll = take_attendance(self, state, chosen, Average())
+        roll = call_roll(self, state, chosen, Average())
+        losses = roll.losses(state.x, stream.at("losses"))
         pool = chosen.index if self.participation < 1 else roll.counted()
         sizes, known = all_sizes(clients)[pool], losses[pool]
         threshold = upper_quantile(known, client_weights(self.weighting, sizes), self.level)
         trains = known >= threshold - rounding(threshold, state.x)
         tail = client_weights(self.weighting, sizes[trains])  # p_i / sum over T
         weights = scatter(tail, pool[trains], len(losses))
-        share = roll.scale(weights)
-        if len(chosen.index) == len(pool):  # nobody of them is missing
-            chosen, share = chosen.subset(pool[trains]), tail  # T
-        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(share)
+        share: Weights = weights
+        trained: Clients = roll
+        if len(chosen.index) == len(pool):  # none of them is missing
+            trained, share = chosen.subset(pool[trains]), tail  # T
+        moved = trained.local_steps(state.x, self.local, stream.at("local"))
+        x = state.x - self.server_lr * moved.displacement.step(share)
         info = Info(
             weights,
             objective=float(tail @ known[trains]),
-            index=chosen.index,
+            index=trained.index,
             numbers={"threshold": threshold},
             notes=roll.notes if self.participation == 1 else (),
         )
@@ -116,10 +115,6 @@ class DeltaFL:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)
 
 
 def upper_quantile(losses: Losses, mass: Weights, level: float) -> float:

@@ -5,29 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import (
+    ask_clients,
+    check_draws,
+    running_mean,
+)
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    ask_clients,
-    carry_over,
-    check_draws,
-    draw_clients,
-    estimate_losses,
-    running_mean,
-    scale_to_present,
-)
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.cvar import WorstCase
 from equifed.objectives.dual_steps import DualStep, Euclidean
-
-BLEND = 0.05
-"""Share of a round in the running mean of how far snapshots lie off the straight way."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +63,8 @@ class DRFA:
     penalty too, which ``dual=ProjectedGradient()`` does; the default treats it exactly: the same
     fixed points, and no bound on the step.
 
-    Absent clients are not drawn, and their v is their last known loss. The step from w is scaled so
-    that its mean is right, and w' is taken on the straight way to the next w, at t' of tau, plus a
-    running mean of how far the snapshots of those who are there lie off it: their own average would
-    favour them. A run records lambda, the mean of the weights drawn.
+    Absent clients are not drawn, and their v is their last known loss (:mod:`.absence`). A run
+    records lambda, the mean of the weights drawn.
 
     Parameters
     ----------
@@ -124,34 +114,21 @@ class DRFA:
         """Return the state after one round."""
         m, full = self.clients_per_round, self.ascent == "full"
         asked = ask_clients(clients, None if full else m, stream)  # line 13: U
-        roll = take_attendance(self, state, asked)
-        chosen, lambda_s = clients, roll.weights
+        roll = call_roll(self, state, asked)
+        everyone, lambda_s = roll.over(clients), roll.weights
         mix = lambda_s / self.objective.total(lambda_s)  # lambda, or its shares of a free sum
-        share = scale_to_present(mix, clients.index, roll.members)
-        total = share.sum() / mix.sum()  # 1 if everybody is there
-        if m is not None:
-            chosen, share = draw_clients(clients, mix, m, stream)  # line 2: D
-            share = total * share
+        chosen, share = everyone.draw(mix, m, stream)  # line 2: D
         work, part = self._work(stream)  # line 3
         moved = chosen.local_steps(state.x, work, stream.at("local"))  # lines 4-10
-        x = state.x - moved.displacement.weighted_sum(share)  # line 11
-        at, bend = state.x, None
-        if moved.snapshot is not None:
-            at = moved.snapshot.weighted_sum(share)  # line 12: w'
-        if moved.snapshot is not None and len(clients.index) < len(clients.names):
-            straight = total * state.x - part * moved.displacement.weighted_sum(share)
-            bend = at - straight if state.bend is None else state.bend
-            bend = bend + BLEND * (at - straight - bend)
-            at = state.x + part * (x - state.x) + bend
-        seen = asked.losses(at, stream.at("losses"), None if full else self.local.batch_size)  # 14
-        losses = carry_over(state.losses, asked.index, seen, len(clients.names))
-        v = estimate_losses(losses, clients.index, asked.index, seen)  # line 15
-        step = self.dual_step * (1 if full else int(moved.steps[0]))
+        x = state.x - moved.displacement.step(share)  # line 11
+        at, bend = everyone.snapshot(moved, share, (state.x, x), part, state.bend)  # line 12: w'
+        batch_size = None if full else self.local.batch_size
+        losses, v = roll.estimate(clients.index, at, stream.at("losses"), batch_size)  # 14, 15
+        step = self.dual_step * (1 if full else int(moved.steps.max()))
         weights = self.dual.ascend(roll.objective, lambda_s, v, step)  # line 16
         s, mean_x = state.rounds + 1, None  # what Theorem 1 speaks of: the means of both
         if moved.average is not None:
-            average = moved.average.weighted_sum(share) + (1 - total) * state.x
-            mean_x = running_mean(state.mean_x, average, s)
+            mean_x = running_mean(state.mean_x, moved.average.weighted_sum(share), s)
         means = mean_x, running_mean(state.mean_weights, lambda_s, s)
         info = Info(lambda_s, index=chosen.index, notes=roll.notes)
         return State(x, weights, s, *means, losses, roll.away, bend), info
@@ -172,7 +149,3 @@ class DRFA:
         """Return the last weights, or the mean of those of all rounds (lambda-hat)."""
         mean = state.mean_weights if self.output == "average" else None
         return state.weights if mean is None else mean
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import check_participation, sample_clients, scatter
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
 
 Weighting = Literal["size", "uniform"]
@@ -52,6 +51,8 @@ class FedAvg:
     participation: float = 1.0
     server_lr: float = 1.0
 
+    averages: ClassVar = True
+
     def __post_init__(self) -> None:
         check_participation(self.participation)
 
@@ -64,7 +65,7 @@ class FedAvg:
         chosen = sample_clients(clients, self.participation, stream)
         weights = client_weights(self.weighting, chosen.sizes)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
+        x = state.x - self.server_lr * moved.displacement.step(weights)
         return State(x), Info(
             scatter(weights, chosen.index, len(clients.names)), index=chosen.index
         )
@@ -72,10 +73,6 @@ class FedAvg:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)
 
 
 def client_weights(weighting: Weighting, sizes: Index) -> Weights:

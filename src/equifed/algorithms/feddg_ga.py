@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
+from equifed.contract.absence import (
     carry_over,
     check_participation,
     sample_clients,
     scale_to_present,
 )
+from equifed.contract.algorithm import Info
+from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 
 
@@ -95,16 +94,12 @@ class FedDGGA:
         weights = adjust(state.weights, gap, step)  # (9), (10)
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
         share = scale_to_present(weights, chosen.index)
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(share)
+        x = state.x - self.server_lr * moved.displacement.step(share)
         return State(x, weights, losses, t), Info(weights, index=chosen.index)
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)
 
 
 def held_out(clients: Clients, x: Vector, stream: Stream) -> Losses:

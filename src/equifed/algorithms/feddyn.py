@@ -7,22 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.contract.absence import (
+    ask_clients,
+    check_draws,
+    check_participation,
+    draw_clients,
+    sample_clients,
+    scatter,
+)
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
-    ask_clients,
-    carry_over,
-    check_draws,
-    check_participation,
-    draw_clients,
-    estimate_losses,
-    sample_clients,
-    scatter,
-)
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import SaddleObjective
@@ -176,7 +174,7 @@ class DRDM:
         assert self.local.steps is not None
         m, tau = self.clients_per_round, self.local.steps
         asked = ask_clients(clients, m, stream)
-        roll = take_attendance(self, state, asked)
+        roll = call_roll(self, state, asked)
         mix = roll.weights / self.objective.total(roll.weights)  # lambda, or its shares
         chosen, share = clients, mix[clients.index]
         part = share.sum()  # 1 if everybody is there: so far the model goes
@@ -191,9 +189,8 @@ class DRDM:
         h, counted = self._tilt(state, moved, chosen, mix, roll.members)
         x = state.x - moved.displacement.weighted_sum(share) - part * h / self.alpha
         at = moved.snapshot.weighted_sum(share) + (1 - part) * state.x  # x'
-        seen = asked.losses(at, stream.at("losses"), self.local.batch_size)
-        losses = carry_over(state.losses, asked.index, seen, len(clients.names))
-        v = estimate_losses(losses, clients.index, asked.index, seen)
+        batch_size = self.local.batch_size
+        losses, v = roll.estimate(clients.index, at, stream.at("losses"), batch_size)
         weights = self.dual.ascend(roll.objective, roll.weights, v, tau * self.dual_step)
         info = Info(roll.weights, index=chosen.index, notes=roll.notes)
         return RobustState(x, weights, h, counted, kept, losses, roll.away), info

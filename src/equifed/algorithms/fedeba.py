@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
 from equifed.algorithms.tilted import State
+from equifed.contract.absence import check_participation, sample_clients
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.kl import Tilted
 
@@ -76,36 +75,27 @@ class FedEBA:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)
-        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
-        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
-        roll = take_attendance(self, state, chosen, Tilted(1 / self.temperature))
+        roll = call_roll(self, state, chosen, Tilted(1 / self.temperature))
+        losses = roll.losses(state.x, stream.at("losses"), self.local.batch_size)
         weights = roll.objective.weights(losses)
-        p = roll.scale(weights)
         work, control, target = self.local, None, None
         if self.align and angle_to_equal(losses[roll.counted()]) > self.angle:
-            _, gradients = chosen.value_and_gradient(
+            _, gradients = roll.value_and_gradient(
                 state.x, stream.at("aligned"), self.local.batch_size
             )
             scale = 1 - self.align  # (1-a) g + a G = (1-a) (g + a/(1-a) G)
             work = replace(work, lr=scale * work.lr)
             control = chosen.remembered(None, chosen.index)  # zeros
-            target = self.align / scale * gradients.weighted_sum(p)
-        moved = chosen.local_steps(
-            state.x, work, stream.at("local"), control=control, target=target
-        )
-        update = moved.displacement.weighted_sum(p)
-        if target is not None and len(p) < len(weights):  # what all have in common counts once
-            update = update - (1 - 1 / p.sum()) * work.lr * float(p @ moved.steps) * target
+            target = self.align / scale * gradients.weighted_sum(weights)
+        moved = roll.local_steps(state.x, work, stream.at("local"), control=control, target=target)
+        steps = moved.displacement
+        update = (steps.step if target is None else steps.weighted_sum)(weights)
         info = Info(weights, losses, index=chosen.index, notes=roll.notes)
         return State(state.x - self.server_lr * update, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it; aligned steps are not remembered."""
-        return Remembering(self)
 
 
 def angle_to_equal(losses: Losses) -> float:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.guard import Watch
+from equifed.contract.absence import bound_share, limit_shares
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import ClientVectors, Moved
+from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD, LocalWork
-from equifed.contract.participation import bound_share, limit_shares
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 
 LEAST = 3
@@ -27,17 +29,17 @@ class GuardedVectors(VectorsView):
     _factors: Weights | None = None
 
     @override
-    def weighted_sum(self, weights: Weights) -> Vector:
+    def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
         watch: Watch = self.clients.watch
         weights = self._bound(weights)
         factors = self.factors() if self.partner is None else self.partner.factors()
         if not watch.acts or (factors == 1).all():
-            return self.behind.weighted_sum(weights)
+            return add(weights)
         if self.kind not in ITERATES:
-            return self.behind.weighted_sum(weights * factors)
+            return add(weights * factors)
         honest = factors == 1  # where the step is not, neither is the model: x stands in for it
         assert self.x is not None
-        total = self.behind.weighted_sum(np.where(honest, weights, 0.0))
+        total = add(np.where(honest, weights, 0.0))
         return total + float(weights[~honest].sum()) * self.x
 
     @override

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from equifed.algorithms.around import Wrapper, WrapperState, unwrap
 from equifed.algorithms.guard import Guard, Watch
 from equifed.algorithms.guard_view import GuardedClients
-from equifed.algorithms.wrapper import Wrapper, WrapperState, unwrap
+from equifed.contract.absence import bound_share
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
-from equifed.contract.participation import bound_share
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.capped import with_cap
@@ -116,7 +116,7 @@ class Guarded(Wrapper):
         if not watch.acts:
             return info
         if touches:
-            info = replace(info, gradient=None)
+            info = replace(info, proof=None)
         weights, most = self._bounded(info, clients)
         notes = list(watch.notes)
         for i in np.flatnonzero((np.abs(weights) >= most * (1 - 1e-9)) & (most < 1)):

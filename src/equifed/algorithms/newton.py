@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.algorithms.certified import Certified
-from equifed.contract.algorithm import Info
+from equifed.contract.algorithm import Info, Proof
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, ClientVectors, MissingClients
+from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import SaddleObjective, check_saddle
 
 ARMIJO = 1e-4
@@ -86,16 +86,13 @@ class Newton:
         promised = slack + 0.5 * length
         t = self._step(clients, x, direction, value, promised, stream)
         numbers = {"decrement": float(np.sqrt(2 * promised)), "step": t}
-        info = Info(weights, losses, value, numbers=numbers, gradient=gradient)
+        proof = Proof(x, losses, weights, gradient, self.objective)
+        info = Info(weights, losses, value, numbers=numbers, proof=proof)
         return State(x - t * direction if t else x, weights), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Certified:
-        """Return the algorithm as training runs it."""
-        return Certified(self)
 
     def _weights(
         self, losses: Losses, gradients: ClientVectors, solve: Solver, start: Weights

@@ -9,9 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from typing_extensions import override
 
-from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
+from equifed.algorithms.around import WeightedWrapper, WrapperState, unwrap
+from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
@@ -81,14 +80,6 @@ class Normalised(WeightedWrapper):
         inner, info = self.algorithm.round(state.inner, view, stream)
         return State(inner), info
 
-    def wrapped(self) -> AnyAlgorithm:
-        """Return it as training runs it: what is remembered of absent clients is normalised."""
-        inner: Any = self.algorithm
-        inner = inner.wrapped() if isinstance(inner, Wrappable) else inner
-        if isinstance(inner, Remembering):
-            return Remembering(replace(self, algorithm=inner.algorithm), inner.largest)
-        return replace(self, algorithm=inner)
-
 
 class _Scaled(VectorsView):
     """Vectors times a number each."""
@@ -96,8 +87,8 @@ class _Scaled(VectorsView):
     factors: Losses
 
     @override
-    def weighted_sum(self, weights: Weights) -> Vector:
-        return self.behind.weighted_sum(weights * self.factors)
+    def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
+        return add(weights * self.factors)
 
     @override
     def squared_norms(self) -> Losses:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
+from equifed.algorithms.around import WeightedWrapper, WrapperState, unwrap
+from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
@@ -95,11 +95,6 @@ class Paced(WeightedWrapper):
         t = state.rounds + 1
         inner, info = _scaled(self.algorithm, self.factor(t)).round(state.inner, clients, stream)
         return State(inner, t), info
-
-    def wrapped(self) -> Paced:
-        """Return it around the algorithm as training runs it."""
-        inner = self.algorithm
-        return replace(self, algorithm=inner.wrapped()) if isinstance(inner, Wrappable) else self
 
 
 def _scaled(algorithm: Any, factor: float) -> Any:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import check_participation, sample_clients, scatter
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import check_participation, sample_clients, scatter
 from equifed.contract.streams import Stream
 
 LEAST_LOSS = 1e-10
@@ -86,7 +85,7 @@ class QFedAvg:
         moved = chosen.local_steps(state.x, self.local, stream.at("local"))
         squares = constant**2 * moved.displacement.squared_norms()  # |Dw_k|^2
         h = power @ (self.q * squares / losses + constant)  # sum of h_k
-        x = state.x - moved.displacement.weighted_sum(power * (constant / h))
+        x = state.x - moved.displacement.step(power * (constant / h))
         weights = scatter(power / power.sum(), chosen.index, len(clients.names))
         with np.errstate(over="ignore"):
             value = float(p @ losses ** (self.q + 1)) / (self.q + 1)
@@ -96,10 +95,6 @@ class QFedAvg:
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)
 
 
 def qfedsgd(

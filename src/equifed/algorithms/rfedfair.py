@@ -7,20 +7,18 @@ from typing import Literal
 
 import numpy as np
 
+from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import (
+    check_draws,
+    running_mean,
+)
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD, SmoothedHinge
-from equifed.contract.participation import (
-    check_draws,
-    draw_clients,
-    running_mean,
-    scale_to_present,
-    scatter,
-)
 from equifed.contract.streams import Stream
+from equifed.objectives.cvar import Average
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,6 @@ class RFedFair:
     kappa" in the listing means that t + 1 is no multiple of kappa.) The paper gives out the mean of
     the models *before* each step, :math:`\frac1T \sum_{t<T} \sum_i p_i \omega_t^i`; under partial
     participation it counts clients that nobody heard of, here the mean is over those drawn.
-
-    Absent clients are not drawn; the others have :math:`p_i N/|\text{present}|`, so that the mean
-    of the steps of model and threshold is that of everybody.
 
     Parameters
     ----------
@@ -100,26 +95,21 @@ class RFedFair:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
-        everyone = client_weights(self.weighting, all_sizes(clients))
-        chosen, p, tails = clients, scale_to_present(everyone, clients.index), self._tails(clients)
-        total = p.sum() / everyone.sum()  # 1 if everybody is there
-        if self.clients_per_round is not None:
-            chosen, p = draw_clients(clients, everyone, self.clients_per_round, stream)  # Z
-            p = total * p
+        everyone = call_roll(self, state, clients, Average())
+        p = client_weights(self.weighting, all_sizes(clients))
+        chosen, p = everyone.draw(p, self.clients_per_round, stream)  # Z
         hinge = SmoothedHinge(state.threshold, self.smoothing)  # phi_mu(. - eta) of (5)
         work = self.local.work(hinge=hinge, average=self.output == "average")
-        slopes = 1 / tails[chosen.index]
+        slopes = 1 / self._tails(clients)
         moved = chosen.local_steps(state.x, work, stream.at("local"), slopes=slopes)  # kappa steps
         assert moved.thresholds is not None
-        step = moved.displacement.weighted_sum(p)  # Average of omega, as a step from the last one
-        threshold = float(p @ moved.thresholds) + (1 - total) * state.threshold  # Average of eta
+        step = moved.displacement.step(p)  # Average of omega, as a step from the last one
+        threshold = float(p @ moved.thresholds)  # Average of eta
         rounds, mean_x = state.rounds + 1, None
         if moved.average is not None:  # Output: the iterates before each step, from those after it
-            before = moved.average.weighted_sum(p) + step / int(moved.steps[0])
-            before = before + (1 - total) * state.x
+            before = moved.average.weighted_sum(p) + step / int(moved.steps.max())
             mean_x = running_mean(state.mean_x, before, rounds)
-        weights = scatter(p / total, chosen.index, len(clients.names))
-        info = Info(weights, index=chosen.index, numbers={"threshold": threshold})
+        info = Info(p, index=chosen.index, numbers={"threshold": threshold})
         return State(state.x - step, threshold, rounds, mean_x), info
 
     def _tails(self, clients: Clients) -> Weights:
@@ -141,7 +131,3 @@ class RFedFair:
     def model(self, state: State) -> Vector:
         """Return the mean of the models before each step, or the last model."""
         return state.x if state.mean_x is None else state.mean_x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)

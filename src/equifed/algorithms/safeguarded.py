@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from equifed.algorithms.certified import Certified
-from equifed.algorithms.remembering import Remembering
-from equifed.algorithms.wrapper import (
+from typing_extensions import override
+
+from equifed.algorithms.around import (
     Wrapper,
     WrapperState,
     inner_state,
@@ -16,20 +16,20 @@ from equifed.algorithms.wrapper import (
     unwrap,
     with_inner_state,
 )
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.absence import sample_clients
+from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.curvature import Curvature
-from equifed.contract.participation import sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
+from equifed.steps.certificate import certificate
 
 GRACE = 10
 """Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
 
 MUCH_WORSE = 100.0
 """A measure that vanishes at the solution is much worse when it is this many times the best."""
-
 
 Measure = Literal["gap", "residual", "value", "mean"]
 
@@ -62,6 +62,8 @@ class State(WrapperState):
         Rounds since the best point; negative in the rounds of grace.
     mean : float, optional
         Running mean of the objective.
+    curvature : Curvature or str, optional
+        What is known of the losses, or why nothing is.
     """
 
     best: BestPoint | None = None
@@ -69,6 +71,7 @@ class State(WrapperState):
     first: float | None = None
     stale: int = 0
     mean: float | None = None
+    curvature: Curvature | str | None = None  # of the losses; None before the first round
 
     @property
     def vanishes(self) -> bool:
@@ -103,7 +106,7 @@ class Safeguarded(Wrapper):
     Parameters
     ----------
     algorithm : Algorithm
-        SCAFF-PD or SCAFF-PD-IA, in :class:`equifed.algorithms.certified.Certified` or not.
+        SCAFF-PD or SCAFF-PD-IA.
     patience : int
         Rounds without improvement after which the step sizes are halved.
     """
@@ -114,6 +117,11 @@ class Safeguarded(Wrapper):
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
+
+    @override
+    def wrapped(self) -> Safeguarded:
+        """Return itself: it is what training would add."""
+        return self
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -135,15 +143,17 @@ class Safeguarded(Wrapper):
             return self._back_from_overflow(state, state.best)
         if inner_state(inner).sizes.halved() is None:  # step sizes that somebody chose
             return replace(state, inner=inner), info
+        known = clients.curvature() if state.curvature is None else state.curvature
+        state = replace(state, curvature=known)
         if self._objective(state.inner, info) != self._objective(inner, info):
-            state = State(state.inner)  # another problem: what is remembered is of no use
-        return self._judged(state, inner, info, clients), info
+            state = State(state.inner, curvature=known)  # another problem
+        return self._judged(state, inner, info), info
 
-    def _judged(self, state: State, inner: Any, info: Info, clients: Clients) -> State:
+    def _judged(self, state: State, inner: Any, info: Info) -> State:
         """Return the state after a round, which may send it back or halve its step sizes."""
         assert info.losses is not None and info.objective is not None
         start = state.x
-        state = replace(state, inner=inner, measure=state.measure or self._measure(inner, info))
+        state = replace(state, inner=inner, measure=state.measure or self._measure(state, info))
         if state.measure == "mean":
             value, mean = info.objective, state.mean
             state = replace(state, mean=value if mean is None else 0.9 * mean + 0.1 * value)
@@ -163,38 +173,43 @@ class Safeguarded(Wrapper):
             return replace(_halved(state), stale=0)
         return replace(state, stale=state.stale + 1)
 
-    def _measure(self, inner: Any, info: Info) -> Measure:
+    def _measure(self, state: State, info: Info) -> Measure:
         """Return what to judge the rounds by, from what the first one has shown."""
-        n = len(info.weights)
-        if info.gradient is None:
+        n, known = len(info.weights), state.curvature
+        if not isinstance(info.proof, Proof):
             return "mean"
-        known = getattr(inner, "curvature", None)  # what Certified knows
         if not isinstance(known, Curvature) or not float(known.strong_convexity.min()) > 0:
             return "value"
         if info.index is not None and len(info.index) < n:
             return "value"
-        signed = 1 + 1e-9 < self._objective(inner, info).l1_norm(n) < math.inf
+        signed = 1 + 1e-9 < info.proof.objective.l1_norm(n) < math.inf
         return "residual" if signed else "gap"
 
     def _merit(self, state: State, info: Info) -> float | None:
         """Return what a round is judged by; smaller is better."""
-        if state.measure == "gap":
-            own = info.numbers.get("own_gap", info.numbers.get("gap"))  # of this round alone
-            return info.numbers.get("uncapped_gap", own)
+        proof = info.proof
         if state.measure == "mean":
             return state.mean
         if state.measure == "value":
             return info.objective
-        assert info.losses is not None and info.objective is not None
-        if info.gradient is None:
+        if not isinstance(proof, Proof) or info.objective is None:
             return None
-        penalty = self._objective(state.inner, info).penalty(info.weights)
-        slack = info.objective - float(info.weights @ info.losses) + penalty
+        told = proof.losses, proof.weights, proof.gradient
+        if state.measure == "gap":
+            if info.index is not None and len(info.index) < len(info.weights):
+                return None
+            assert isinstance(state.curvature, Curvature)
+            found = certificate(proof.objective, state.curvature, *told)
+            if isinstance(found, str):
+                return None
+            return found.gap if found.uncapped is None else found.uncapped
+        slack = info.objective - float(proof.weights @ proof.losses)
+        slack += proof.objective.penalty(proof.weights)
         primal = inner_state(state.inner).sizes.primal
-        return float(slack + 0.5 * primal * float(info.gradient @ info.gradient))
+        return float(slack + 0.5 * primal * float(proof.gradient @ proof.gradient))
 
-    def _objective(self, state: Any, info: Info) -> SaddleObjective:
-        return objective_at(self.algorithm, state, info)
+    def _objective(self, state: Any, info: Info) -> SaddleObjective | None:
+        return objective_at(self.algorithm, state, info.weights)
 
     def _overflowed(self, lost: MissingClients, clients: Clients, stream: Stream) -> bool:
         """Tell whether the numbers of all who were asked grew out of bounds, none being away."""
@@ -209,13 +224,10 @@ class Safeguarded(Wrapper):
         note = "local steps overflowed: back to the best model with half the step size"
         numbers = inner_state(after).sizes.numbers()
         empty = Info(best.weights, best.losses)
-        value = self._objective(state.inner, empty).value(best.losses)
+        objective = self._objective(state.inner, empty)
+        assert objective is not None
+        value = objective.value(best.losses)
         return after, replace(empty, objective=value, numbers=numbers, notes=(note,))
-
-
-def safeguard(algorithm: AnyAlgorithm) -> Safeguarded:
-    """Return SCAFF-PD or SCAFF-PD-IA as training runs it: with proofs and a memory, too."""
-    return Safeguarded(Certified(Remembering(algorithm)))
 
 
 def _back(state: State, best: BestPoint) -> State:

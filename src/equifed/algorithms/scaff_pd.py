@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from equifed.algorithms.accelerated import Accelerated, accelerate
-from equifed.algorithms.attendance import PATIENCE, take_attendance
-from equifed.algorithms.in_metric import MetricKind, check_metric, play_in_metric
-from equifed.contract import Clients, Index, Info, Losses, Stream, Vector, Weights
+from equifed.algorithms.absence import PATIENCE, call_roll
+from equifed.algorithms.safeguarded import Safeguarded
+from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
+from equifed.contract.absence import check_participation, sample_clients
+from equifed.contract.algorithm import Proof
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.schedule import Problem, Schedule, StepSizes, WeightChange
@@ -40,9 +40,11 @@ class ScaffPD:
               \qquad d_i = (x - u_i)/(\eta J) \\
        x &\leftarrow x - \tau \textstyle\sum_i \lambda_i d_i && (4.2)
 
-    The first :math:`l_\text{prev}`, open in the paper, is l, also for those who were away. Absent
-    clients keep their last loss; others have w_i = lambda_i N/present, scaled once: (4.2) takes
-    :math:`\sum w_i d_i - (\sum w_i - 1) c`. Where the sum S of lambda is free, lambda / S moves x.
+    The first :math:`l_\text{prev}`, open in the paper, is l, also for those who were away. Where
+    the sum S of lambda is free (q-fair), lambda / S moves x. Absent clients: :mod:`.absence`.
+
+    Automatic steps can be too bold for a network; training then adds :class:`.Safeguarded`, which
+    goes back and halves them.
 
     Parameters
     ----------
@@ -50,9 +52,15 @@ class ScaffPD:
         Set Lambda and penalty psi of the weights; with ``RelativeFairness`` it is SCAFF-PD-IA.
     local, steps
         J steps of size eta, which the schedule may set; tau, sigma and theta of every round.
-    gradient_batch_size, loss_batch_size, participation, patience, metric
-        Samples for the c_i and for l (None: all); fraction of clients in a round; rounds without an
-        answer after which one leaves Lambda; steps in a metric P (:mod:`.in_metric`), or "none".
+    gradient_batch_size, loss_batch_size
+        Samples for the c_i and for l; None: all.
+    participation, patience
+        Fraction of clients in a round; rounds without an answer after which one leaves Lambda.
+
+    References
+    ----------
+    Yu, Karimireddy, Ma, Jordan. "SCAFF-PD: communication efficient fair and robust federated
+    learning." 2023.
     """
 
     objective: SaddleObjective
@@ -62,12 +70,10 @@ class ScaffPD:
     participation: float = 1.0
     loss_batch_size: int | None = None
     patience: int = PATIENCE
-    metric: MetricKind = "auto"
 
     def __post_init__(self) -> None:
         check_participation(self.participation, self.patience)
         check_saddle(self.objective, "SCAFF-PD")
-        check_metric(self)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
@@ -75,37 +81,37 @@ class ScaffPD:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round: one line of code for one line of the paper."""
-        if (done := play_in_metric(self, state, clients, stream)) is not None:
-            return done  # in the metric P, where there is one
-        clients, x = sample_clients(clients, self.participation, stream), state.x
-        seen, c = clients.value_and_gradient(x, stream.at("gradient"), self.gradient_batch_size)
-        if self.loss_batch_size != self.gradient_batch_size:
-            seen = clients.losses(x, stream.at("losses"), self.loss_batch_size)
+        x, batches = state.x, (self.gradient_batch_size, self.loss_batch_size)
+        clients = sample_clients(clients, self.participation, stream)
+        everyone = call_roll(self, state, clients)
+        losses, c = everyone.value_and_gradient(x, stream.at("gradient"), batches[0])  # l, c_i
+        if batches[0] != batches[1]:
+            losses = everyone.losses(x, stream.at("losses"), batches[1])
         size = state.sizes or self.steps.start(Problem(self, clients, x, c, stream.at("steps")))
         local = self.local if size.local is None else replace(self.local, lr=size.local)
-        roll = take_attendance(self, state, clients)
-        losses = carry_over(state.losses, clients.index, seen, len(clients.names))  # l
-        ahead = losses + size.extrapolation * (losses - roll.previous(state.losses, losses))  # s
-        weights = roll.objective.prox(roll.weights + size.dual * ahead, size.dual)  # (4.1)
-        total = roll.objective.total(weights)  # 1, or S
-        share, present = weights / total, roll.scale(weights / total)  # lambda, w
-        target = c.weighted_sum(present)  # c
-        moved = clients.local_steps(x, local, stream.at("local"), control=c, target=target)
-        update = moved.displacement.weighted_sum(present / (local.lr * moved.steps))
-        rest = local.correction * (present.sum() - share.sum())  # 0 if all are there
-        new_x = x - size.primal * (update - rest * target)  # (4.2)
-        turned = WeightChange(total * present - roll.scale(roll.weights), weights, c)
-        said = (() if state.sizes else size.said()) + roll.notes
-        value, told = roll.objective.value(losses), (clients.index, size.numbers(), said)
-        whole = self.gradient_batch_size is None and self.loss_batch_size is None
-        gradient = total * target if whole else None  # a proof needs both of all samples
-        after = State(new_x, weights, losses, self.steps.next(size, turned), roll.away)
-        return replace(state, **vars(after)), Info(weights, losses, value, *told, gradient)
+        objective, old = everyone.objective, everyone.weights
+        ahead = losses + size.extrapolation * (losses - everyone.previous(losses))  # s
+        weights = objective.prox(old + size.dual * ahead, size.dual)  # (4.1)
+        share = weights / objective.total(weights)  # lambda, or lambda / S
+        target = c.step(share)  # c
+        moved = everyone.local_steps(x, local, stream.at("local"), control=c, target=target)
+        update = moved.displacement.weighted_sum(share / (local.lr * moved.steps))
+        new_x = x - size.primal * update  # (4.2)
+        sizes = self.steps.next(size, WeightChange(weights - old, weights, c))
+        proof: Proof | str = "losses or gradients are of minibatches"
+        if batches == (None, None):
+            gradient = objective.total(weights) * target
+            proof = Proof(x, losses, weights, gradient, objective)
+        notes = (() if state.sizes else size.said()) + everyone.notes
+        told = everyone.index, size.numbers(), notes, proof
+        info = Info(weights, losses, objective.value(losses), *told)
+        after = State(new_x, weights, losses, sizes, everyone.away)
+        return replace(state, **vars(after)), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
 
-    def wrapped(self) -> Accelerated:
-        """Return the algorithm as training runs it."""
-        return accelerate(self)
+    def wrapped(self) -> AnyAlgorithm:
+        """Return the algorithm as training runs it: automatic steps have a safeguard."""
+        return Safeguarded(self) if isinstance(self.steps, AutoSteps) else self

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from equifed.algorithms.attendance import PATIENCE
-from equifed.algorithms.safeguarded import Safeguarded, safeguard
+from equifed.algorithms.absence import PATIENCE
+from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
-from equifed.contract.algorithm import Info
+from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
 from equifed.contract.arrays import Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
@@ -16,7 +16,6 @@ from equifed.contract.streams import Stream
 from equifed.objectives.cvar import WorstCase
 from equifed.objectives.relative_fairness import RelativeFairness, Side
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.metric import MetricKind
 from equifed.steps.phi import beyond_theory, choose_phi
 from equifed.steps.schedule import Schedule
 
@@ -63,10 +62,6 @@ class ScaffPDIA:
         Rounds with phi = 0 before phi is chosen.
     local, steps, gradient_batch_size, participation, loss_batch_size, patience
         As for :class:`equifed.algorithms.scaff_pd.ScaffPD`.
-    metric
-        As there, but only where it is asked for. Signed weights may make the weighted loss
-        non-convex; steps in a metric then end at a stationary point that need not be the best.
-        ``"auto"`` takes them only where phi is so small that this is known not to happen.
     cap
         As for :class:`equifed.objectives.RelativeFairness`.
     """
@@ -83,7 +78,6 @@ class ScaffPDIA:
     loss_batch_size: int | None = None
     patience: int = PATIENCE
     cap: float | None = None
-    metric: MetricKind = "none"
 
     def __post_init__(self) -> None:
         if isinstance(self.phi, str) and self.phi != "auto":
@@ -112,11 +106,12 @@ class ScaffPDIA:
         before = info.losses if chosen else state.before
         after = replace(state, **vars(moved) | {"round": state.round + 1, "before": before})
         numbers = {**info.numbers, "phi": state.phi or 0.0}
-        if state.phi is None:
-            numbers["warmup"] = 1.0  # what is proved now is about another problem
+        proof = info.proof
+        if isinstance(proof, Proof):
+            proof = replace(proof, final=state.phi is not None)
         if state.before is not None and info.losses is not None:
             notes += self._regret(state, info.losses - state.before)
-        return after, replace(info, numbers=numbers, notes=info.notes + notes)
+        return after, replace(info, numbers=numbers, notes=info.notes + notes, proof=proof)
 
     def model(self, state: ScaffPDIAState) -> Vector:
         """Return the last model."""
@@ -126,16 +121,16 @@ class ScaffPDIA:
         """Return the objective with the phi in force."""
         return RelativeFairness(state.phi or 0.0, self.upper, self.lower, self.rho, self.cap)
 
-    def wrapped(self) -> Safeguarded:
-        """Return the algorithm as training runs it."""
-        return safeguard(self)
+    def wrapped(self) -> AnyAlgorithm:
+        """Return the algorithm as training runs it: automatic steps have a safeguard."""
+        return Safeguarded(self) if isinstance(self.steps, AutoSteps) else self
 
     def _with(self, phi: float) -> ScaffPD:
         objective = RelativeFairness(phi, self.upper, self.lower, self.rho, self.cap)
         local = replace(self.local, radius=None)
         return ScaffPD(
             objective, local, self.steps, self.gradient_batch_size, self.participation,
-            self.loss_batch_size, self.patience, self.metric,
+            self.loss_batch_size, self.patience,
         )  # fmt: skip
 
     def _choose(

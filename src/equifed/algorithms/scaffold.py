@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.algorithms.remembering import Remembering
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.participation import (
+from equifed.contract.absence import (
     check_participation,
     sample_clients,
     scale_to_present,
     scatter,
 )
+from equifed.contract.algorithm import Info, Proof
+from equifed.contract.arrays import Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
+from equifed.objectives.cvar import Average
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Scaffold:
     server_lr: float = 1.0
     gradient_batch_size: int | None = None
 
+    averages: ClassVar = True
+
     def __post_init__(self) -> None:
         check_participation(self.participation)
         if self.variates not in ("stored", "stored-gradient", "fresh"):
@@ -124,22 +126,17 @@ class Scaffold:
         losses, gradients = clients.value_and_gradient(
             state.x, stream.at("gradient"), self.gradient_batch_size
         )
-        target = gradients.weighted_sum(
-            scale_to_present(p, clients.index)
-        )  # scaled here, not below
+        target = gradients.step(scale_to_present(p, clients.index))  # scaled here, not below
         moved = clients.local_steps(
             state.x, self.local, stream.at("local"), control=gradients, target=target
         )
         x = state.x - self.server_lr * moved.displacement.weighted_sum(weights)
         everyone, value = scatter(weights, clients.index, len(p)), float(weights @ losses)
-        full = self.gradient_batch_size is None and len(clients.index) == len(p)
-        info = Info(everyone, losses if full else None, value, clients.index)
-        return State(x), replace(info, gradient=target if full else None)
+        if self.gradient_batch_size is not None or len(clients.index) < len(p):
+            return State(x), Info(everyone, None, value, clients.index)
+        proof = Proof(state.x, losses, p, target, Average(prior=tuple(p.tolist())))
+        return State(x), Info(everyone, losses, value, clients.index, proof=proof)
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering | Scaffold:
-        """Return the algorithm as training runs it; stored variates are a memory already."""
-        return Remembering(self) if self.variates == "fresh" else self

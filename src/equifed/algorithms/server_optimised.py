@@ -7,11 +7,15 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from equifed.algorithms.accelerated import Accelerated
-from equifed.algorithms.averaged import Averaged
-from equifed.algorithms.certified import Certified
+from equifed.algorithms.around import (
+    Averaged,
+    Certified,
+    WeightedWrapper,
+    WrapperState,
+    inner_state,
+    with_inner_state,
+)
 from equifed.algorithms.safeguarded import Safeguarded
-from equifed.algorithms.wrapper import WeightedWrapper, WrapperState, inner_state, with_inner_state
 from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
 from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
@@ -128,8 +132,6 @@ class ServerOptimised(WeightedWrapper):
         return self.lr if self.lr is not None else 1.0 if self.optimiser == "momentum" else 0.1
 
     def _into(self, outer: AnyAlgorithm) -> AnyAlgorithm:
-        if isinstance(outer, Accelerated):
-            return self._into(outer.algorithm)  # moments are no map of the model
         if isinstance(outer, Safeguarded | Certified):
             return replace(outer, algorithm=self._into(outer.algorithm))
         return replace(self, algorithm=outer)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equifed.algorithms.attendance import PATIENCE, take_attendance
+from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.remembering import Remembering
+from equifed.contract.absence import check_participation, sample_clients
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.participation import carry_over, check_participation, sample_clients
 from equifed.contract.streams import Stream
 from equifed.objectives.kl import Tilted
 
@@ -77,19 +76,14 @@ class TiltedERM:
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round."""
         chosen = sample_clients(clients, self.participation, stream)
-        seen = chosen.losses(state.x, stream.at("losses"), self.local.batch_size)
-        losses = carry_over(state.losses, chosen.index, seen, len(clients.names))
-        roll = take_attendance(self, state, chosen, Tilted(self.tilt, self.prior))
+        roll = call_roll(self, state, chosen, Tilted(self.tilt, self.prior))
+        losses = roll.losses(state.x, stream.at("losses"), self.local.batch_size)
         weights = roll.objective.weights(losses)
-        moved = chosen.local_steps(state.x, self.local, stream.at("local"))
-        x = state.x - self.server_lr * moved.displacement.weighted_sum(roll.scale(weights))
+        moved = roll.local_steps(state.x, self.local, stream.at("local"))
+        x = state.x - self.server_lr * moved.displacement.step(weights)
         info = Info(weights, losses, roll.objective.value(losses), chosen.index, notes=roll.notes)
         return State(x, losses, roll.away), info
 
     def model(self, state: State) -> Vector:
         """Return the last model."""
         return state.x
-
-    def wrapped(self) -> Remembering:
-        """Return the algorithm as training runs it."""
-        return Remembering(self)

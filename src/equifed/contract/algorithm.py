@@ -7,12 +7,59 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
+from equifed.contract.curvature import Curvature, CurvatureSum
 from equifed.contract.streams import Stream
 
 S = TypeVar("S")
 
 Touch = tuple[int, str, str]
 """A client, the kind of event ("guard": touched, "watch": seen only), and what was found."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proof:
+    """What a round says so that its starting point can be proved to be near the optimum.
+
+    All of it is about one model ``x``, all samples of all clients, and one objective. The training
+    loop compares it with what the clients themselves answered, and makes the number: whoever
+    changes losses or sums on the way to the algorithm loses the proof.
+
+    Parameters
+    ----------
+    x : Vector
+        The model that the round started from.
+    losses, weights : array, shape (N,)
+        The clients' losses at x, and feasible weights of ``objective``.
+    gradient : Vector
+        The sum of the clients' gradients at x by these weights.
+    objective : SaddleObjective
+        What is minimised.
+    curvature : Curvature, optional
+        What the user states of the losses, where the clients do not know it.
+    bound : Bound, optional
+        Another way in which the round found a value below which the objective never falls.
+    final : bool
+        Whether the objective is the one that the run is about (SCAFF-PD-IA starts with another).
+    """
+
+    x: Vector
+    losses: Losses
+    weights: Weights
+    gradient: Vector
+    objective: Any
+    curvature: Curvature | None = None
+    bound: Bound | None = None
+    final: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A value that the objective never falls below, and the clients' answers that it rests on."""
+
+    lower: float
+    weights: Weights
+    gradient: Vector
+    summed: CurvatureSum
 
 
 @dataclass(frozen=True)
@@ -31,16 +78,13 @@ class Info:
     index : array of int, optional
         Clients that took part; None means all.
     numbers : dict of float
-        Anything else worth a column (step sizes, a certificate).
+        Anything else worth a column, such as step sizes.
     notes : tuple of str
         What a reader of the run should know; each is recorded once, as an event.
-    gradient : Vector, optional
-        Sum of the clients' full gradients at the round's starting point, weighted by ``weights``,
-        where the round had it.
+    proof : Proof or str, optional
+        What a certificate of the starting point is made of, or why there is none.
     touches : tuple of Touch
         What a guard did to clients, or what it would have done.
-    lower : float, optional
-        A value that the objective of all clients never falls below, where the round proves one.
     """
 
     weights: Weights
@@ -49,8 +93,7 @@ class Info:
     index: Index | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    gradient: Vector | None = None
-    lower: float | None = None
+    proof: Proof | str | None = None
     touches: tuple[Touch, ...] = ()
 
 

@@ -24,6 +24,13 @@ class ClientVectors(ABC):
     def squared_norms(self) -> Losses:
         """Return |v_i|^2 for every client."""
 
+    def step(self, weights: Weights) -> Vector:
+        """Return the weighted sum that moves the model.
+
+        It is :meth:`weighted_sum`, but where absent clients count with what they sent last.
+        """
+        return self.weighted_sum(weights)
+
     def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
         """Return sum_i weights_i (v_i - old_i); as one sum where sums are hidden."""
         return self.weighted_sum(weights) - old.weighted_sum(weights)

@@ -71,9 +71,19 @@ class VectorsView(ClientVectors):
     def behind(self) -> ClientVectors:
         return self._behind
 
+    def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
+        """Return a sum as the algorithm gets it; ``add`` asks the handle behind."""
+        return add(weights)
+
     @override
     def weighted_sum(self, weights: Weights) -> Vector:
-        return self.behind.weighted_sum(weights)
+        return self.see_sum(weights, self.behind.weighted_sum)
+
+    @override
+    def step(self, weights: Weights) -> Vector:
+        if type(self).weighted_sum is not VectorsView.weighted_sum:  # sums of its own
+            return self.weighted_sum(weights)
+        return self.see_sum(weights, self.behind.step)
 
     @override
     def squared_norms(self) -> Losses:

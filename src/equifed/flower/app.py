@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from equifed.algorithms.wrapper import unwrap
+from equifed.algorithms.around import unwrap
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.flower.app_config import AppConfig, FederationSettings

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from typing_extensions import override
 
+from equifed.contract.absence import bound_share, limit_shares
 from equifed.contract.arrays import Losses, Weights
-from equifed.contract.participation import bound_share, limit_shares
 from equifed.objectives.base import (
     CappedSet,
     Objective,

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from equifed.contract.absence import bound_share
 from equifed.contract.arrays import Losses, Weights
-from equifed.contract.participation import bound_share
 from equifed.objectives.base import Adapted, SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase

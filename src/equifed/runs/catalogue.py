@@ -133,13 +133,17 @@ ALGORITHMS = {
         "accelerated primal-dual steps with bias-corrected local steps",
         "Yu et al. 2023",
     ),
+    "fair-newton": Entry(
+        "equifed.algorithms.fair_newton:FairNewton",
+        "second-order steps for linear models and heads; proves its optimum in a few rounds",
+    ),
     "scaff-pd-ia": Entry(
         "equifed.algorithms.scaff_pd_ia:ScaffPDIA",
         "SCAFF-PD for relative fairness; phi given or chosen after a first training",
         "Nakakita et al. 2024",
     ),
     "certified": Entry(
-        "equifed.algorithms.certified:Certified",
+        "equifed.algorithms.around:Certified",
         "any of these; its rounds prove how far they are from the optimum",
     ),
     "safeguarded": Entry(
@@ -147,7 +151,7 @@ ALGORITHMS = {
         "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold",
     ),
     "averaged": Entry(
-        "equifed.algorithms.averaged:Averaged",
+        "equifed.algorithms.around:Averaged",
         "any of these; gives out a mean of its last models",
         "Shamir and Zhang 2013",
     ),
@@ -165,11 +169,6 @@ ALGORITHMS = {
         "equifed.algorithms.paced:Paced",
         "any of these; local steps warm up and decay over the rounds",
     ),
-    "remembering": Entry(
-        "equifed.algorithms.remembering:Remembering",
-        "any of these; absent clients count with what they sent last",
-        "Gu et al. 2021",
-    ),
     "guarded": Entry(
         "equifed.algorithms.guarded:Guarded",
         "any of these; no client leads the others by what it claims",
@@ -178,7 +177,7 @@ ALGORITHMS = {
 
 WRAPPERS = (
     "certified", "safeguarded", "averaged", "server-optimised", "normalised", "paced",
-    "remembering", "guarded",
+    "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 

@@ -94,7 +94,7 @@ name = "{model}"           # equifed list models
 l2 = 0.001
 
 [algorithm]
-name = "scaff-pd"         # equifed list algorithms; its step sizes are measured
+name = "fair-newton"      # second-order steps, for linear models; equifed list algorithms
 
 # What is minimised: the worst client's loss minus a penalty that keeps the weights of the clients
 # near equal ones. rho = 0 is the worst case, a large rho the average.

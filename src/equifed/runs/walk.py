@@ -8,8 +8,8 @@ pay the chi-square penalty
 with s the standard deviation of the clients' losses at the average's solution, so that t has no
 unit: at t = 1/2 a client whose loss is one deviation above the mean weighs about twice as much.
 
-Every run starts at the model of the run before it. Rounds in a metric go on from its answers,
-weights and metric, too (:mod:`equifed.algorithms.continued`), and reach the worst case by way of a
+Every run starts at the model of the run before it. FairNewton goes on from its answers, weights
+and metric, too (:mod:`equifed.algorithms.continued`), and reach the worst case by way of a
 fourth and a sixteenth of the last penalty, each with a metric of its own: without any penalty,
 weights jump from client to client.
 """
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from equifed.algorithms.continued import Continued, Trail
-from equifed.contract.algorithm import Wrappable
+from equifed.algorithms.continued import Continued, Heard, Trail
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.clients import Clients
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.chi_square import ChiSquare
@@ -62,10 +62,12 @@ class Walk:
     def train(self, objective: SaddleObjective, fresh: bool = False, **options: Any) -> History:
         """Return the run for the next objective, beginning with a fresh metric if wanted."""
         changed = replace(self.algorithm, objective=objective)
-        core = changed.wrapped() if isinstance(changed, Wrappable) else changed
-        run = Continued(core, self.gap, self.trail, fresh)
+        run, clients = changed, self.clients
+        if isinstance(changed, FairNewton):
+            run = Continued(changed, self.gap, self.trail, fresh)
+            clients = Heard(clients, self.trail)
         stop = StopAtGap(self.gap, relative=True)
-        history = train(run, self.clients, x=self.x, stop=stop, **self.options, **options)
+        history = train(run, clients, x=self.x, stop=stop, **self.options, **options)
         history.provenance["algorithm"] = describe_value(changed)
         self.x, self.proved = history.parameters, isinstance(history.certificate(), dict)
         return history
@@ -73,7 +75,7 @@ class Walk:
     def pass_by(self, objectives: Sequence[SaddleObjective]) -> tuple[RoundRecord, ...]:
         """Return the rounds for objectives on the way; without a proof they would not end early."""
         found: list[RoundRecord] = []
-        for objective in objectives if self.proved and self.trail.has_metric else ():
+        for objective in objectives if self.proved and self.trail.state is not None else ():
             found += self.train(objective, fresh=True, progress=False).rounds
         return tuple(found)
 

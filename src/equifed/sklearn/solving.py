@@ -14,8 +14,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from equifed.algorithms.around import unwrap
 from equifed.algorithms.newton import Newton, State
-from equifed.algorithms.wrapper import unwrap
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import Simulated
@@ -195,7 +195,8 @@ def build_algorithm(
         made = _build_objective(objective, counts)
         if _solves(engine, made):
             return Newton(made)
-        algorithm = "scaff-pd"
+        linear = not isinstance(engine.curvature(), str)
+        algorithm = "fair-newton" if linear and made.l1_norm(2) <= 1 + 1e-9 else "scaff-pd"
     return _build_named(algorithm, objective, engine, counts, seed)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from equifed.contract.absence import carry_over
 from equifed.contract.curvature import Curvature
-from equifed.contract.participation import carry_over
 from equifed.steps.curvature import measured_smoothness
 from equifed.steps.schedule import Problem, StepSizes, WeightChange
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.contract.algorithm import Info
+from equifed.contract.algorithm import Proof
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.curvature import Curvature
 from equifed.contract.own import Inexactness
@@ -119,30 +119,41 @@ def certificate(
     return Certificate(gap, math.sqrt(2 * gap / least) if least > 0 else math.inf, uncapped)
 
 
-def with_best_bound(
-    proof: Certificate | str | None, info: Info, lower: float | None
-) -> tuple[Certificate | str | None, float | None]:
-    """Return a round's certificate by the best bound so far, and that bound.
+def certify(
+    proof: Proof, curvature: Curvature | str, inexact: Inexactness | str | None, lower: float | None
+) -> tuple[Certificate | str, float | None]:
+    """Return what a confirmed proof proves, or why nothing, and the best bound on the optimum.
 
-    ``lower`` is what earlier rounds proved the objective not to fall below. A round may prove more
-    in its own way (``info.lower``), also where it has no certificate.
+    ``lower`` is what earlier rounds proved the same objective not to fall below: it holds for good,
+    so the best bound of all rounds counts. A round may have found one in its own way
+    (``proof.bound``), also where it has no certificate.
     """
-    assert info.objective is not None
-    best = max(-math.inf if bound is None else bound for bound in (lower, info.lower))
-    if isinstance(proof, Certificate) and proof.uncapped is None:
-        best = max(best, info.objective - proof.gap)
-    size = abs(info.objective) if info.losses is None else float(np.abs(info.losses).max())
-    precision = "float32" if info.gradient is None else _dtype(info.gradient)
-    rounding = ROUNDING * float(np.finfo(precision).eps) * max(size, abs(info.objective))
-    gap = max(info.objective - best, 0.0) + rounding
+    if isinstance(curvature, str):
+        return curvature, lower
+    if isinstance(inexact, str):
+        return inexact, lower
+    objective, weights = proof.objective, proof.weights
+    nearest = objective.prox(weights, 1e-14)
+    if not np.abs(nearest - weights).max() <= 1e-7 * max(1.0, float(np.abs(weights).max())):
+        return "the weights are not feasible for the objective", lower
+    found = certificate(objective, curvature, proof.losses, weights, proof.gradient, inexact)
+    value = objective.value(proof.losses)
+    best = max(
+        -math.inf if lower is None else lower, proof.bound.lower if proof.bound else -math.inf
+    )
+    if isinstance(found, Certificate) and found.uncapped is None:
+        best = max(best, value - found.gap)
+    eps = float(np.finfo(_dtype(proof.gradient)).eps)
+    size = max(float(np.abs(proof.losses).max()), abs(value))
+    gap = max(value - best, 0.0) + ROUNDING * eps * size
     if not math.isfinite(gap):
-        return proof, lower
-    if not isinstance(proof, Certificate):
-        return (proof if proof is None else Certificate(gap, math.inf)), best
-    if gap >= proof.gap:
-        return proof, best
-    own = proof.gap if proof.uncapped is None else proof.uncapped
-    return Certificate(gap, proof.distance * math.sqrt(gap / proof.gap), own=own), best
+        return found, lower
+    if isinstance(found, str):
+        return Certificate(gap, math.inf), best
+    if gap >= found.gap:
+        return found, best
+    own = found.gap if found.uncapped is None else found.uncapped
+    return Certificate(gap, found.distance * math.sqrt(gap / found.gap), own=own), best
 
 
 def _smallest_value(

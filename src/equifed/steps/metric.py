@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
+from typing_extensions import override
 
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.low_rank import multiply_exactly, multiply_in_low_rank
+from equifed.steps.schedule import StepSizes
 
-MetricKind = Literal["auto", "none", "diagonal", "low-rank", "full"]
+MetricKind = Literal["auto", "diagonal", "low-rank", "full"]
 
 WHOLE = 1000
 """Parameters up to which outputs that softmax mixes have one Hessian together."""
@@ -31,6 +32,9 @@ RANK = 64
 
 SECANTS = 10
 """Steps that correct a metric."""
+
+PANEL = 256
+"""Rows whose products with all rows before them are taken at once: half of all is enough."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +136,44 @@ class Metric:
         out = columns.new_zeros(len(like), like.shape[1])
         out[:, self.places.reshape(-1)] = columns.permute(2, 0, 1).reshape(len(like), k * q)
         return out
+
+
+def multiply_in_low_rank(
+    rows: Vector, places: Vector, basis: Vector, values: Vector, rest: Vector
+) -> Vector:
+    r"""Return :math:`\langle v_i, P^{-1} v_j\rangle` for the rows v of a matrix, in float64.
+
+    P is U diag(values) U' + rest (1 - U U') in each block of coordinates. With z = U'v and
+    v' = v - U z, the part of v that is orthogonal to the eigenvectors, this is
+
+    .. math:: \sum_b \langle z_i, \mathrm{diag}(\mathrm{values}_b)^{-1} z_j\rangle
+              + \langle v'_i, v'_j\rangle / \mathrm{rest}_b ,
+
+    sums of squares on the diagonal: nothing cancels, however large the eigenvalues are.
+    """
+    out = rows.new_zeros((len(rows), len(rows))).double()
+    for k, block in enumerate(places):
+        b = k if len(basis) == len(places) else 0
+        part = rows[:, block].double()
+        along = part @ basis[b]
+        part.addmm_(along, basis[b].T, alpha=-1.0)
+        _add_products(out, part / rest[b].sqrt())
+        _add_products(out, along / values[b].sqrt())
+    return out.tril() + out.tril(-1).T
+
+
+def multiply_exactly(rows: Vector, others: Vector) -> Vector:
+    """Return all inner products of rows with a few others, in float64, a few rows at a time."""
+    import torch
+
+    return torch.cat([some.double() @ others.T for some in torch.split(rows, PANEL)])
+
+
+def _add_products(out: Vector, rows: Vector) -> None:
+    """Add all inner products of rows to the lower triangle."""
+    for begin in range(0, len(rows), PANEL):
+        end = begin + PANEL
+        out[begin:end, :end].addmm_(rows[begin:end], rows[:end].T)
 
 
 def choose_form(clients: Clients, x: Vector, kind: MetricKind) -> Form | int | str:
@@ -257,6 +299,11 @@ def _solve(factor: Vector, columns: Vector, transposed: bool = False) -> Vector:
     return cast("Vector", torch.linalg.solve_triangular(matrix, columns, upper=transposed))
 
 
+def largest_coupling(products: Losses) -> float:
+    """Return a number that no eigenvalue of inner products exceeds: the smaller of two norms."""
+    return min(float(np.linalg.norm(products)), float(np.abs(products).sum(0).max()))
+
+
 def step_exactly(
     objective: SaddleObjective,
     losses: Losses,
@@ -276,8 +323,7 @@ def step_exactly(
     restarts, until the two values differ by ``accuracy`` of the gain.
     """
     curvature = tau * products
-    steepest = tau * min(float(np.linalg.norm(products)), float(np.abs(products).sum(0).max()))
-    step = 1 / max(steepest, 1e-300)  # no eigenvalue is larger than these norms
+    step = 1 / max(tau * largest_coupling(products), 1e-300)
     value, point, momentum = objective.value(losses), weights, 1.0
     new, gain = weights, 0.0
     for k in range(most):
@@ -297,3 +343,124 @@ def step_exactly(
             if gap <= accuracy * (value - dual) or value - dual <= 1e-15 * abs(value):
                 break
     return new, max(gain, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class MetricSizes(StepSizes):
+    """Step size tau in a metric, and what the rounds in it remember.
+
+    Parameters
+    ----------
+    metric : Metric, optional
+        P; None before it is known.
+    form : str or int
+        Its form, or its rank.
+    weights : Weights, optional
+        Those by which the clients' Hessians were summed.
+    exact, constant : bool
+        Whether P is a sum of Hessians, and whether they are the same at every model.
+    sums, age : int
+        How often Hessians were summed, and rounds since then.
+    origin, pull : Vector, optional
+        Where the last step began, and the weighted gradient there; None: nothing to compare with.
+    value, gain, faster : float
+        The objective there, by how much the step should lower it, and that relative to the gain of
+        the step before.
+    share : float
+        How much of that step was taken in the end.
+    shortened : int
+        How often a step was shortened.
+    steepest : float
+        A bound of the coupling of weights and model in the metric; 0 before it is known.
+    """
+
+    metric: Metric | None = None
+    form: Form | int = "blocks"
+    weights: Weights | None = None
+    exact: bool = True
+    constant: bool = False
+    sums: int = 0
+    age: int = 0
+    origin: Vector | None = None
+    pull: Vector | None = None
+    value: float = 0.0
+    gain: float = 0.0
+    faster: float = 1.0
+    share: float = 1.0
+    shortened: int = 0
+    steepest: float = 0.0
+
+    @override
+    def numbers(self) -> dict[str, float]:
+        """Return the step size, and how often Hessians were summed and steps shortened."""
+        found = {"curvature_sums": float(self.sums), "halvings": float(self.shortened)}
+        return {"primal_step": self.primal, **found}
+
+    @override
+    def halved(self) -> StepSizes | None:
+        """Return None: rounds in a metric judge their steps themselves."""
+        return None
+
+    def judged(self, x: Vector, value: float) -> tuple[MetricSizes, bool]:
+        """Return the sizes after the last step showed what it was worth, and whether it is kept.
+
+        It should have lowered the objective by ``gain``: with less than a tenth of that it is
+        shortened, with most of it the next one may be longer.
+        """
+        if self.origin is None:
+            return self, True
+        off = rounding(x, value)
+        kept_promise = (self.value - value + off) / max(self.gain * self.share, off)
+        if kept_promise < 0.1 and self.share > 1e-6:
+            shorter = replace(self, share=self.share / 4, primal=self.primal / 2)
+            return replace(shorter, shortened=self.shortened + 1), False
+        if kept_promise > 0.7:
+            return replace(self, primal=min(1.0, 2 * self.primal)), True
+        return self, True
+
+    def is_stale(self, weights: Weights) -> bool:
+        """Tell whether Hessians are to be summed: ever more seldom where they are bounds."""
+        if self.metric is None or self.weights is None:
+            return True
+        if not self.exact:
+            return self.age + 1 >= self.sums
+        turned = float(np.abs(weights - self.weights).sum())
+        if self.constant and turned <= 0.01 * float(np.abs(self.weights).sum()):
+            return False
+        return self.faster > 0.02
+
+    def corrected(self, x: Vector, pull: Vector) -> MetricSizes:
+        """Return the sizes with a metric that knows what the last step did to the gradient."""
+        if self.metric is None or self.origin is None or self.pull is None:
+            return self
+        step, least = x - self.origin, math.sqrt(epsilon(x)) / 100 * float(x.norm())
+        if not float(step.norm()) > least:  # rounding
+            return self
+        return replace(self, metric=self.metric.with_secant(step, pull - self.pull))
+
+    @override
+    def said(self) -> tuple[str, ...]:
+        """Say what the metric is and what it costs, when it is new."""
+        if self.metric is None or self.origin is None or self.sums > 1 or self.age > 0:
+            return ()
+        basis = self.metric.basis
+        (b, q), kind, numbers = basis.shape[:2], "low rank", basis.numel()
+        if self.metric.values is None:
+            kind = "diagonal" if basis.dim() == 2 else "whole"
+            numbers = b * q if kind == "diagonal" else b * q * (q + 1) // 2
+        cost, what = numbers * self.origin.element_size(), f"{b} block{'s' if b > 1 else ''}"
+        size = f"{cost / 1e6:.3g} MB" if cost >= 1e5 else f"{cost / 1e3:.3g} kB"
+        return (
+            f"steps in the metric of the clients' curvature ({what} of {q} x {q}, {kind}): {size} "
+            "more per client whenever it is summed, in place of local steps",
+        )
+
+
+def rounding(x: Vector, value: float) -> float:
+    """Return by how much a computed objective may be off."""
+    return 8 * epsilon(x) * abs(value) + 1e-300
+
+
+def epsilon(x: Vector) -> float:
+    """Return the distance from 1 to the next number in the model's precision."""
+    return float(np.finfo(str(x.dtype).removeprefix("torch.")).eps)

@@ -195,7 +195,7 @@ class RunFolder:
 
     def save(self, round: int, state: Any, kept: Any, hits: Mapping[str, Hits]) -> None:
         """Flush the tables and write a checkpoint, which holds all that is not in them."""
-        state = checkpoint.collect(state)
+        state, kept = checkpoint.collect(state), checkpoint.collect(kept)
         if not self.writes:
             return
         lengths = {}

@@ -14,10 +14,11 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
+from equifed.contract.absence import Memory
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Vector, Weights
 from equifed.metrics.metric import METRICS
-from equifed.training.tables import MetricRecord
+from equifed.training.tables import MetricRecord, RoundRecord
 
 Kind = Literal[
     "last", "certified", "average",
@@ -156,6 +157,8 @@ class Kept:
     stopped: str | None = None  # why, if a rule has ended the run
     leader: int = -1  # who has more than half of the weight; -1: nobody
     leads: int = 0  # for so many rounds
+    lower: float | None = None  # the objective was proved not to fall below this
+    memory: Memory = Memory()  # noqa: RUF009 - what absent clients sent last
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,16 +207,15 @@ class Giver:
             )
 
     def after_round(
-        self, kept: Kept, r: int, start: Vector, end: Vector, info: Info, lost: Index
+        self, kept: Kept, record: RoundRecord, start: Vector, end: Vector, info: Info, lost: Index
     ) -> Kept:
-        """Return what to keep after round r, from ``start`` to ``end`` without those ``lost``."""
+        """Return what to keep after a round from ``start`` to ``end`` without those ``lost``."""
+        r = record.round
         before = () if kept.lost is None else kept.lost
         changed = 0 if np.array_equal(before, lost) else r
         kept = replace(kept, lost=lost if len(lost) else None)
-        if "new_objective" in info.numbers:  # what was proved before is about another problem
-            kept = replace(kept, proved=None, mean=None)
-        if self.wanted in ("auto", "certified") and "gap" in info.numbers:
-            kept = replace(kept, proved=_better(kept.proved, r, start, info))
+        if self.wanted in ("auto", "certified") and "gap" in record.numbers:
+            kept = replace(kept, proved=_better(kept.proved, record, start, info.weights))
         if kept.mean is not None:
             kept = replace(kept, mean=kept.mean.add(end, info.weights, changed))
         elif self.wanted == "average" or (self.wanted == "auto" and changed):
@@ -270,12 +272,12 @@ class Giver:
         return "last"
 
 
-def _better(best: Proved | None, r: int, start: Vector, info: Info) -> Proved:
-    """Return the better one of the best model so far and the one that round r started from."""
-    here = certified(r, info.numbers, info.objective)
-    if best is not None and (best.about.gap or 0.0) <= info.numbers["gap"]:
-        return replace(best, latest=r)
-    return Proved(start, info.weights, here, r)
+def _better(best: Proved | None, record: RoundRecord, start: Vector, weights: Weights) -> Proved:
+    """Return the better one of the best model so far and the one that a round started from."""
+    if best is not None and (best.about.gap or 0.0) <= record.numbers["gap"]:
+        return replace(best, latest=record.round)
+    here = certified(record.round, record.numbers, record.objective)
+    return Proved(start, weights, here, record.round)
 
 
 def _score(records: Sequence[MetricRecord], by: str) -> tuple[float, ...] | None:

@@ -273,10 +273,8 @@ class History:
         return f"the {which}, that of round {about.round}, is {about.proof()}"
 
     def _smallest_gap(self) -> GivenOut | None:
-        """Return the best certificate of the rounds since the objective has last changed."""
-        changed = [i for i, r in enumerate(self.rounds) if "new_objective" in r.numbers]
-        since = self.rounds[changed[-1] if changed else 0 :]
-        proved = [r for r in since if "gap" in r.numbers]
+        """Return the best certificate of the rounds."""
+        proved = [r for r in self.rounds if "gap" in r.numbers]
         best = min(proved, key=lambda r: r.numbers["gap"], default=None)
         return None if best is None else certified(best.round, best.numbers, best.objective)
 

@@ -27,7 +27,7 @@ from equifed.training.events import (
 from equifed.training.folder import RunFolder, format_preparation
 from equifed.training.given_out import Choice, GiveOut, Giver, Kept
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.missing import MissingPolicy, TrainingError, play_round
+from equifed.training.missing import MissingPolicy, Played, TrainingError, play_round
 from equifed.training.own_part import (
     bind_own,
     give_own,
@@ -187,6 +187,7 @@ class _Training:
     def __post_init__(self) -> None:
         self.history, self.group = History(tuple(self.clients.names)), self.clients.group()
         self.kept = Kept()
+        self.proved: Any = None  # the objective that certificates are about
 
     def run(self, x: Vector | None, resume: bool) -> History:
         x = self.clients.initial(self.stream.at("initial")) if x is None else x
@@ -313,10 +314,9 @@ class _Training:
 
     def _round(self, r: int, state: Any) -> tuple[Any, Info]:
         started, before = time.perf_counter(), self.clients.traffic.totals()
+        rules = self.missing, self.kept.memory, self._event
         try:
-            new, info, lost = play_round(
-                self.algorithm, state, self.clients, self.stream, r, self.missing, self._event
-            )
+            played = play_round(self.algorithm, state, self.clients, self.stream, r, *rules)
         except TrainingError as error:
             self._event({"event": "stopped", "round": r, "reason": str(error)})
             self._save(r - 1, state)
@@ -324,6 +324,7 @@ class _Training:
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         cost = (exchanges, up, down, time.perf_counter() - started)
+        new, info = played.state, self._certified(played)
         record = RoundRecord(r, info.objective, *cost, info.numbers, self._participants(info))
         self.history.rounds.append(record)
         if self.folder is not None:
@@ -331,9 +332,26 @@ class _Training:
         for callback in self.callbacks:
             callback.round(record, info)
         self._notes(r, info)
+        self.kept = replace(self.kept, memory=played.memory)
         self.kept = tell_touches(self.kept, self.history, r, info, self._event)
-        self.kept = self.giver.after_round(self.kept, r, state.x, new.x, info, lost)
+        self.kept = self.giver.after_round(self.kept, record, state.x, new.x, info, played.lost)
         return new, info
+
+    def _certified(self, played: Played) -> Info:
+        """Return what a round tells, with its certificate or why there is none."""
+        info, proof = played.info, played.info.proof
+        if isinstance(proof, str):
+            return replace(info, notes=(*info.notes, f"no certificate: {proof}"))
+        if proof is None or not proof.final:
+            return info
+        if self.proved not in (None, proof.objective):  # what is known is about another problem
+            self.kept = replace(self.kept, proved=None, mean=None, lower=None)
+        self.proved = proof.objective
+        found, lower = played.witness.certify(proof, info.index, self.kept.lower)
+        self.kept = replace(self.kept, lower=lower)
+        if isinstance(found, str):
+            return replace(info, notes=(*info.notes, f"no certificate: {found}"))
+        return replace(info, numbers=info.numbers | found.numbers())
 
     def _notes(self, r: int, info: Info) -> None:
         """Record what the algorithm has to say, each thing once in a run."""

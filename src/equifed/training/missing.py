@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from equifed.contract.absence import PATIENCE, Memory, Recall
 from equifed.contract.algorithm import AnyAlgorithm, Info
 from equifed.contract.arrays import Index
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
-from equifed.training.overflow import CheckedClients
+from equifed.training.witness import Witness
 
 
 class TrainingError(RuntimeError):
@@ -48,6 +49,17 @@ class MissingPolicy:
             ) from lost
 
 
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A round that was played: its end, who was left out, what is kept of absent clients."""
+
+    state: Any
+    info: Info
+    lost: Index
+    memory: Memory
+    witness: Witness
+
+
 def play_round(
     algorithm: AnyAlgorithm,
     state: Any,
@@ -55,26 +67,35 @@ def play_round(
     stream: Stream,
     r: int,
     policy: MissingPolicy,
+    memory: Memory,
     tell: Callable[[dict[str, Any]], None],
-) -> tuple[Any, Info, Index]:
+) -> Played:
     """Repeat round r without those who give no usable answer, until the others all do.
 
-    Returns the new state, what there is to tell, and who was left out.
+    Those who are missing count in the step with what they sent last.
     """
     left = clients.index
     while True:
         everybody = len(left) == len(clients.index)
         present = clients if everybody else clients.subset(left)
         try:
-            seen = CheckedClients(present)
+            witness = Witness(present)
+            seen = Recall(witness, memory, patience_of(algorithm))
             new, info = algorithm.round(state, seen, stream.at("round", r))
             info = info if info.index is not None else replace(info, index=present.index)
             for note in clients.take_notes():
                 tell({"event": "stale", "round": r, "reason": note})
-            return new, info, np.setdiff1d(clients.index, left)
+            lost = np.setdiff1d(clients.index, left)
+            return Played(new, info, lost, seen.memory(), witness)
         except MissingClients as lost:
             for i, reason in lost.reasons.items():
                 told = {"round": r, "client": clients.names[i], "reason": reason}
                 tell({"event": "quarantine", **told})
             left = np.setdiff1d(left, np.fromiter(lost.reasons, dtype=np.int64))
             policy.check(r, len(left), len(clients.names), lost)
+
+
+def patience_of(algorithm: Any) -> int:
+    """Return after how many rounds without an answer a client's last one is forgotten."""
+    inner = getattr(algorithm, "algorithm", None)
+    return int(getattr(algorithm, "patience", PATIENCE)) if inner is None else patience_of(inner)

@@ -41,8 +41,7 @@ class StopAtGap:
     """Stop when a round's certificate proves the objective this close to its minimum.
 
     It is the certificate of the model that the round started from, which is then given out. A
-    ``relative`` gap is a fraction of the objective there. Rounds of a warm-up (SCAFF-PD-IA before
-    it chooses phi) prove something about another problem; they do not stop a run.
+    ``relative`` gap is a fraction of the objective there.
 
     >>> from equifed.training.history import RoundRecord
     >>> record = RoundRecord(7, 0.5, 1, 0, 0, seconds=2.0, numbers={"gap": 1e-7})
@@ -58,7 +57,7 @@ class StopAtGap:
         """Return why to stop, or None."""
         last = history.rounds[-1]
         gap, value = last.numbers.get("gap"), last.objective
-        if gap is None or "warmup" in last.numbers or (self.relative and not value):
+        if gap is None or (self.relative and not value):
             return None
         size = abs(value or 0.0) if self.relative else 1.0
         if gap > self.gap * size:

@@ -1,4 +1,4 @@
-"""Rounds in the metric of the clients' curvature: oracles, reductions, hard cases, resuming."""
+"""FairNewton: oracles, reductions, hard cases, absent clients, resuming."""
 
 from __future__ import annotations
 
@@ -22,19 +22,15 @@ from tests.problems import (
 )
 from torch import nn
 
-from equifed.algorithms.in_metric import MetricSizes
-from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract.absence import Memory, Recall
 from equifed.contract.algorithm import Info
-from equifed.contract.clients import MissingClients
-from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, ChiSquare, CVaR, QFair, RelativeFairness, WorstCase
 from equifed.runs.config import RunConfig
 from equifed.runs.run import resume, run
-from equifed.steps.automatic import AutoSteps
 from equifed.steps.metric import Metric, form_metric, least_weighted_loss, step_exactly
-from equifed.steps.schedules import ConstantSteps
 from equifed.training.history import RoundRecord
 from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap, StopWhen
@@ -45,9 +41,11 @@ pytestmark = pytest.mark.long
 DOUBLE = torch.float64
 
 
-def certified(problem: Problem, objective: object, count: int = 40, **options: object) -> list:
-    algorithm = ScaffPD(objective, **options).wrapped()
-    return rounds(algorithm, problem.clients("stacked"), problem.start().numpy(), count)[1]
+def certified(
+    problem: Problem, objective: object, count: int = 40, **options: object
+) -> list[RoundRecord]:
+    algorithm, clients = FairNewton(objective, **options), problem.clients("stacked")
+    return train(algorithm, clients, rounds=count, x=problem.start()).rounds
 
 
 # -- the metric ------------------------------------------------------------------------------------
@@ -168,7 +166,7 @@ def test_the_average_of_quadratics_takes_one_round() -> None:
 
 def test_the_average_of_logistic_losses_is_newtons_method() -> None:
     problem = logistic(3, n=5)
-    state, _ = rounds(ScaffPD(Average()), problem.clients("stacked"), np.zeros(problem.d), 2)
+    state, _ = rounds(FairNewton(Average()), problem.clients("stacked"), np.zeros(problem.d), 2)
     x, uniform = np.zeros(problem.d), np.full(problem.n, 1 / problem.n)
     for _ in range(2):
         matrix = sum(problem.hessian_of(i, x) for i in range(problem.n)) / problem.n
@@ -176,47 +174,33 @@ def test_the_average_of_logistic_losses_is_newtons_method() -> None:
     np.testing.assert_allclose(state.x, x, rtol=1e-9)
 
 
-def test_what_somebody_chose_stays() -> None:
-    """Step sizes, local work, minibatches and samples of clients have no metric by themselves."""
-    problem = convex_problem(24)
-    local = LocalSGD(lr=0.01, steps=3)
-    for options in (
-        {"steps": ConstantSteps(0.01, 0.01)},
-        {"steps": AutoSteps(horizon=2.0)},
-        {"local": local},
-        {"gradient_batch_size": 3},
-        {"participation": 0.5},
-        {"metric": "none"},
-    ):
-        algorithm = ScaffPD(CVaR(0.5), **options)
-        state, _ = rounds(algorithm, problem.clients("stacked"), problem.start().numpy(), 1)
-        assert not isinstance(state.sizes, MetricSizes)
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({"metric": "best"}, "metric must be one of auto, none, diagonal, low-rank, full"),
-        ({"metric": "full", "gradient_batch_size": 2}, "on all samples of all clients"),
-        ({"metric": "low-rank", "participation": 0.5}, "on all samples of all clients"),
+        (lambda: FairNewton(CVaR(0.5), metric="best"), "one of auto, diagonal, low-rank, full"),
+        (lambda: FairNewton(QFair(1.0)), r"weights with a fixed sum.*use ScaffPD"),
+        (lambda: FairNewton(CVaR(0.5), patience=0), "patience must be at least 1"),
     ],
 )
-def test_nonsense_is_refused(options: dict, message: str) -> None:
+def test_nonsense_is_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ScaffPD(CVaR(0.5), **options)
+        make()
 
 
-def test_a_metric_that_cannot_be_had_is_said() -> None:
+def test_what_it_cannot_do_is_refused_by_name() -> None:
+    """Networks, hidden inner products, signed weights over losses that need not be convex."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
-    clients = simulate(classification(), module, dtype=DOUBLE)
-    notes = {
-        kind: [
-            e["reason"] for e in train(ScaffPD(CVaR(0.5), metric=kind), clients, rounds=1).events
-        ]
-        for kind in ("auto", "full")
-    }
-    assert not any("metric" in note for note in notes["auto"])
-    assert any(n == "no steps in a metric: the model is not linear" for n in notes["full"])
+    network = simulate(classification(), module, dtype=DOUBLE)
+    with pytest.raises(ValueError, match=r"the model is not linear\. Use ScaffPD"):
+        train(FairNewton(CVaR(0.5)), network, rounds=1)
+    problem = convex_problem(24)
+    clients = problem.clients("stacked")
+    clients.inner_products = lambda *_: "they are hidden"  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"they are hidden\. Use ScaffPD"):
+        train(FairNewton(CVaR(0.5)), clients, rounds=1)
+    signed = FairNewton(RelativeFairness(0.9))
+    with pytest.raises(ValueError, match=r"may be negative.*Use ScaffPD"):
+        train(signed, problem.clients("stacked"), rounds=1)
 
 
 # -- solutions -------------------------------------------------------------------------------------
@@ -239,7 +223,7 @@ def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) 
 @pytest.mark.parametrize("objective", [Average(), CVaR(0.5), ChiSquare(0.1)], ids=repr)
 def test_softmax_is_certified_in_every_metric(objective: object, metric: str) -> None:
     clients = simulate(classification(sizes=(20, 30, 25, 22)), "logistic", l2=1e-2, dtype=DOUBLE)
-    algorithm = ScaffPD(objective, metric=metric)
+    algorithm = FairNewton(objective, metric=metric)
     history = train(algorithm, clients, rounds=60, stop=[StopAtGap(1e-3, relative=True)])
     last = history.rounds[-1]
     assert last.numbers["gap"] <= 1e-3 * last.objective
@@ -285,31 +269,48 @@ def test_squared_losses_without_a_penalty_are_certified() -> None:
     assert gaps[-1] <= 1e-8
 
 
-def test_a_round_without_somebody_is_scaff_pds_own() -> None:
-    """And the metric is used again when everybody is back."""
+def test_half_of_the_clients_missing_ends_at_the_solution() -> None:
+    """They count with what they sent last; with all back it is second order again."""
     problem = convex_problem(24)
-    clients, algorithm = problem.clients("stacked"), ScaffPD(CVaR(0.5))
-    own = replace(algorithm, metric="none")
-    state, _ = algorithm.round(algorithm.init(clients, problem.start()), clients, Stream(0))
-    some = clients.subset(np.arange(1, problem.n))
-    moved, _ = algorithm.round(state, some, Stream(1))
-    expected, _ = own.round(replace(state, sizes=None), some, Stream(1))
-    assert torch.equal(moved.x, expected.x)
-    back, info = algorithm.round(moved, clients, Stream(2))
-    assert not isinstance(back.sizes, MetricSizes) and "somebody was missing" not in info.notes
-    with pytest.raises(MissingClients):
-        clients._inputs[0] = torch.nan
-        algorithm.round(back, clients, Stream(3))
+    objective, draw = CVaR(0.5), np.random.default_rng(0)
+    best, _ = interior_point(problem, objective)
+    clients, algorithm = problem.clients("stacked"), FairNewton(objective)
+    state, memory = algorithm.init(clients, problem.start()), Memory()
+    for r in range(400):
+        here = np.flatnonzero(draw.random(problem.n) < 0.5)
+        view = Recall(clients.subset(here if len(here) else [0]), memory)
+        state, info = algorithm.round(state, view, Stream(0).at("round", r))
+        memory = view.memory()
+        assert info.proof is None or len(here) == problem.n
+    assert objective.value(problem.losses(state.x.numpy())) <= best * (1 + 1e-4)
+    for r in range(400, 404):
+        state, info = algorithm.round(state, clients, Stream(0).at("round", r))
+    assert info.proof is not None
+    assert objective.value(problem.losses(state.x.numpy())) <= best * (1 + 1e-7)
 
 
-@pytest.mark.parametrize("metric", ["low-rank", "none"])  # jumps without a metric
+def test_who_is_missing_from_the_first_round_on_is_left_out_after_the_patience() -> None:
+    problem = convex_problem(24)
+    clients, algorithm = problem.clients("stacked"), FairNewton(CVaR(0.5), patience=5)
+    state, memory = algorithm.init(clients, problem.start()), Memory()
+    some = np.arange(1, problem.n)
+    for r in range(120):
+        view = Recall(clients.subset(some), memory, 5)
+        state, _ = algorithm.round(state, view, Stream(0).at("round", r))
+        memory = view.memory()
+    others = replace(problem, inputs=problem.inputs[1:], targets=problem.targets[1:])
+    best, _ = interior_point(others, CVaR(0.5))
+    assert CVaR(0.5).value(others.losses(state.x.numpy())) <= best * (1 + 1e-4)
+    assert state.weights[0] == 0
+
+
+@pytest.mark.parametrize("name", ["fair-newton", "scaff-pd"])
 def test_a_run_that_was_killed_resumes_bit_by_bit(
-    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {
         "rounds": 6, "data": {"name": "heart-disease"}, "model": {"name": "logistic", "l2": 1e-3},
-        "algorithm": {"name": "scaff-pd", "objective": {"name": "cvar", "tail": 0.5},
-                      "metric": metric},
+        "algorithm": {"name": name, "objective": {"name": "cvar", "tail": 0.5}},
     }  # fmt: skip
     whole = run(RunConfig.from_dict(table), tmp_path / "whole")
 
@@ -322,8 +323,8 @@ def test_a_run_that_was_killed_resumes_bit_by_bit(
     with pytest.raises(KeyboardInterrupt):
         run(RunConfig.from_dict(table), tmp_path / "half", callbacks=[Breaks()])
     again = resume(tmp_path / "half")
-    for name, value in whole.parameters.items():
-        assert torch.equal(value, again.parameters[name])
+    for key, value in whole.parameters.items():
+        assert torch.equal(value, again.parameters[key])
     assert [r.numbers for r in whole.rounds] == [r.numbers for r in again.rounds]
 
 

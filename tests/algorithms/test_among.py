@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from equifed.algorithms.absence import Among
 from equifed.objectives import CVaR, WorstCase
-from equifed.objectives.among import Among
 
 
 @pytest.mark.parametrize("objective", [WorstCase(), CVaR(0.5)])

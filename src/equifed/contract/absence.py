@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
+from equifed.contract.views import ClientsView, VectorsView
 
 if TYPE_CHECKING:
     import torch
 
 Mean = TypeVar("Mean", "torch.Tensor", Weights)
+
+PATIENCE = 20
+"""Rounds without an answer after which a client no longer counts, unless a number is given."""
+
+LARGEST = 2**28
+"""Most numbers (clients times parameters) that are remembered: 2 GiB in double precision."""
 
 
 def check_participation(participation: float, patience: int = 1) -> None:
@@ -219,3 +231,116 @@ def count_absence(away: Index | None, index: Index, n: int) -> Index:
     out = np.ones(n, dtype=np.int64) if away is None else away + 1
     out[index] = 0
     return out
+
+
+# -- what absent clients sent last -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What every client sent last: vectors v_i that stay there, their weights, and the sum.
+
+    ``heard`` tells whose answer it holds.
+    """
+
+    vectors: ClientVectors
+    weights: Weights
+    total: Vector
+    heard: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What is kept from round to round once somebody was missing.
+
+    ``away`` counts the rounds since each client's last answer, ``quiet`` those in a row in which
+    everybody answered.
+    """
+
+    sent: Sent | None = None
+    away: Index | None = None  # None before anybody was missing
+    quiet: int = 0
+
+
+class _Recalled(VectorsView):
+    """Vectors whose step holds what absent clients sent last."""
+
+    @override
+    def step(self, weights: Weights) -> Vector:
+        recalled: Vector = self.clients.step(self.behind, weights)
+        return recalled
+
+
+class Recall(ClientsView):
+    r"""Clients in whose step those who are missing count with what they sent last.
+
+    .. math::
+
+       G \leftarrow G + \sum_{i \in S} (\lambda_i v_i - h_i), \qquad h_i \leftarrow \lambda_i v_i,
+       \qquad \sum_i \lambda_i v_i \approx \frac{N}{|\text{heard}|} G
+
+    with :math:`h_i` a client's last contribution to the sum that moves the model
+    (:meth:`ClientVectors.step`): the memory of MIFA (Gu et al. 2021, Algorithm 1), the stochastic
+    average gradient of Schmidt et al. (2017) where chance picks the clients. Scaling the sum over S
+    alone has the right mean, too, but its noise does not vanish at the solution; this does, for
+    there the contributions no longer change. An answer counts until the next one, in |heard|/|S|
+    rounds on average, so the step is shortened by |S|/|heard|: it counts once. (MIFA's own step is
+    not shortened.)
+
+    It begins with the first round in which somebody is missing; until then sums are the engine's,
+    to the bit. Clients keep their vectors, for one more sum in a round. It begins anew when a
+    client was away for ``patience`` rounds, whose last answer is of no use any more, and ends after
+    as many rounds with everybody there. Subsets are the engine's own: an algorithm that samples
+    clients has noise of its own. Where sums are hidden there is no memory: the sum over those who
+    are there of what they sent before, taken from the sum of then, would be the vector of one who
+    is missing.
+
+    References
+    ----------
+    Gu, Huang, Zhang, Huang. "Fast federated learning in the presence of arbitrary device
+    unavailability." NeurIPS 2021.
+    """
+
+    Vectors = _Recalled
+
+    def __init__(self, behind: Clients, memory: Memory, patience: int = PATIENCE) -> None:
+        super().__init__(behind)
+        self.patience, self._old = patience, memory
+        n, here = len(self.names), self.index
+        self.on = not behind.hides_sums and (memory.away is not None or len(here) < n)
+        self.away = count_absence(memory.away, here, n) if self.on else None
+        forget = self.away is None or bool((self.away == patience).any())
+        self.sent = None if forget else memory.sent
+        if self.sent is not None:  # asked for at once: clients keep what is still wanted
+            self._last = behind.remembered(self.sent.vectors, here)
+
+    def memory(self) -> Memory:
+        """Return what to keep for the next round."""
+        quiet = self._old.quiet + 1 if len(self.index) == len(self.names) else 0
+        return (
+            Memory(self.sent, self.away, quiet) if self.on and quiet < self.patience else Memory()
+        )
+
+    @override
+    def subset(self, index: Iterable[int] | Index) -> Any:
+        return self.behind.subset(index)
+
+    def step(self, vectors: ClientVectors, weights: Weights) -> Vector:
+        """Return the sum over all clients, from that over those who are there; remember it."""
+        n, here, old = len(self.names), self.index, self.sent
+        plain = vectors.weighted_sum(weights)
+        if not self.on or n * plain.numel() > LARGEST:
+            return plain
+        counted = weights * (len(here) / n)
+        mine, heard = np.zeros(n), np.zeros(n, dtype=np.bool_)
+        new = plain * (len(here) / n)  # sum over S of lambda_i v_i
+        if old is not None and len(here) < n:
+            mine, heard = old.weights.copy(), old.heard.copy()
+            new = old.total + new - self._last.weighted_sum(mine[here])
+        mine[here], heard[here] = counted, True
+        kept = self.behind.remember(None if old is None else old.vectors, here, vectors)
+        self.sent = Sent(kept, mine, new, heard)
+        if old is None or len(here) == n:
+            return plain
+        everybody = int(heard.sum())
+        return new * (n / everybody) * (len(here) / everybody)

@@ -1,0 +1,266 @@
+"""What goes around any algorithm: proofs where it has none, and means of its models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from equifed.algorithms.absence import over_members, rounds_of_patience
+from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Proof, Wrappable
+from equifed.contract.arrays import Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.curvature import Curvature
+from equifed.contract.streams import Stream
+from equifed.objectives.base import SaddleObjective
+from equifed.objectives.cvar import Average
+
+
+@dataclass(frozen=True)
+class WrapperState:
+    """The state of the algorithm inside; wrappers add what they remember."""
+
+    inner: Any
+
+    @property
+    def x(self) -> Vector:
+        """The model, from which the next round starts."""
+        return self.inner.x  # type: ignore[no-any-return]
+
+
+class Wrapper:
+    """An algorithm around another one, whose model it gives out."""
+
+    algorithm: AnyAlgorithm
+
+    def wrapped(self) -> Any:
+        """Return it around the algorithm as training runs that."""
+        inner, this = self.algorithm, cast(Any, self)
+        return replace(this, algorithm=inner.wrapped()) if isinstance(inner, Wrappable) else this
+
+    def model(self, state: Any) -> Vector:
+        """Return the algorithm's model."""
+        return self.algorithm.model(state.inner)
+
+
+class WeightedWrapper(Wrapper):
+    """The same, giving out the algorithm's weights, too."""
+
+    def weights(self, state: Any) -> Weights | None:
+        """Return the weights that the algorithm gives out, if it does."""
+        inner = self.algorithm
+        return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
+
+
+def unwrap(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """Return the algorithm inside all wrappers."""
+    inner = getattr(algorithm, "algorithm", None)
+    return algorithm if inner is None else unwrap(inner)
+
+
+def inner_state(state: Any) -> Any:
+    """Return the state of the algorithm inside all wrappers."""
+    return inner_state(state.inner) if hasattr(state, "inner") else state
+
+
+def with_inner_state(state: Any, inner: Any) -> Any:
+    """Return the wrappers' state with another state of the algorithm inside."""
+    if not hasattr(state, "inner"):
+        return inner
+    return replace(state, inner=with_inner_state(state.inner, inner))
+
+
+def objective_at(algorithm: AnyAlgorithm, state: Any, weights: Weights) -> SaddleObjective | None:
+    """Return what an algorithm minimises in a state; None where that has no dual step.
+
+    An algorithm whose objective changes (SCAFF-PD-IA chooses phi) has a method ``objective_at``;
+    one that minimises the average by fixed weights says ``averages``. Clients that are away for
+    good are left out.
+    """
+    core: Any = unwrap(algorithm)
+    inner = inner_state(state)
+    objective = getattr(core, "objective", None)
+    if hasattr(core, "objective_at"):
+        objective = core.objective_at(inner)
+    elif getattr(core, "averages", False):
+        objective = Average(prior=tuple(map(float, weights)))
+    if not isinstance(objective, SaddleObjective):
+        return None
+    away = getattr(inner, "away", None)
+    if away is not None:
+        objective, _ = over_members(objective, away, rounds_of_patience(core, len(away)))
+    return objective
+
+
+@dataclass(frozen=True)
+class CertifiedState(WrapperState):
+    """The algorithm's state, and the rounds so far."""
+
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Certified(Wrapper):
+    """Lets training certify rounds that prove nothing by themselves.
+
+    Rounds that hear losses and gradients of all samples hand out what a certificate is made of
+    (SCAFF-PD, SCAFF-PD-IA, FairNewton, SCAFFOLD with fresh variates), and training certifies them
+    without this wrapper. It is for two other cases: losses whose curvature the clients do not know,
+    and rounds that hear something else (FedAvg, AFL, minibatches). Numbers given here are taken on
+    trust: a certificate is a proof as far as they are right.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        What to certify; one that minimises an objective with a dual step, or an average.
+    strong_convexity : float, optional
+        mu of every client's loss, L2 penalty included.
+    smoothness : float, optional
+        L of every client's loss; wanted when weights may be negative.
+    every : int, optional
+        Where rounds tell no full gradient (minibatches): evaluate all samples every so many rounds,
+        at the price of one more exchange, and certify that model.
+    """
+
+    algorithm: AnyAlgorithm
+    strong_convexity: float | None = None
+    smoothness: float | None = None
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("strong_convexity", "smoothness", "every"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}; leave it out instead.")
+
+    def init(self, clients: Clients, x: Vector) -> CertifiedState:
+        """Return the state before the first round."""
+        return CertifiedState(self.algorithm.init(clients, x))
+
+    def round(
+        self, state: CertifiedState, clients: Clients, stream: Stream
+    ) -> tuple[CertifiedState, Info]:
+        """Return the state after one round of the algorithm, and what it proves."""
+        inner, info = self.algorithm.round(state.inner, clients, stream)
+        proof = info.proof
+        if not isinstance(proof, Proof) and self.every is not None:
+            asks = state.round % self.every == 0
+            proof = self._ask(state, inner, info, clients, stream) if asks else None
+        if isinstance(proof, Proof):
+            proof = replace(proof, curvature=self._stated(clients))
+        elif self.every is None:
+            proof = "its rounds hear no losses and gradients of all samples; give every"
+        return CertifiedState(inner, state.round + 1), replace(info, proof=proof)
+
+    def _stated(self, clients: Clients) -> Curvature | None:
+        """Return what is certain together with what is stated about the clients' curvature."""
+        if self.strong_convexity is None and self.smoothness is None:
+            return None
+        known, n = clients.curvature(), len(clients.names)
+        if isinstance(known, str):
+            known = Curvature(np.full(n, math.inf), np.zeros(n))
+        least = max(float(known.strong_convexity.min()), self.strong_convexity or 0.0)
+        largest = min(float(known.smoothness.max()), self.smoothness or math.inf)
+        return Curvature(np.full(n, largest), np.full(n, least), known.tight, known.lowest)
+
+    def _ask(
+        self, state: CertifiedState, inner: Any, info: Info, clients: Clients, stream: Stream
+    ) -> Proof | str:
+        """Ask everybody for losses and gradients of all samples at the round's first model."""
+        objective = objective_at(self.algorithm, inner, info.weights)
+        if objective is None:
+            name = type(unwrap(self.algorithm)).__name__
+            return f"what {name} minimises has no dual step, on which a certificate rests"
+        if len(clients.index) < len(clients.names):
+            return "not all clients took part"
+        losses, vectors = clients.value_and_gradient(state.x, stream.at("certificate"))
+        if not vectors.allows(info.weights):
+            return "the sum of the gradients, beside that of the round, would show too much"
+        gradient = vectors.weighted_sum(info.weights)
+        return Proof(state.x, losses, info.weights, gradient, objective)
+
+
+@dataclass(frozen=True)
+class AveragedState(WrapperState):
+    """The algorithm's state, the mean model, the mean weights, and the rounds they are of."""
+
+    mean: Vector
+    weights: Weights | None = None  # None before the first round
+    rounds: int = 0
+    models: tuple[Vector, ...] = ()  # the last ones, where their number is given
+    duals: tuple[Weights, ...] = ()
+
+
+@dataclass(frozen=True)
+class Averaged(Wrapper):
+    r"""Gives out a mean of the models, in which later ones count more.
+
+    .. math:: \bar x_t = \Bigl(1 - \frac{\eta + 1}{t + \eta}\Bigr) \bar x_{t-1}
+              + \frac{\eta + 1}{t + \eta}\, x_t, \qquad
+              \bar\lambda_t \text{ likewise}
+
+    (polynomial-decay averaging, Shamir and Zhang 2013, Section 4). Round s counts about as
+    :math:`s^\eta`: all rounds alike for :math:`\eta = 0`, those of the last half about 94 % for
+    :math:`\eta = 3`. It needs no horizon, and a run that goes on later gets the same mean.
+
+    Steps of constant length leave noise where clients are missing at random or gradients are of
+    minibatches; a mean takes it out. The means of model and weights are what the ergodic guarantees
+    of primal-dual methods speak of. The algorithm itself runs as without.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Any; other wrappers may be inside or outside.
+    decay : float
+        :math:`\eta`, at least 0.
+    exponential : float, optional
+        In place of the polynomial: round s of t counts as this number to the power t - s, in
+        (0, 1). About the last 1/(1 - exponential) rounds matter.
+    last : int, optional
+        In place of both: the plain mean of the last so many models, which the state then holds
+        (stochastic weight averaging, Izmailov et al. 2018).
+    """
+
+    algorithm: AnyAlgorithm
+    decay: float = 3.0
+    exponential: float | None = None
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.decay >= 0:
+            raise ValueError(f"decay must be at least 0, got {self.decay}; 0 is the plain mean.")
+        if self.exponential is not None and not 0 < self.exponential < 1:
+            raise ValueError(f"exponential must lie in (0, 1), got {self.exponential}.")
+        if self.last is not None and not (isinstance(self.last, int) and self.last >= 1):
+            raise ValueError(f"last must be a whole number of models, at least 1, got {self.last}.")
+        if self.exponential is not None and self.last is not None:
+            raise ValueError("Averaged takes exponential or last, not both.")
+
+    def init(self, clients: Clients, x: Vector) -> AveragedState:
+        """Return the state before the first round."""
+        return AveragedState(self.algorithm.init(clients, x), x)
+
+    def round(
+        self, state: AveragedState, clients: Clients, stream: Stream
+    ) -> tuple[AveragedState, Info]:
+        """Return the state after one round of the algorithm, which counts in the mean."""
+        inner, info = self.algorithm.round(state.inner, clients, stream)
+        t = state.rounds + 1
+        if self.last is not None:
+            models = (*state.models, inner.x)[-self.last :]
+            duals = (*state.duals, info.weights)[-self.last :]
+            x = torch.stack(models).mean(dim=0)
+            return AveragedState(inner, x, np.mean(duals, axis=0), t, models, duals), info
+        share = (self.decay + 1) / (t + self.decay)
+        if self.exponential is not None:
+            share = (1 - self.exponential) / (1 - self.exponential**t)
+        last = info.weights if state.weights is None else state.weights
+        mean = state.mean + share * (inner.x - state.mean)
+        return AveragedState(inner, mean, last + share * (info.weights - last), t), info
+
+    def model(self, state: AveragedState) -> Vector:
+        """Return the mean model."""
+        return state.mean

@@ -1,0 +1,240 @@
+"""FairNewton: second-order steps in the model, and a step in the weights that is exact in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import numpy as np
+
+from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
+from equifed.contract.absence import check_participation
+from equifed.contract.algorithm import Bound, Info, Proof
+from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.clients import Clients
+from equifed.contract.streams import Stream
+from equifed.contract.vectors import ClientVectors
+from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
+from equifed.steps.metric import (
+    MetricKind,
+    MetricSizes,
+    choose_form,
+    form_metric,
+    largest_coupling,
+    least_weighted_loss,
+    rounding,
+    step_exactly,
+)
+
+MOST_CLIENTS = 4000
+"""Clients up to which the dual step is exact: it takes all inner products of their gradients."""
+
+TAU = 0.7
+"""Step of the model in rounds with somebody missing; that of the weights is 0.7 / (tau K)."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Model, weights, last losses, the metric in force, rounds since each client's last answer."""
+
+    x: Vector
+    weights: Weights
+    losses: Losses | None = None  # None before the first round, as are the next two
+    sizes: MetricSizes | None = None
+    away: Index | None = None
+
+
+@dataclass(frozen=True)
+class FairNewton:
+    r"""Newton's method for fair objectives: a few rounds to a proved optimum. This one is ours.
+
+    .. math::
+
+       P &= \textstyle\sum_i \lambda_i H_i(x) \quad \text{(at times)} \\
+       \lambda &\leftarrow \arg\max_{\lambda \in \Lambda}\ \langle\lambda, l\rangle - \psi(\lambda)
+              - \tfrac\tau2 \bigl|\textstyle\sum_i \lambda_i c_i\bigr|^2_{P^{-1}},
+              \qquad c_i = \nabla f_i(x) \\
+       x &\leftarrow x - \tau P^{-1} \textstyle\sum_i \lambda_i c_i
+
+    The :math:`H_i` are the clients' Hessians, or upper bounds of them; their weighted sum is one
+    more answer of the clients. The second line is the dual of
+    :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, so for the average this is
+    Newton's method, for a maximum sequential quadratic programming. :math:`\tau` is 1 and is
+    shortened where a step lowers the objective by less than a tenth of what it should. Between two
+    sums of Hessians the steps correct P (:meth:`equifed.steps.metric.Metric.with_secant`).
+
+    It is for linear models and for heads on frozen features, with all clients and all samples in
+    every round, on engines that show inner products of the clients' gradients. For networks,
+    sampled clients or hidden sums take :class:`ScaffPD`. Signed weights (relative fairness) enter P
+    by their absolute values; unless a ``metric`` is named they are refused where the weighted loss
+    is not known to be convex, because the steps may end at a point that is not the best.
+
+    When clients are missing, they count with what they sent last, and the weights take a proximal
+    step :math:`\mathrm{prox}(\lambda + \sigma (2l - l_\text{prev}), \sigma)`,
+    :math:`\sigma = 0.7 / (\tau K)`, K the largest coupling of weights and model in the metric.
+
+    Parameters
+    ----------
+    objective : SaddleObjective
+        Set and penalty of the weights.
+    metric : {"auto", "full", "low-rank", "diagonal"}
+        What of the Hessians is summed. ``"auto"`` is full, and of low rank for very large models.
+    patience : int
+        Rounds without an answer after which a client leaves Lambda until it is back.
+
+    Examples
+    --------
+    >>> import equifed as ef
+    >>> clients = ef.simulate(ef.load("fashion-three"), "logistic", l2=1e-3)
+    >>> fair = ef.FairNewton(ef.objectives.ChiSquare(rho=0.1))
+    >>> history = ef.train(fair, clients, rounds=20, stop=ef.StopWhen(at_gap=1e-2))
+    >>> history.given_out.gap < 1e-2
+    True
+    """
+
+    objective: SaddleObjective
+    metric: MetricKind = "auto"
+    patience: int = PATIENCE
+
+    def __post_init__(self) -> None:
+        check_participation(1.0, self.patience)
+        check_saddle(self.objective, "FairNewton")
+        if self.metric not in get_args(MetricKind):
+            known = ", ".join(get_args(MetricKind))
+            raise ValueError(f"FairNewton metric must be one of {known}, got {self.metric!r}.")
+        if isinstance(self.objective, FreeSum):
+            raise ValueError(
+                f"FairNewton needs weights with a fixed sum, which {self.objective!r} has not; "
+                "use ScaffPD."
+            )
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(x, self.objective.start(len(clients.names)))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round."""
+        everyone, x = call_roll(self, state, clients), state.x
+        size = state.sizes or self._first_sizes(clients, x)
+        losses, c = everyone.value_and_gradient(x, stream.at("gradient"))
+        value, weights, proof = everyone.objective.value(losses), everyone.weights, None
+        if not everyone.complete:
+            new_x, weights, size = self._without_some(size, everyone, x, losses, c, stream)
+            said = size.said()
+        else:
+            size, kept = size.judged(x, value)
+            bound, said = None, ()
+            if kept:
+                size, bound = self._refresh(size, everyone, x, losses, c, stream)  # P
+                new_x, weights, size = self._step(size, everyone, x, losses, c)
+                said = size.said()
+            else:
+                assert size.origin is not None
+                new_x = size.origin + 0.25 * (x - size.origin)
+            gradient = c.weighted_sum(weights)
+            proof = Proof(x, losses, weights, gradient, everyone.objective, bound=bound)
+        notes = (*said, *everyone.notes)
+        info = Info(weights, losses, value, everyone.index, size.numbers(), notes, proof)
+        return State(new_x, weights, losses, size, everyone.away), info
+
+    def model(self, state: State) -> Vector:
+        """Return the last model."""
+        return state.x
+
+    def _first_sizes(self, clients: Clients, x: Vector) -> MetricSizes:
+        """Return the form of the metric, or refuse clients that cannot give one."""
+        form: Any = f"there are more than {MOST_CLIENTS} clients"
+        if clients.hides_sums:
+            form = "the inner products of the clients' gradients are hidden from the server"
+        elif len(clients.names) <= MOST_CLIENTS:
+            form = self._without_convexity(clients) or choose_form(clients, x, self.metric)
+        if isinstance(form, str) and form not in ("full", "blocks", "diagonal"):
+            raise ValueError(f"FairNewton cannot run here: {form}. Use ScaffPD.")
+        return MetricSizes(1.0, 0.0, 0.0, form=form)
+
+    def _without_convexity(self, clients: Clients) -> str | None:
+        """Say why signed weights would not lead to a solution, if so."""
+        norm = self.objective.l1_norm(len(clients.names))
+        if norm <= 1 + 1e-9 or self.metric != "auto":
+            return None
+        known = clients.curvature()
+        if not isinstance(known, str) and known.least_modulus(norm) > 0:
+            return None
+        return "its weights may be negative, and the weighted loss is not known to be convex"
+
+    def _refresh(
+        self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors,
+        stream: Stream,
+    ) -> tuple[MetricSizes, Bound | None]:  # fmt: skip
+        """Return the sizes with a new metric, or with the old one corrected by the last step.
+
+        With them comes a bound below the objective's minimum, where the new metric proves one.
+        """
+        weights, stale = everyone.weights, size.is_stale(everyone.weights)
+        if not (stale and size.exact):
+            size = size.corrected(x, c.weighted_sum(weights))
+            if not stale:
+                return replace(size, age=size.age + 1), None
+        found = form_metric(everyone.behind, x, np.abs(weights), size.form, stream.at("metric"))
+        if isinstance(found, str):
+            raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
+        metric, summed = found
+        bound = None
+        if (
+            summed.constant
+            and summed.exact
+            and weights.min() >= 0
+            and everyone.inexactness(x) is None
+        ):
+            gradient = c.weighted_sum(weights)
+            lower = float(weights @ losses) - everyone.objective.penalty(weights)
+            lower -= least_weighted_loss(summed, metric, gradient)
+            lower -= rounding(x, float(weights @ np.abs(losses)))
+            bound = Bound(lower, weights, gradient, summed)
+        if size.metric is not None and not summed.exact:
+            metric = replace(metric, steps=size.metric.steps, changes=size.metric.changes)
+        known: dict[str, Any] = {"exact": summed.exact, "constant": summed.constant, "age": 0}
+        return replace(size, metric=metric, weights=weights, sums=size.sums + 1, **known), bound
+
+    def _step(
+        self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors
+    ) -> tuple[Vector, Weights, MetricSizes]:
+        """Return model, weights and sizes after the dual and the primal step."""
+        metric, tau, before = size.metric, size.primal, size.gain
+        assert metric is not None
+        products = everyone.inner_products(c, metric.multiply)
+        if isinstance(products, str):
+            raise ValueError(f"FairNewton cannot run here: {products}. Use ScaffPD.")
+        value = everyone.objective.value(losses)
+        weights, gain = step_exactly(everyone.objective, losses, products, everyone.weights, tau)
+        pull = c.step(weights)
+        new_x = x - tau * metric.solve(pull[None])[0].to(pull.dtype)
+        size = replace(size, origin=x, pull=pull, value=value, gain=gain, share=1.0)
+        faster = gain / before if before > 0 else 1.0
+        return new_x, weights, replace(size, faster=faster, steepest=largest_coupling(products))
+
+    def _without_some(
+        self, size: MetricSizes, everyone: Everyone, x: Vector, losses: Losses, c: ClientVectors,
+        stream: Stream,
+    ) -> tuple[Vector, Weights, MetricSizes]:  # fmt: skip
+        """Return model, weights and sizes after proximal steps in the metric of before."""
+        old = everyone.weights
+        if size.metric is None:
+            present = np.abs(everyone.scale(old))
+            found = form_metric(everyone.behind, x, present, size.form, stream.at("metric"))
+            if isinstance(found, str):
+                raise RuntimeError(f"The clients' curvature can no longer be had: {found}.")
+            size = replace(size, metric=found[0], sums=1)
+        metric = size.metric
+        assert metric is not None
+        if not size.steepest:
+            products = everyone.inner_products(c, metric.multiply)
+            if isinstance(products, str):
+                raise ValueError(f"FairNewton cannot run here: {products}. Use ScaffPD.")
+            size = replace(size, steepest=largest_coupling(products))
+        sigma = 1 / max(size.steepest, 1e-300)  # 0.7 / (tau K)
+        ahead = 2 * losses - everyone.previous(losses)
+        weights = everyone.objective.prox(old + sigma * ahead, sigma)
+        pull = c.step(weights)
+        new_x = x - TAU * metric.solve(pull[None])[0].to(pull.dtype)
+        return new_x, weights, replace(size, origin=None, pull=None)
