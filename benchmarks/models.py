@@ -172,7 +172,7 @@ def explain(name: str, clients: int, turns: int) -> None:
     """Print where the time of the plain loop goes, and that of ours, on a CPU."""
     torch.manual_seed(0)
     module = MODELS[name]()
-    held = LoopClients(federation(name, clients), module, cross_entropy, init="own")
+    held = LoopClients(federation(name, clients), module, cross_entropy, init="given")
     plain = partial(plain_round, module, pairs_of(held))
     ours = partial(our_round, held, held.flatten(module))
     print_profile(name, plain, ours, torch.get_num_threads(), turns)
@@ -188,7 +188,7 @@ def compare(name: str, clients: int, device: str, turns: int) -> dict[str, float
     """Print the times of one model, and return them."""
     torch.manual_seed(0)
     module, data = MODELS[name](), federation(name, clients)
-    given = {"device": device, "init": "own"}
+    given = {"device": device, "init": "given"}
     engines: dict[str, InProcessClients] = {
         "loop": LoopClients(data, module, cross_entropy, **given),
         "stacked": StackedClients(data, module, cross_entropy, **given),
@@ -219,7 +219,7 @@ def compare_precisions(name: str, clients: int, turns: int) -> dict[str, float]:
     module, data = MODELS[name](), federation(name, clients)
     engines: dict[str, InProcessClients] = {
         precision: StackedClients(
-            data, module, cross_entropy, device="cuda", init="own", precision=precision
+            data, module, cross_entropy, device="cuda", init="given", precision=precision
         )
         for precision in get_args(Precision)
     }

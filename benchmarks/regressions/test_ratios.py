@@ -60,7 +60,7 @@ def test_a_round_against_the_plain_loop(benchmark: Any, name: str) -> None:
     torch.manual_seed(0)
     module, data = models.MODELS[name](), models.federation(name, 4)
     kind: type[InProcessClients] = StackedClients if name == "lora" else LoopClients
-    clients = kind(data, module, cross_entropy, init="own")
+    clients = kind(data, module, cross_entropy, init="given")
     ours = partial(models.our_round, clients, clients.flatten(module))
     plain = partial(models.plain_round, module, models.pairs_of(clients))
     watch(benchmark, ours, plain, LIMITS[name])

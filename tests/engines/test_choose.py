@@ -112,7 +112,7 @@ def test_threads_do_not_change_a_bit() -> None:
     try:
         for threads in (1, 4):
             torch.set_num_threads(threads)
-            clients = LoopClients(data, module, cross_entropy, init="own")
+            clients = LoopClients(data, module, cross_entropy, init="given")
             x, work = clients.flatten(module), ef.LocalSGD(lr=0.2, steps=3, batch_size=2)
             moved = clients.local_steps(x, work, Stream(0)).displacement
             losses, gradients = clients.value_and_gradient(x, Stream(0))

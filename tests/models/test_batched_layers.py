@@ -93,7 +93,7 @@ class Sequences(nn.Module):
 def test_engines_agree_on_sequences(layer: nn.RNNBase) -> None:
     """The fused kernels have no rule for batching: with torch 2.13 this warned, or failed."""
     data, module = classification([7, 4, 6], (6, 5), 3), Sequences(layer)
-    given = {"dtype": torch.float64, "init": "own"}
+    given = {"dtype": torch.float64, "init": "given"}
     stacked = simulate(data, module, cross_entropy, engine="stacked", **given)
     loop = LoopClients(data, module, cross_entropy, **given)
     x, work = loop.flatten(module), LocalSGD(lr=0.3, steps=3, batch_size=3)

@@ -186,7 +186,7 @@ def test_a_module_starts_from_its_own_weights_and_a_name_from_its_address(engine
     assert not torch.equal(fresh.initial(stream), fresh.initial(Stream(4)))
     named = simulate(classification(), "mlp", **given)
     assert not torch.equal(named.initial(stream), named.initial(Stream(4)))
-    with pytest.raises(ValueError, match="init must be 'own' or 'fresh', got 'zero'"):
+    with pytest.raises(ValueError, match="init must be 'given' or 'fresh', got 'zero'"):
         simulate(classification(), module, init="zero")
 
 

@@ -331,10 +331,10 @@ def test_an_own_module_starts_from_its_own_weights_unless_it_is_told_to_draw(
     table: dict[str, Any] = {"rounds": 1, "algorithm": "fedavg"}
     table["data"] = {"name": "fashion-three", "train": 10, "test": 5}
     starts = {}
-    for init in ("auto", "own", "fresh"):
+    for init in ("auto", "given", "fresh"):
         table["model"] = {"name": "pretrained:make", "init": init}
         clients = runs.build_run(RunConfig.from_dict(table, base=tmp_path)).clients
         x = clients.initial(Stream(0).at("initial"))
         starts[init] = clients.parameters(x)["1.weight"]
-    assert (starts["auto"] == 0.25).all() and (starts["own"] == 0.25).all()
+    assert (starts["auto"] == 0.25).all() and (starts["given"] == 0.25).all()
     assert not (starts["fresh"] == 0.25).any()

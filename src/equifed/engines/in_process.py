@@ -142,7 +142,7 @@ class InProcessClients(FoundOwnParts):
     @override
     def initial(self, stream: Stream) -> Tensor:
         fresh = self._template
-        if self._init != "own":
+        if self._init != "given":
             fresh = copy.deepcopy(self._template)
             initialise(fresh, stream)
         self.own_rows.start = self.repeat_own(fresh)

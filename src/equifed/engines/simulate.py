@@ -72,8 +72,8 @@ def simulate(
         Precision of the model and of real-valued data.
     device : str or torch.device
         Where to compute.
-    init : {"own", "fresh"}, optional
-        Start from the module's own parameters, or draw them anew; by default the first for a
+    init : {"given", "fresh"}, optional
+        Start from the parameters that the module has, or draw them anew; by default the first for a
         module that is handed over, the second for one that is named.
     memory : int, optional
         Bound in bytes on the client vectors that are kept; beyond it they are made again when

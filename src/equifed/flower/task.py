@@ -116,8 +116,8 @@ class Task:
         Of which parameters; see :func:`equifed.simulate`.
     dtype : {"float32", "float64"}
         Precision of the model.
-    init : {"fresh", "own"}
-        Whether the server draws the first model or takes the module's own numbers.
+    init : {"fresh", "given"}
+        Whether the server draws the first model or takes the numbers that the module has.
     class_weights : mapping, optional
         Weights of classes in the loss, by the number of the class.
     own, own_l2, own_steps
@@ -128,7 +128,7 @@ class Task:
     loss: str
     l2: float = 0.0
     dtype: Literal["float32", "float64"] = "float32"
-    init: Literal["fresh", "own"] = "fresh"
+    init: Literal["fresh", "given"] = "fresh"
     penalise: Penalise = "all"
     class_weights: str | Mapping[str, float] | None = None
     own: str | Sequence[str] | None = None

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from equifed.contract.streams import Stream
 from equifed.models.losses import import_object
 
-Init = Literal["own", "fresh"]
-"""Where training starts: at the module's own parameters, or at freshly drawn ones."""
+Init = Literal["given", "fresh"]
+"""Where training starts: at the parameters that a module has, or at freshly drawn ones."""
 
 MOST_UNITS, MOST_LAYERS = 1 << 20, 1000
 """Largest layers, and most of them: beyond that it is a slip, and building them takes forever."""
@@ -205,14 +205,14 @@ def initialise(module: nn.Module, stream: Stream) -> nn.Module:
 
 
 def choose_init(model: nn.Module | str, init: Init | None) -> Init:
-    """Return where training starts: a module that is handed over keeps its own parameters.
+    """Return where training starts: a module that is handed over keeps its parameters.
 
     >>> choose_init("mlp", None), choose_init(nn.Linear(1, 1), None)
-    ('fresh', 'own')
+    ('fresh', 'given')
     """
-    if init not in (None, "own", "fresh"):
-        raise ValueError(f"init must be 'own' or 'fresh', got {init!r}.")
-    return init or ("fresh" if isinstance(model, str) else "own")
+    if init not in (None, "given", "fresh"):
+        raise ValueError(f"init must be 'given' or 'fresh', got {init!r}.")
+    return init or ("fresh" if isinstance(model, str) else "given")
 
 
 # -- small parts ----------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class FrozenFeatures:
 class ModelSettings:
     """Settings that every model has; loss ``auto`` is cross-entropy for classes, else squared.
 
-    ``init = "auto"`` draws named models afresh and lets own code (``module:Name``) start as it is.
+    ``init = "auto"`` draws named models afresh and lets your code (``module:Name``) start as it is.
     ``class_weights`` are as for :func:`equifed.models.losses.weigh_classes`.
     ``own``, ``own_l2`` and ``own_steps`` are as for :func:`equifed.simulate`.
     """
@@ -92,7 +92,7 @@ class ModelSettings:
     loss: str = "auto"
     l2: float = 0.0
     penalise: Literal["all", "weights"] = "all"
-    init: Literal["auto", "fresh", "own"] = "auto"
+    init: Literal["auto", "fresh", "given"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     class_weights: str | dict[str, float] | None = None
     own: str | tuple[str, ...] | None = None
@@ -109,10 +109,10 @@ class ModelSettings:
                 f"{self.class_weights!r}."
             )
 
-    def resolve_init(self, name: str) -> Literal["fresh", "own"]:
+    def resolve_init(self, name: str) -> Literal["fresh", "given"]:
         """Return how a model of this name starts."""
         if self.init == "auto":
-            return "own" if ":" in name else "fresh"
+            return "given" if ":" in name else "fresh"
         return self.init
 
 

@@ -98,7 +98,7 @@ def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
     assert predictor.loss is not None
     dtype = next(p.dtype for p in predictor.module.parameters() if p.requires_grad)
     clients = simulate(data, predictor.module, getattr(losses, predictor.loss), device=device,
-                       dtype=dtype, init="own")  # fmt: skip
+                       dtype=dtype, init="given")  # fmt: skip
     wanted = len(data.names) * clients.model.size * dtype.itemsize
     if wanted > MOST_BYTES:
         raise ValueError(

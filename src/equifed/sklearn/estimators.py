@@ -83,7 +83,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             l2=self.l2,
             penalise="weights",
             dtype=torch.float64,
-            init="fresh" if isinstance(self.model, str) else "own",
+            init="fresh" if isinstance(self.model, str) else "given",
             own=self.own,
             own_l2=self.own_l2,
         )
