@@ -64,10 +64,9 @@ def test_messages_and_types_are_left_alone(source: str) -> None:
 def test_every_mutant_of_a_folder_is_another_program() -> None:
     mutants = read_mutants(ROOT, ("objectives",))
     assert len(mutants) > 500
-    for mutant in mutants[::7]:
+    for mutant in mutants[::31]:
         source = (ROOT / mutant.path).read_text(encoding="utf-8")
-        new = ast.dump(ast.parse(mutant.apply(source)))
-        assert new != ast.dump(ast.parse(source)), mutant
+        assert ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source)), mutant
         before, after = mutant.lines(source)
         assert before != after
 

@@ -92,6 +92,7 @@ def test_a_medium_stroke_is_a_capital_from_a_fine_pen() -> None:
     assert before < 0.8 and best > 0.92 and after > best - 0.005
 
 
+@pytest.mark.long
 @given(st.integers(0, 50), st.permutations(range(4)), st.permutations(range(3)))
 @settings(max_examples=25, deadline=None)
 def test_names_and_units_do_not_matter(seed: int, clients: list[int], classes: list[int]) -> None:
@@ -178,6 +179,7 @@ def test_it_is_the_posterior_mean_of_the_shares(seed: int) -> None:
     np.testing.assert_allclose(share_shifts(counts), integrated(counts), atol=2e-3)
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=8),
        st.permutations(range(4)))  # fmt: skip
 @settings(max_examples=100, deadline=None)

@@ -106,6 +106,7 @@ def test_clients_that_diverge_alone_are_a_failed_try(tmp_path: Path) -> None:
     assert task.complete and "missing" in read_result(task.path).failed
 
 
+@pytest.mark.long
 def test_a_client_that_diverges_alone_takes_a_smaller_step_but_not_in_a_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_short_form_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
         reproduce(name, tmp_path, quick=True, changes={**some, "run": {"rounds": 4}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [path.parts[-3] for path in STORED])
 def test_stored_network_tables_are_made_of_the_runs_that_are_kept(
     name: str, tmp_path: Path
