@@ -275,12 +275,11 @@ def _cast(where: str, values: Array, dtype: np.dtype[Any]) -> Array:
 def _join_clients(names: Sequence[str], parts: Sequence[Samples], label: str) -> Split:
     """Return a split of all clients; those without samples there have none."""
     held = {p.client: p for p in parts if p.split == label}
-    nothing = parts[0].inputs[:0], parts[0].targets[:0]
-    joined = Split.from_clients(
-        [(held[n].inputs, held[n].targets) if n in held else nothing for n in names]
-    )
-    told = [g for n in names if n in held and (g := held[n].groups) is not None]
-    return replace(joined, groups=np.concatenate(told)) if told else joined
+    none = parts[0]._replace(inputs=parts[0].inputs[:0], targets=parts[0].targets[:0], groups=None)
+    rows = [held.get(name, none) for name in names]
+    told = [p.groups for p in rows if p.groups is not None]
+    groups = np.concatenate(told) if told else None
+    return replace(Split.from_clients([(p.inputs, p.targets) for p in rows]), groups=groups)
 
 
 # -- one array ------------------------------------------------------------------------------------
@@ -320,7 +319,11 @@ def as_array(value: Any, where: str) -> Array:
             f"{where} is a single {type(value).__name__}; give an array with one row per sample."
         )
     if array.dtype.kind in "ST":
-        array = np.array([_decode(v) for v in array.ravel().tolist()], object).reshape(array.shape)
+        texts = [
+            v.decode("utf-8", "backslashreplace") if isinstance(v, bytes) else v
+            for v in array.ravel().tolist()
+        ]
+        array = np.array(texts, object).reshape(array.shape)
     if array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.kind == "O":
@@ -393,7 +396,3 @@ def _unpack(array: Array, where: str) -> Array:
     except OverflowError:
         large = max(values, key=abs)
         raise DataError(f"{where} holds {large!r:.60}, too large a number; rescale it.") from None
-
-
-def _decode(value: bytes | str) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

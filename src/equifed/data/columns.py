@@ -169,9 +169,18 @@ def to_numbers(values: Sequence[Any]) -> NDArray[np.float64] | None:
         return None
 
 
-def is_number(value: Any) -> bool:
-    """Tell whether a cell is a number, or a text that can be read as one; a boolean is neither."""
-    return not isinstance(value, BOOLS) and to_numbers([value]) is not None
+def to_amounts(values: Sequence[Any]) -> NDArray[np.float64] | None:
+    """Return the values as numbers, as :func:`to_numbers` does; a boolean is none.
+
+    >>> to_amounts([1, "2"]), to_amounts([1, True])
+    (array([1., 2.]), None)
+    """
+    return None if any(isinstance(v, BOOLS) for v in values) else to_numbers(values)
+
+
+def are_whole(numbers: NDArray[np.float64]) -> bool:
+    """Tell whether all numbers are finite and whole."""
+    return bool(np.all(np.isfinite(numbers) & (numbers == np.round(numbers))))
 
 
 def read_numbers(

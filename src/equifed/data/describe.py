@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.names import show_text
-from equifed.data.columns import Columns, group_rows, to_numbers
+from equifed.data.columns import Columns, group_rows, to_amounts
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -174,7 +174,7 @@ def describe_values(values: Sequence[Any]) -> dict[str, float]:
     """Return ``rows``, ``missing`` and, of numbers, ``mean`` and ``deviation`` of cleaned cells."""
     present = [v for v in values if v is not None]
     told: dict[str, float] = {"rows": len(values), "missing": len(values) - len(present)}
-    numbers = None if any(isinstance(v, bool) for v in present) else to_numbers(present)
+    numbers = to_amounts(present)
     if present and numbers is not None and np.isfinite(numbers).all():
         told |= {"mean": float(numbers.mean()), "deviation": float(numbers.std())}
     return told

@@ -32,16 +32,15 @@ from typing import Any, Literal
 import numpy as np
 
 from equifed.data.columns import (
-    BOOLS,
     DECIMAL_COMMA,
     Columns,
     clean_column,
     explain_comma,
     is_date,
-    is_number,
     name_categories,
     naming,
     read_numbers,
+    to_amounts,
     to_numbers,
 )
 from equifed.data.preparation import OTHER, CategoryColumn, NumberColumn, Preparation, Prepare
@@ -155,8 +154,7 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
     auto = asked["prepare"]["categorical"] == "auto"
     if name in asked["coded"]:
         return {**counts, "texts": len(present)}
-    flags = auto and bool(set(BOOLS) & set(map(type, present)))
-    if not flags and to_numbers(present) is not None:
+    if (to_amounts if auto else to_numbers)(present) is not None:
         return {**counts, "numbers": len(present)}
     try:
         seen = Counter((type(v), v) for v in present)  # 1 and True are equal, but not the same
@@ -179,7 +177,7 @@ def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
 
 
 def _tell_cell(name: str, value: Any) -> Literal["numbers", "texts", "dates"]:
-    if is_number(value):
+    if to_amounts([value]) is not None:
         return "numbers"
     if is_date(value):
         return "dates"

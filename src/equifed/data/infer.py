@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from equifed.data.columns import (
-    BOOLS,
     Columns,
+    are_whole,
     is_date,
-    is_number,
     name_categories,
     name_category,
     refuse_absent,
+    to_amounts,
     to_numbers,
 )
 from equifed.data.split import DataError, refuse
@@ -104,17 +104,16 @@ def look_at(values: list[Any]) -> Look:
     told = (len(present), len(values) - len(present), len(counts), most, tuple(counts)[:3])
     if not present:
         return Look("empty", *told)
-    numbers = None if any(isinstance(v, BOOLS) for v in present) else to_numbers(present)
+    numbers = to_amounts(present)
     if numbers is not None:
         finite = numbers[np.isfinite(numbers)]
-        whole = len(finite) == len(numbers) and bool(np.all(numbers == np.round(numbers)))
         span = float(np.ptp(finite)) if len(finite) else 0.0
-        return Look("whole" if whole else "numbers", *told, span)
+        return Look("whole" if are_whole(numbers) else "numbers", *told, span)
     if all(is_date(v) for v in present):
         return Look("dates", *told)
     if not all(isinstance(v, str | bool | np.bool_ | int | float | np.number) for v in present):
         return Look("other", *told)
-    readable = [is_number(v) for v in present]
+    readable = [to_amounts([v]) is not None for v in present]
     if any(readable):
         pair = (str(present[readable.index(kind)]) for kind in (True, False))
         return Look("mixed", *told[:4], tuple(pair))

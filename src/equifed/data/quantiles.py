@@ -48,11 +48,11 @@ def read_quartiles(cells: Sequence[tuple[float, float]], count: int) -> tuple[li
     """Return the three quartiles, as ``numpy.percentile`` interpolates them, and their error."""
     middle = [(low + high) / 2 for low, high in cells]
     error = max((high - low) / 2 for low, high in cells)
-    found = []
-    for k, p in enumerate(QUARTILES):
-        h = (count - 1) * p
-        below, above = middle[2 * k], middle[2 * k + 1]
-        found.append(below + (h - math.floor(h)) * (above - below))
+    places = [(count - 1) * p for p in QUARTILES]
+    found = [
+        below + (h - math.floor(h)) * (above - below)
+        for h, below, above in zip(places, middle[::2], middle[1::2], strict=True)
+    ]
     return found, error
 
 

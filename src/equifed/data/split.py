@@ -150,10 +150,15 @@ class Split:
         self._check_finite(f"{label} features", self.inputs, names)
         if self.inputs.dtype == TOKENS:
             self._check_tokens(label, names)
-        if classes is None:
-            self._check_values(label, names)
-        else:
+        if classes is not None:
             self._check_labels(label, names, classes)
+        elif self.targets.dtype in FLOATS:
+            self._check_finite(f"{label} targets", self.targets, names)
+        else:
+            raise DataError(
+                f"The {label} targets are integers but classes is None; give classes=K for "
+                "classification, or convert the targets to float for regression."
+            )
 
     def check_like(self, label: str, train: Split) -> None:
         """Refuse a held-out split whose shape or dtype is not that of the training split."""
@@ -192,14 +197,6 @@ class Split:
                 f"0, got {self.inputs[row].min()}."
             ),
         )
-
-    def _check_values(self, label: str, names: Sequence[str]) -> None:
-        if self.targets.dtype not in FLOATS:
-            raise DataError(
-                f"The {label} targets are integers but classes is None; give classes=K for "
-                "classification, or convert the targets to float for regression."
-            )
-        self._check_finite(f"{label} targets", self.targets, names)
 
     def _check_labels(self, label: str, names: Sequence[str], classes: int) -> None:
         if self.targets.dtype != TOKENS:

@@ -14,13 +14,13 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from equifed.data.columns import (
-    BOOLS,
     DECIMAL_COMMA,
+    are_whole,
     explain_comma,
     find_gaps,
-    is_number,
     name_category,
     read_numbers,
+    to_amounts,
     to_numbers,
 )
 from equifed.data.split import Array, DataError, check_classes, refuse
@@ -197,14 +197,11 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
         values = list({(type(v), v): v for v in values}.values())
     except TypeError:
         raise DataError(f"{where} must hold text or numbers, one in a row.") from None
-    flags = any(isinstance(v, BOOLS) for v in values)
-    numbers = None if flags and task != "regression" else to_numbers(values)
+    numbers = to_numbers(values) if task == "regression" else to_amounts(values)
     if task == "regression" and numbers is None:
         odd = next(v for v in values if to_numbers([v]) is None)
         raise DataError(f"{where} is not numeric (it has {str(odd)!r}): cannot be a regression.")
-    whole = numbers is not None and bool(
-        np.all(np.isfinite(numbers) & (numbers == np.round(numbers)))
-    )
+    whole = numbers is not None and are_whole(numbers)
     if task == "regression" or (numbers is not None and not whole and task is None):
         read_numbers(name, values)  # refuses infinities
         return {"numeric": True, "whole": False, "labels": []}
@@ -219,7 +216,7 @@ def describe_target(name: str, values: Sequence[Any], task: str | None = None) -
 
 def _refuse_numbers_in_text(where: str, values: Sequence[Any]) -> None:
     """Refuse text that may well be numbers, before each of them becomes a class."""
-    texts, numeric = [str(v) for v in values], [is_number(v) for v in values]
+    texts, numeric = [str(v) for v in values], [to_amounts([v]) is not None for v in values]
     refuse(
         (text for text in texts if DECIMAL_COMMA.fullmatch(text)),
         lambda text: f"{where} holds {text!r}: {explain_comma(text)}",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
 from equifed.data.columns import one_hot
 from equifed.data.federation import Federation, standardise
-from equifed.data.split import DataError, Rows, Split
+from equifed.data.split import Array, DataError, Rows, Split
 from equifed.datasets.files import RemoteFile, as_images, checksums, find, read_leaf
 from equifed.datasets.pooled import Spec, divide, divide_by_column
 
@@ -96,7 +94,7 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
     if stored:
         names, splits, paths = *_read_femnist(stored), [stored]
     elif folder:
-        names, splits, paths = read_leaf_folders(folder, _parse_images)
+        names, splits, paths = _read_leaf_folders(folder)
     else:
         raise DataError(
             "femnist is not on this machine and has no single file to fetch. Run LEAF's "
@@ -141,7 +139,7 @@ def adult(
     paths = [file.obtain() for file in ADULT_FILES]
     train, test = (read_adult(path) for path in paths)
     categories = {c: sorted(set(train[c])) for c in ADULT_CATEGORIES}
-    pools = [(_encode_adult(table, categories), _label_adult(table)) for table in (train, test)]
+    pools = [_encode_adult(table, categories) for table in (train, test)]
     source = {"publisher": "B. Becker and R. Kohavi 1996, UCI", "licence": "CC BY 4.0"}
     source |= checksums(paths)
     titles = ("<=50K", ">50K")
@@ -165,14 +163,11 @@ def read_adult(path: Path) -> Table:
     return {name: [row[k] for row in rows] for k, name in enumerate(ADULT_COLUMNS)}
 
 
-def _encode_adult(table: Table, categories: dict[str, list[str]]) -> NDArray[np.float32]:
+def _encode_adult(table: Table, categories: dict[str, list[str]]) -> tuple[Array, Rows]:
     numbers = np.array([table[c] for c in ADULT_NUMBERS], dtype=np.float64).T
     blocks = [numbers, *(one_hot(table[c], values) for c, values in categories.items())]
-    return np.hstack(blocks).astype(np.float32)
-
-
-def _label_adult(table: Table) -> NDArray[np.int64]:
-    return np.array([value == ">50K" for value in table["income"]], dtype=np.int64)
+    labels = np.array([value == ">50K" for value in table["income"]], dtype=np.int64)
+    return np.hstack(blocks).astype(np.float32), labels
 
 
 def _name_owners(table: Table, clients: str) -> list[str]:
@@ -200,25 +195,16 @@ def _read_femnist(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
     return names, splits
 
 
-def _parse_images(samples: Mapping[str, Any]) -> tuple[NDArray[np.float32], Rows]:
-    images = np.array(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
-    return images, np.array(samples["y"], dtype=np.int64)
-
-
-def read_leaf_folders(
-    train: Path, parse: Callable[[Mapping[str, Any]], tuple[Any, Rows]]
-) -> tuple[tuple[str, ...], dict[str, Split], list[Path]]:
+def _read_leaf_folders(train: Path) -> tuple[tuple[str, ...], dict[str, Split], list[Path]]:
     """Read the sibling folders ``train`` and ``test`` of LEAF JSON files."""
     paths = {label: sorted((train.parent / label).glob("*.json*")) for label in ("train", "test")}
     users = {label: read_leaf(files) for label, files in paths.items()}
-    names = tuple(users["train"])
-    nothing = parse({"x": [], "y": []})
-    splits = {
-        label: Split.from_clients(
-            [parse(given[name]) if name in given else nothing for name in names]
-        )
-        for label, given in users.items()
-    }
+    names, splits = tuple(users["train"]), {}
+    for label, given in users.items():
+        held = [given.get(name, {"x": [], "y": []}) for name in names]
+        images = [np.array(s["x"], dtype=np.float32).reshape(-1, 1, 28, 28) for s in held]
+        labels = [np.array(s["y"], dtype=np.int64) for s in held]
+        splits[label] = Split.from_clients(list(zip(images, labels, strict=True)))
     return names, splits, [*paths["train"], *paths["test"]]
 
 

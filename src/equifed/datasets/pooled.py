@@ -120,9 +120,9 @@ def cifar10(
     colour. Other parameters as for :func:`mnist`.
     """
     pools, paths = _read_cifar()
-    train, test = (_cut(pools[k], n) for k, n in (("train", samples), ("test", _sixth(samples))))
     scaled = [
-        (x.reshape(-1, 3, 32, 32).astype(np.float32) / np.float32(255), y) for x, y in (train, test)
+        (x.reshape(-1, 3, 32, 32).astype(np.float32) / np.float32(255), y)
+        for x, y in _cut(pools["train"], pools["test"], samples)
     ]
     if standardised:
         mean = scaled[0][0].mean((0, 2, 3), dtype=np.float64).astype(np.float32)[:, None, None]
@@ -147,8 +147,7 @@ def arrays(
     if not path.exists():
         raise DataError(f"There is no file {path}; give an .npz file with {', '.join(ARRAYS)}.")
     with np.load(path, allow_pickle=False) as stored:
-        missing = [name for name in ARRAYS if name not in stored]
-        if missing:
+        if missing := [name for name in ARRAYS if name not in stored]:
             raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(stored)}.")
         train, test = ((stored[f"x_{k}"], stored[f"y_{k}"]) for k in ("train", "test"))
         about = {"about": str(stored["about"])} if "about" in stored else {}
@@ -158,10 +157,8 @@ def arrays(
         lambda odd: f"{path}: x_{odd[0]} has {odd[1]} rows, y_{odd[0]} {odd[2]} labels.",
     )  # fmt: skip
     classes = tuple(str(k) for k in range(int(max(train[1].max(), test[1].max())) + 1))
-    return divide(
-        path.stem, _cut(train, samples), _cut(test, _sixth(samples)), partition, seed, classes,
-        about | checksums([path]),
-    )  # fmt: skip
+    pools = _cut(train, test, samples)
+    return divide(path.stem, *pools, partition, seed, classes, about | checksums([path]))
 
 
 def divide(
@@ -253,13 +250,10 @@ def _load_idx(
     arrays = [read_idx(path) for path in paths]
     if any(len(x) != len(y) for x, y in (arrays[:2], arrays[2:])):
         raise DataError(f"{name}: images and labels differ in number; fetch the files again.")
-    pools = []
-    for (images, labels), count in ((arrays[:2], samples), (arrays[2:], _sixth(samples))):
-        x, y = _cut((images, labels), count)
-        pools.append((as_images(x), y))
+    cut = _cut((arrays[0], arrays[1]), (arrays[2], arrays[3]), samples)
+    train, test = ((as_images(x), y) for x, y in cut)
     source = {"publisher": files[0].url.rsplit("/", 1)[0], "licence": licence}
-    source |= checksums(paths)
-    return divide(name, pools[0], pools[1], partition, seed, class_names, source)
+    return divide(name, train, test, partition, seed, class_names, source | checksums(paths))
 
 
 def _read_cifar() -> tuple[dict[str, Pool], list[Path]]:
@@ -275,11 +269,11 @@ def _deal(pool: Pool, parts: list[Rows]) -> Split:
     return Split(pool[0], pool[1].astype(np.int64), whole).take(parts)
 
 
-def _cut(pool: Pool, count: int | None) -> Pool:
-    if count is not None and count < 1:
-        raise DataError(f"samples must be at least 1, got {count}.")
-    return pool[0][:count], pool[1][:count]
-
-
-def _sixth(count: int | None) -> int | None:
-    return None if count is None else max(1, count // 6)
+def _cut(train: Pool, test: Pool, samples: int | None) -> tuple[Pool, Pool]:
+    """Return the first training samples, and a sixth as many test samples."""
+    if samples is None:
+        return train, test
+    if samples < 1:
+        raise DataError(f"samples must be at least 1, got {samples}.")
+    held = max(1, samples // 6)
+    return (train[0][:samples], train[1][:samples]), (test[0][:held], test[1][:held])

@@ -143,14 +143,13 @@ def _find_edition(edition: str) -> tuple[Callable[[Path], Roles], Path, str]:
     if edition not in known:
         raise DataError(f"shakespeare: edition must be moby or gutenberg, got {edition!r}.")
     read, names, licence = known[edition]
-    for name in names:
-        path = find("shakespeare", name)
-        if path:
-            return read, path, licence
-    raise DataError(
-        f"shakespeare: the {edition} edition is not on this machine and has no address whose "
-        f"checksum is known; put {' or '.join(names)} into $EQUIFED_DATA/shakespeare."
-    )
+    path = next((path for name in names if (path := find("shakespeare", name))), None)
+    if path is None:
+        raise DataError(
+            f"shakespeare: the {edition} edition is not on this machine and has no address whose "
+            f"checksum is known; put {' or '.join(names)} into $EQUIFED_DATA/shakespeare."
+        )
+    return read, path, licence
 
 
 def read_gutenberg(path: Path) -> Roles:
