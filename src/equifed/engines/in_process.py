@@ -52,8 +52,8 @@ from equifed.models.curvature import (
     linear_hessian,
     refuse_bounds,
 )
-from equifed.models.flat import EXAMPLES, FlatModel, Penalise, SampleLoss, as_data
-from equifed.models.losses import loss_by_name, outputs_for, resolve_loss
+from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
+from equifed.models.losses import SampleLoss, loss_by_name, outputs_for, resolve_loss
 from equifed.models.predictor import Predictor, describe_predictor, link_of
 
 MOST_BYTES = 1 << 30

@@ -17,8 +17,7 @@ from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.own_bias import OFFSETS, Offsets, error_bounds
 from equifed.models.curvature import linear_layer
-from equifed.models.flat import SampleLoss
-from equifed.models.losses import squared
+from equifed.models.losses import SampleLoss, squared
 from equifed.models.own_part import OwnPart, choose_own, is_last_bias
 
 JOINT = "own parts move by local steps, so the losses are not functions of the shared model alone"

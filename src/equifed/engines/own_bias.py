@@ -31,8 +31,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from equifed.models.curvature import STEEPEST
-from equifed.models.flat import SampleLoss
-from equifed.models.losses import binary_logistic, cross_entropy, squared
+from equifed.models.losses import SampleLoss, binary_logistic, cross_entropy, squared
 from equifed.models.own_part import OwnPart
 
 MOST_NEWTON = 200

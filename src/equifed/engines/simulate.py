@@ -17,8 +17,8 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import NotBatched, StackedClients
 from equifed.engines.threads import Precision
 from equifed.models.architectures import Init, choose_init
-from equifed.models.flat import Penalise, SampleLoss
-from equifed.models.losses import ClassWeights, weigh_classes
+from equifed.models.flat import Penalise
+from equifed.models.losses import ClassWeights, SampleLoss, weigh_classes
 
 Simulated = StackedClients | LoopClients
 

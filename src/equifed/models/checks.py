@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from equifed.models.losses import Loss, cross_entropy, squared
+from equifed.models.losses import SampleLoss, cross_entropy, squared
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
 """What torch raises when shapes or types do not fit."""
@@ -153,7 +153,7 @@ def check_outputs(outputs: Any, samples: int) -> None:
         )
 
 
-def check_classes(outputs: Tensor, classes: int, loss: Loss) -> None:
+def check_classes(outputs: Tensor, classes: int, loss: SampleLoss) -> None:
     """Refuse outputs that are not one per class, or one whose sign tells two classes apart."""
     shape = tuple(outputs.shape[1:])
     signed = classes == 2 and loss not in (cross_entropy, squared)
@@ -166,7 +166,7 @@ def check_classes(outputs: Tensor, classes: int, loss: Loss) -> None:
     )
 
 
-def check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+def check_loss(loss: SampleLoss, outputs: Tensor, targets: Tensor) -> None:
     """Refuse a loss that does not give one number per sample."""
     name = getattr(loss, "__name__", type(loss).__name__)
     reduction = getattr(loss, "reduction", "none")

@@ -30,10 +30,8 @@ from equifed.models.checks import (
     find_slots,
 )
 from equifed.models.dropout import address_dropout
+from equifed.models.losses import SampleLoss
 from equifed.models.own_part import OwnPart, check_effect
-
-SampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
 
 Penalise: TypeAlias = Literal["all", "weights"]
 """Every trained parameter, or all but those whose name begins with ``bias``."""

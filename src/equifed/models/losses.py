@@ -15,7 +15,8 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from equifed.data.federation import Federation
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""Maps outputs (batch, ...) and targets (batch, ...) to one loss per sample, shape (batch,)."""
 ClassWeights = str | Mapping[Any, float]
 
 
@@ -76,7 +77,7 @@ def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.relu(1 - _margin(outputs, targets, "hinge"))
 
 
-LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, SampleLoss] = {
     "cross_entropy": cross_entropy,
     "squared": squared,
     "logistic": binary_logistic,
@@ -89,11 +90,11 @@ def known_loss(loss: Any) -> str | None:
     return next((known.__name__ for known in LOSSES.values() if known is loss), None)
 
 
-def loss_by_name(name: str) -> Loss:
+def loss_by_name(name: str) -> SampleLoss:
     """Return the loss of that name, or of ``package.module:function``."""
     if name in LOSSES:
         return LOSSES[name]
-    function: Loss = import_object(name, "loss", LOSSES)
+    function: SampleLoss = import_object(name, "loss", LOSSES)
     return function
 
 
@@ -144,7 +145,7 @@ def predicted_classes(outputs: Tensor) -> Tensor:
 class WeightedLoss:
     """A loss in which every class has a weight."""
 
-    base: Loss
+    base: SampleLoss
     weights: Tensor
     __name__: str = "weighted loss"
 
@@ -159,7 +160,9 @@ def base_loss(loss: Any) -> Any:
     return loss.base if isinstance(loss, WeightedLoss) else loss
 
 
-def weigh_classes(loss: Loss, weights: ClassWeights | None, federation: Federation) -> Loss:
+def weigh_classes(
+    loss: SampleLoss, weights: ClassWeights | None, federation: Federation
+) -> SampleLoss:
     """Return a loss in which every class counts as it should.
 
     Parameters

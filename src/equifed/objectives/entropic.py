@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import Index, Losses, Weights
 from equifed.objectives.projections import project_capped_simplex
 
-Index = NDArray[np.int64]
 Fill = Callable[[Index, float], Weights]
 """(clients, mass) -> their weights if they share that mass and no cap binds."""
 Beside = Callable[[Index], Weights]

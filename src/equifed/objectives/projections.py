@@ -11,12 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equifed.contract.arrays import Losses, Weights
-
-Reply = Callable[[Weights], Weights]
-"""How far each client is from its prior when it is pulled so hard: odd and nondecreasing."""
+from equifed.contract.arrays import Index, Losses, Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +127,7 @@ def spread_evenly(losses: Losses, corner: Weights) -> Weights:
     return result
 
 
-def group_ties(losses: Losses) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def group_ties(losses: Losses) -> tuple[Index, Index]:
     """Return the order from the largest loss down, and where each group of equals starts in it."""
     order = np.argsort(-losses, kind="stable")
     ordered = losses[order]
@@ -214,7 +210,7 @@ def _project_sorted(z: Weights, corner: Weights) -> Weights:
     return np.asarray(np.clip(centred + _block_means(corner, starts), corner[-1], corner[0]))
 
 
-def _block_means(values: Weights, starts: NDArray[np.int64]) -> Weights:
+def _block_means(values: Weights, starts: Index) -> Weights:
     """Replace each block of consecutive values by its mean."""
     lengths = np.append(starts[1:], values.size) - starts
     return np.asarray(np.repeat(np.add.reduceat(values, starts) / lengths, lengths))
@@ -307,12 +303,15 @@ def power_roots(z: Weights, step: float, p: Weights, q: float) -> Weights:
         t = np.minimum(t, lower)
 
 
-def balance(reply: Reply, behind: Weights, prior: Weights, reach: float) -> Weights:
+def balance(
+    reply: Callable[[Weights], Weights], behind: Weights, prior: Weights, reach: float
+) -> Weights:
     """Return w_i = max(0, prior_i + reply(theta - behind_i)) for the theta at which they sum to 1.
 
-    ``behind`` is >= 0 and 0 for the first client; theta lies in [0, reach]. A reply may be steep at
-    zero, so theta is searched as a distance from the nearest ``behind``: there the differences
-    that matter are exact.
+    ``reply`` says how far each client is from its prior when it is pulled so hard: odd and
+    nondecreasing. ``behind`` is >= 0 and 0 for the first client; theta lies in [0, reach]. A reply
+    may be steep at zero, so theta is searched as a distance from the nearest ``behind``: there the
+    differences that matter are exact.
     """
 
     def spread(anchor: float, further: float) -> Weights:

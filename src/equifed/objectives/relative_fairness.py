@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from equifed.contract.absence import bound_share
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import Index, Losses, Weights
 from equifed.objectives.base import Adapted, SaddleObjective, SymmetricSet, check_vector
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, CVaR, HeterogeneousCVaR, WorstCase
@@ -22,7 +21,6 @@ from equifed.objectives.projections import (
     transfer,
 )
 
-Members = NDArray[np.int64]
 Equal = Average | CVaR | WorstCase
 Side = Equal | HeterogeneousCVaR
 
@@ -284,7 +282,7 @@ class IntegratedCaps:
         b = project_capped_simplex(least + part * (most - least), lower)
         return np.asarray(net + phi * b), np.asarray(b)
 
-    def _solve(self, point: Weights, inside: Members, group: Members, weights: Weights) -> None:
+    def _solve(self, point: Weights, inside: Index, group: Index, weights: Weights) -> None:
         """Set the weights of a group, of which those ``inside`` have the largest total."""
         work = [(inside, group)]
         while work:
@@ -300,17 +298,17 @@ class IntegratedCaps:
                 work.append((inside, group[taken]))
                 work.append((np.concatenate([inside, group[taken]]), group[~taken]))
 
-    def _most(self, inside: Members, group: Members) -> float:
+    def _most(self, inside: Index, group: Index) -> float:
         """Return f(inside and group) - f(inside)."""
         return self._bound(np.concatenate([inside, group])) - self._bound(inside)
 
-    def _bound(self, members: Members) -> float:
+    def _bound(self, members: Index) -> float:
         outside = np.delete(self.lower, members)
         high = min(1.0, float(self.upper[members].sum())) if members.size else 0.0
         low = 1.0 - min(1.0, float(outside.sum())) if outside.size else 1.0
         return (high - self.phi * low) / (1.0 - self.phi)
 
-    def _most_above(self, aim: Weights, inside: Members, group: Members) -> Members:
+    def _most_above(self, aim: Weights, inside: Index, group: Index) -> Index:
         """Return the part of a group that exceeds its bound most; nobody if none does."""
         scale, best, answer = 1.0 / (1.0 - self.phi), 0.0, group[:0]
         for full, empty in product((True, False), repeat=2):  # which of the four sums f is

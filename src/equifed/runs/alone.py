@@ -23,8 +23,8 @@ from equifed.engines.simulate import Simulated, simulate
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import Metric, find_metric
 from equifed.models.architectures import choose_init
-from equifed.models.flat import Penalise, SampleLoss
-from equifed.models.losses import ClassWeights, weigh_classes
+from equifed.models.flat import Penalise
+from equifed.models.losses import ClassWeights, SampleLoss, weigh_classes
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average
 from equifed.training.history import History

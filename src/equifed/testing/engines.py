@@ -17,8 +17,7 @@ from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
-from equifed.models.flat import SampleLoss
-from equifed.models.losses import squared
+from equifed.models.losses import SampleLoss, squared
 from equifed.testing.algorithms import SIZES, example_federation
 from equifed.testing.checking import ensure, run_check
 

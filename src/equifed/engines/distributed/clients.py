@@ -47,7 +47,7 @@ from equifed.engines.simulate import simulate
 from equifed.models.architectures import Init
 from equifed.models.checks import load_weights
 from equifed.models.curvature import LinearHessian, check_sum_weights, known_curvature
-from equifed.models.flat import SampleLoss
+from equifed.models.losses import SampleLoss
 from equifed.models.predictor import Predictor
 
 Part = TypeVar("Part")

@@ -50,7 +50,7 @@ from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGra
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.engines.threads import ALIGNED, Precision, Workspace, empty_rows, row_bytes
 from equifed.models.architectures import Init
-from equifed.models.flat import SampleLoss
+from equifed.models.losses import SampleLoss
 
 MEMORY = 1 << 30
 """Default bound, in bytes, on the client vectors that the engine keeps; a GPU may keep more."""

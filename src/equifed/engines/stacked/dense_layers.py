@@ -35,8 +35,8 @@ from equifed.engines.stacked.gradient_rules import (
 from equifed.engines.threads import Precision, empty_rows, products_in
 from equifed.models.checks import is_plain
 from equifed.models.dropout import AddressedDropout
-from equifed.models.flat import FlatModel, SampleLoss
-from equifed.models.losses import cross_entropy
+from equifed.models.flat import FlatModel
+from equifed.models.losses import SampleLoss, cross_entropy
 
 FUSED = 1 << 14
 """Entries of a weight matrix from which on the CPU adds products straight into it, one client after
