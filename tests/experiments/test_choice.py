@@ -11,7 +11,7 @@ from experiments.harness.experiment import Context
 from experiments.harness.running import configured, count_runs, run_variants
 from rich.console import Console
 
-from equifed.runs.jobs import check_folders, make_job
+from equifed.runs.many import check_folders, make_job
 from equifed.training.files import RunFolderError
 from equifed.training.history import History
 

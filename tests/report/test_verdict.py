@@ -22,7 +22,7 @@ from equifed.report import (
     write_verdict,
 )
 from equifed.report.verdict import compare_alone, find_spent_losses, tabulate_alone
-from equifed.runs.compare import format_comparison
+from equifed.runs.comparison import format_comparison
 from equifed.runs.trained import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
 

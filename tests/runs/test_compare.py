@@ -11,7 +11,8 @@ import pytest
 
 from equifed.metrics import paired_difference
 from equifed.report import read_methods
-from equifed.runs.compare import compare, merge_tables, plan_jobs, read_variants
+from equifed.runs.comparison import compare_configs, plan_jobs
+from equifed.runs.many import merge_tables, read_variants
 from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
@@ -58,8 +59,8 @@ def results(folder):
 @pytest.mark.long
 def test_a_comparison_is_reproduced_byte_for_byte(config, tmp_path):
     variants = read_variants([config])
-    report = compare(variants, tmp_path / "one", seeds=2)
-    compare(variants, tmp_path / "two", seeds=2)
+    report = compare_configs(variants, tmp_path / "one", seeds=2)
+    compare_configs(variants, tmp_path / "two", seeds=2)
     first, second = results(tmp_path / "one"), results(tmp_path / "two")
     assert len(first) == 4 * 3 + 2 and first == second
     assert [m.seeds for m in report.methods] == [(0, 1), (0, 1)]
@@ -67,7 +68,7 @@ def test_a_comparison_is_reproduced_byte_for_byte(config, tmp_path):
 
 
 def test_the_numbers_are_those_of_the_run_folders(config, tmp_path):
-    compare(read_variants([config]), tmp_path / "c", seeds=2)
+    compare_configs(read_variants([config]), tmp_path / "c", seeds=2)
     worst = {
         name: [
             History.load(tmp_path / "c" / "runs" / name / f"seed-{s}", model=False)
@@ -90,28 +91,28 @@ def test_only_what_is_missing_is_run(config, tmp_path, monkeypatch):
     from equifed.runs import run as runs
 
     out, variants = tmp_path / "c", read_variants([config])
-    compare(variants, out, seeds=1)
+    compare_configs(variants, out, seeds=1)
     before, run, resumed = results(out), [], []
     monkeypatch.setattr(runs, "run", lambda *a, _f=runs.run, **k: run.append(a[1]) or _f(*a, **k))
     monkeypatch.setattr(
         runs, "resume", lambda *a, _f=runs.resume, **k: resumed.append(a) or _f(*a, **k)
     )
-    compare(variants, out, seeds=1)
+    compare_configs(variants, out, seeds=1)
     assert (run, resumed) == ([], []) and results(out) == before
-    compare(variants, out, seeds=2)
+    compare_configs(variants, out, seeds=2)
     assert [str(p.relative_to(out)) for p in run] == ["runs/fedavg/seed-1", "runs/afl/seed-1"]
     (out / "runs" / "afl" / "seed-0" / "summary.json").unlink()  # begun, not ended
     both = results(out)
-    compare(variants, out, seeds=2)
+    compare_configs(variants, out, seeds=2)
     assert len(resumed) == 1 and len(run) == 2 and results(out) == both
-    compare(variants, out, seeds=2, overwrite=True)
+    compare_configs(variants, out, seeds=2, overwrite=True)
     assert len(run) == 2 + 4 and results(out) == both
 
 
 def test_other_settings_are_refused_in_the_same_folder(config, tmp_path):
-    compare(read_variants([config]), tmp_path / "c", seeds=1)
+    compare_configs(read_variants([config]), tmp_path / "c", seeds=1)
     with pytest.raises(RunFolderError, match="another configuration"):
-        compare(read_variants([config], ["rounds=4"]), tmp_path / "c", seeds=1)
+        compare_configs(read_variants([config], ["rounds=4"]), tmp_path / "c", seeds=1)
 
 
 def test_two_processes_at_once_are_refused(tmp_path):
@@ -125,7 +126,7 @@ def test_two_processes_at_once_are_refused(tmp_path):
 
 def test_a_run_that_fails_is_named_and_the_others_are_kept(config, tmp_path):
     config.write_text(BASE + VARIANTS.replace("lr = 0.05", "lr = 1e38", 1))
-    report = compare(read_variants([config]), tmp_path / "c", seeds=1)
+    report = compare_configs(read_variants([config]), tmp_path / "c", seeds=1)
     assert [m.name for m in report.methods] == ["afl"]
     assert len(report.problems) == 1 and "fedavg, seed 0" in report.problems[0]
     assert "fedavg, seed 0" in (tmp_path / "c" / "report.html").read_text()
@@ -133,7 +134,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_kept(config, tmp_path):
 
 @pytest.mark.long
 def test_a_report_of_the_folder_is_that_of_the_comparison(config, tmp_path):
-    compare(read_variants([config]), tmp_path / "c", seeds=2)
+    compare_configs(read_variants([config]), tmp_path / "c", seeds=2)
     methods = read_methods([tmp_path / "c"])
     assert [(m.name, m.seeds) for m in methods] == [("fedavg", (0, 1)), ("afl", (0, 1))]
 
@@ -177,7 +178,7 @@ own = "bias"
 def test_with_and_without_an_own_part(tmp_path):
     path = tmp_path / "own.toml"
     path.write_text(HOSPITALS)
-    compare(read_variants([path]), tmp_path / "c", seeds=1)
+    compare_configs(read_variants([path]), tmp_path / "c", seeds=1)
     shared, own = (History.load(tmp_path / "c" / "runs" / name / "seed-0")
                    for name in ("shared", "own"))  # fmt: skip
     assert shared.own is None and shared.without_own is None and shared.alone is not None
@@ -187,7 +188,7 @@ def test_with_and_without_an_own_part(tmp_path):
     assert "own: Own part: 1.bias, 2 numbers per client" in page and "Without own part" in page
     path.write_text(HOSPITALS.replace('"bias"', '"biass"'))
     with pytest.raises(ConfigError, match=r"^own: model\.own: .*'biass'; it trains .* bias, head"):
-        compare(read_variants([path]), tmp_path / "d", seeds=1)
+        compare_configs(read_variants([path]), tmp_path / "d", seeds=1)
 
 
 def test_seeds_count_up_and_all_have_them(config, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 import equifed as ef
 from equifed.contract.local import LocalSGD
 from equifed.report import as_json, as_methods, build, read_methods
-from equifed.runs.compare import format_comparison
+from equifed.runs.comparison import format_comparison
 from equifed.runs.config import RunConfig
 from equifed.training.files import RunFolderError
 from equifed.training.show import COLUMNS

@@ -91,10 +91,11 @@ def compare(
         from json import loads
 
         from equifed.report import PLAN, Target
-        from equifed.runs import compare as runs
+        from equifed.runs.comparison import compare_configs
+        from equifed.runs.many import read_variants
 
-        made = runs.compare(
-            runs.read_variants(configs, settings or []),
+        made = compare_configs(
+            read_variants(configs, settings or []),
             out,
             seeds=seeds,
             jobs=jobs,

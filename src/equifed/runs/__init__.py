@@ -12,21 +12,20 @@ if TYPE_CHECKING:
     from equifed.runs.build import Run as Run
     from equifed.runs.build import build_run as build_run
     from equifed.runs.catalogue import unknown as unknown
-    from equifed.runs.compare import merge_tables as merge_tables
     from equifed.runs.config import RunConfig as RunConfig
     from equifed.runs.config import apply_override as apply_override
-    from equifed.runs.jobs import Job as Job
-    from equifed.runs.jobs import check_folders as check_folders
-    from equifed.runs.jobs import make_job as make_job
-    from equifed.runs.jobs import run_jobs as run_jobs
+    from equifed.runs.many import Job as Job
+    from equifed.runs.many import check_folders as check_folders
+    from equifed.runs.many import make_job as make_job
+    from equifed.runs.many import merge_tables as merge_tables
+    from equifed.runs.many import run_jobs as run_jobs
     from equifed.runs.run import start as start
 
 _HOMES = {
     "build": ("Run", "build_run"),
     "catalogue": ("unknown",),
-    "compare": ("merge_tables",),
     "config": ("RunConfig", "apply_override"),
-    "jobs": ("Job", "check_folders", "make_job", "run_jobs"),
+    "many": ("Job", "check_folders", "make_job", "merge_tables", "run_jobs"),
     "run": ("start",),
 }
 

@@ -1,9 +1,11 @@
-"""Methods side by side in Python: objects in, a comparison out, measured as the command does."""
+"""Methods on the same data and seeds, and what fairness cost: measured, shown, written down."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,35 +17,41 @@ from equifed.contract.evaluation import SPLITS
 from equifed.contract.names import show_text
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
+from equifed.metrics import Interval
 from equifed.metrics.metric import Metric
 from equifed.report import (
     DASH,
+    PLAN,
     Method,
     Report,
     Target,
+    as_json,
     as_methods,
     build,
+    csv_text,
     list_comparison,
+    read_comparison,
     slug,
     write_report,
 )
-from equifed.runs.compare import write_comparison
-from equifed.runs.python_tasks import Task, run_tasks
+from equifed.runs.config import RunConfig
+from equifed.runs.many import Job, Overall, Task, check_folders, make_job, run_all, run_jobs
+from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
 from equifed.training.missing import TrainingError
 from equifed.training.show import open_axes, tabulate_history
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import nn
-
-__all__ = ["Comparison", "compare"]
 
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
     "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "∞": r"$\infty$", DASH: "--",
     "\N{NO-BREAK SPACE}": "~",
 }  # fmt: skip
+"""What LaTeX has for characters."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,10 +74,8 @@ class Comparison:
         import pandas as pd
 
         runs = ((name, history) for name, found in self.histories.items() for history in found)
-        return pd.concat(
-            [tabulate_history(history, name, history.seed) for name, history in runs],
-            ignore_index=True,
-        )
+        frames = [tabulate_history(history, name, history.seed) for name, history in runs]
+        return pd.concat(frames, ignore_index=True)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw every method's worst client (and its average, dashed) over the rounds.
@@ -105,8 +111,11 @@ class Comparison:
         """
         table = self._table()
         lines = [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\hline"]
-        rows = [" & ".join(map(_escape, row)) + r" \\" for row in (table.header, *table.rows)]
-        lines += [rows[0], r"\hline", *rows[1:], r"\hline", r"\end{tabular}"]
+        texts = [
+            " & ".join("".join(SPECIAL.get(c, c) for c in cell) for cell in row) + r" \\"
+            for row in (table.header, *table.rows)
+        ]
+        lines += [texts[0], r"\hline", *texts[1:], r"\hline", r"\end{tabular}"]
         return "\n".join(lines) + "\n"
 
     def report(self, path: str | Path, *, per_client: bool = False) -> Path:
@@ -135,10 +144,6 @@ class Comparison:
 def _write_cell(cell: Mapping[str, str]) -> str:
     value = cell["value"].removesuffix(" points")
     return f"{value} {cell['note']}" if cell["note"].startswith("±") else value
-
-
-def _escape(text: str) -> str:
-    return "".join(SPECIAL.get(character, character) for character in text)
 
 
 def compare(
@@ -208,31 +213,25 @@ def compare(
     """
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     _check(methods, numbers, baseline, jobs)
-    folder = None if out is None else Path(out)
     splits = list(evaluate) if evaluate is not None else [s for s in SPLITS if s in data.splits()]
     options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
-    tasks, titles = [], []
+    tasks = []
     for seed, (name, given) in itertools.product(numbers, methods.items()):
-        algorithm, own = given if isinstance(given, tuple) else (given, {})
+        algorithm, more = given if isinstance(given, tuple) else (given, {})
         alone = with_alone if seed == numbers[0] else False
-        place = None if folder is None else folder / _name_folder(name, seed)
-        more = {**engine, **own}
-        tasks.append(Task(data, model, loss, more, options, algorithm, seed, alone, place))
-        titles.append(f"{name}, seed {seed}")
-    results = run_tasks(tasks, jobs, progress, overwrite)
-    failed = [f"{t}: {r}" for t, r in zip(titles, results, strict=True) if isinstance(r, str)]
-    histories: dict[str, list[History]] = {}
-    for name, found in zip(itertools.cycle(methods), results, strict=False):
-        if isinstance(found, History):
-            histories.setdefault(name, []).append(found)
-    if not histories:
-        raise TrainingError("Every run failed:\n" + "\n".join(failed))
-    base = baseline if baseline in histories else next(iter(histories))
-    listed = [_name_folders(method) for method in as_methods(histories)]
-    told: dict[str, Any] = {"baseline": base, "target": target, "title": title or data.name}
-    report = build(listed, **told, problems=failed)
-    if folder is not None:
-        _write(report, folder)
+        folder = None if out is None else Path(out) / _name_folder(name, seed)
+        what = (name, data, model, loss, {**engine, **more}, options, algorithm)
+        tasks.append(Task(*what, seed, alone, folder, progress))
+    histories, failed = _run_tasks(tasks, jobs, progress is False, overwrite)
+    listed = [
+        _with_folders(m, (_name_folder(m.name, run.seed) for run in m.runs))
+        for m in as_methods(histories)
+    ]
+    report = _measure(listed, failed, baseline, target=target, title=title or data.name)
+    if out is not None:
+        found = ((m.name, [{"seed": r.seed, "folder": r.folder} for r in m.runs]) for m in listed)
+        with lock_folder(Path(out)):
+            write_comparison(report, Path(out), dict(found))
     return Comparison(histories, report)
 
 
@@ -251,21 +250,158 @@ def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, j
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
 
 
+def _run_tasks(
+    tasks: Sequence[Task], jobs: int, quiet: bool, overwrite: bool
+) -> tuple[dict[str, list[History]], list[str]]:
+    """Run what is not finished; return the histories of every method, and what failed."""
+    from rich.console import Console
+
+    kept = [None if overwrite else task.load() for task in tasks]
+    left = [task for task, found in zip(tasks, kept, strict=True) if found is None]
+    with Overall(Console(stderr=True, quiet=quiet or overwrite), tasks) as overall:
+        new = iter(run_all(left, jobs, overall))
+    histories: dict[str, list[History]] = {}
+    failed = []
+    for task, old in zip(tasks, kept, strict=True):
+        found = next(new) if old is None else old
+        if isinstance(found, str):
+            failed.append(found)
+        else:
+            histories.setdefault(task.name, []).append(found)
+    return histories, failed
+
+
 def _name_folder(name: str, seed: int | None) -> str:
     return f"runs/{slug(name)}/seed-{seed}"
 
 
-def _name_folders(method: Method) -> Method:
-    """Name the folders that runs would have in a comparison's folder."""
-    runs = (replace(r, folder=_name_folder(method.name, r.seed)) for r in method.runs)
+def _with_folders(method: Method, folders: Iterable[str]) -> Method:
+    """Name run folders from the comparison's, so that its files do not depend on where it is."""
+    runs = (replace(run, folder=name) for run, name in zip(method.runs, folders, strict=True))
     return replace(method, runs=tuple(runs))
 
 
-def _write(report: Report, out: Path) -> None:
-    """Write what was measured, as ``equifed compare`` does."""
-    plan: list[dict[str, Any]] = [
-        {"name": m.name, "runs": [{"seed": r.seed, "folder": r.folder} for r in m.runs]}
-        for m in report.methods
+def _measure(
+    methods: Sequence[Method], failed: Sequence[str], baseline: str | None, **told: Any
+) -> Report:
+    """Measure complete runs; where the baseline failed, the first one left takes its place."""
+    if not methods:
+        raise TrainingError("Every run failed:\n" + "\n".join(failed))
+    names = [method.name for method in methods]
+    base = baseline if baseline in names else names[0]
+    return build(methods, baseline=base, problems=failed, **told)
+
+
+# -- configurations ---------------------------------------------------------------------------
+
+
+def plan_jobs(variants: Mapping[str, RunConfig], seeds: int, out: Path) -> list[Job]:
+    """Return the runs, seed by seed, so that an interrupted comparison is a smaller one.
+
+    The seeds count up from the first configuration's.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}.")
+    start = next(iter(variants.values())).seed
+    folders: dict[str, str] = {}
+    for name in variants:
+        short = slug(name)
+        folders[name] = short if short not in folders.values() else f"{short}-{len(folders)}"
+    return [
+        make_job(name, config, seed, out / "runs" / folders[name] / f"seed-{seed}")
+        for seed in range(start, start + seeds)
+        for name, config in variants.items()
     ]
+
+
+def compare_configs(
+    variants: Mapping[str, RunConfig],
+    out: str | Path,
+    *,
+    seeds: int = 5,
+    jobs: int = 1,
+    overwrite: bool = False,
+    baseline: str | None = None,
+    target: Target | None = None,
+    title: str | None = None,
+    console: Console | None = None,
+) -> Report:
+    """Run what is missing of a comparison of configurations, measure it, and write it down.
+
+    The arguments are those of :func:`compare`, with the first seed in the configuration. Complete
+    runs in ``out`` are kept and begun ones are resumed; ``problems`` of the report says which
+    failed.
+    """
+    from rich.console import Console
+
+    out, console = Path(out), console or Console(quiet=True)
+    if baseline is not None and baseline not in variants:
+        raise ConfigError([f"there is no variant {baseline!r}; choose from {', '.join(variants)}"])
+    planned = plan_jobs(variants, seeds, out)
+    plan: dict[str, list[dict[str, Any]]] = {}
+    for job in planned:
+        folder = job.folder.relative_to(out).as_posix()
+        plan.setdefault(job.name, []).append({"seed": job.config.seed, "folder": folder})
     with lock_folder(out):
+        check_folders(planned, overwrite)
+        failed = run_jobs(planned, at_once=jobs, console=console)
+        found = read_comparison(out, [{"name": name, "runs": runs} for name, runs in plan.items()])
+        methods = [
+            _with_folders(m, (Path(run.folder).relative_to(out).as_posix() for run in m.runs))
+            for m in found
+        ]
+        report = _measure(methods, failed, baseline, target=target, title=title)
         write_comparison(report, out, plan)
+    return report
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def write_comparison(report: Report, out: Path, plan: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Write ``comparison.json``, ``comparison.csv`` and the report.
+
+    The first two hold nothing that differs between two runs of the same comparison.
+    """
+    numbers = as_json(report)
+    for entry in numbers["methods"]:
+        del entry["events"]  # they have times
+        entry["runs"] = plan[entry["name"]]
+    text = json.dumps(numbers, indent=1, allow_nan=False, default=str)
+    (out / PLAN).write_text(text + "\n", encoding="utf-8")
+    (out / "comparison.csv").write_text(format_comparison(report), encoding="utf-8")
+    write_report(report, out / "report.html")
+
+
+def format_comparison(report: Report) -> str:
+    """Return the comparison as tidy CSV: one number, and its limits, to a line.
+
+    ``quantity`` says which: of one ``seed``, the ``mean`` over seeds, the ``difference`` of the
+    means to the baseline, or a number to hold a measure against (``beside``). What is not known,
+    not defined or infinite is empty.
+    """
+    columns = ["method", "measure", "quantity", "seed", "value", "lower_95", "upper_95",
+               "limits_about", "pairs"]  # fmt: skip
+    return csv_text(columns, list(_list_numbers(report)))
+
+
+def _list_numbers(report: Report) -> Iterator[list[object]]:
+    for m, (method, found) in enumerate(zip(report.methods, report.estimates, strict=True)):
+        for name, value in report.beside[m].items():
+            yield [method.name, name, "beside", "", _finite(value), *[""] * 4]
+        for key, estimate in found.items():
+            first = [method.name, key]
+            for seed, value in zip(method.seeds, estimate.values, strict=True):
+                told = "" if seed is None else seed
+                yield [*first, "seed", told, _finite(value), *[""] * 4]
+            yield [*first, "mean", "", *_ends(estimate.interval), estimate.source, ""]
+            if (d := estimate.difference) is not None:
+                yield [*first, "difference", "", *_ends(d.interval), d.about, d.pairs]
+
+
+def _ends(interval: Interval) -> list[object]:
+    return [_finite(end) for end in (interval.estimate, interval.lower, interval.upper)]
+
+
+def _finite(value: float) -> object:
+    return value if math.isfinite(value) else ""

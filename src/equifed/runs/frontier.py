@@ -27,8 +27,9 @@ from equifed.runs.config import RunConfig
 from equifed.runs.schema import ConfigError
 from equifed.runs.walk import Walk, objective_of_strength, objectives_between
 from equifed.training.files import RunFolderError, lock_folder
-from equifed.training.history import History, RoundRecord
+from equifed.training.history import History
 from equifed.training.show import open_axes
+from equifed.training.tables import RoundRecord
 
 AVERAGE, TAIL = "average_by_client", "worst_20_percent"
 TABLE, PICTURE, CHOSEN = "frontier.csv", "frontier.png", "chosen"

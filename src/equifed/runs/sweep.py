@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equifed.report import Report, csv_text, find_frontier, frontier_page, frontier_svg
-from equifed.runs.compare import compare, configure, read_table
-from equifed.runs.config import RunConfig
+from equifed.runs.comparison import compare_configs
+from equifed.runs.config import RunConfig, read_table
+from equifed.runs.many import configure
 from equifed.runs.schema import ConfigError, Table
 
 if TYPE_CHECKING:
@@ -98,13 +99,13 @@ def sweep(
     """Run every combination (what is missing of it) and draw average against worst.
 
     Writes ``frontier.svg``, ``frontier.csv`` and ``frontier.html`` into ``out``, beside what
-    :func:`equifed.runs.compare.compare` writes; ``seeds``, ``jobs`` and ``overwrite`` are as there.
+    ``equifed compare`` writes; ``seeds``, ``jobs`` and ``overwrite`` are as there.
     """
     path, out = Path(path), Path(out)
     title = f"{path.stem} over {' and '.join(one.key for one in over)}"
     options: dict[str, Any] = {"seeds": seeds, "jobs": jobs, "overwrite": overwrite}
     variants = read_points(path, over, overrides)
-    report = compare(variants, out, title=title, console=console, **options)
+    report = compare_configs(variants, out, title=title, console=console, **options)
     if report.scale is None:
         raise ConfigError(["nothing was evaluated; see [evaluate] and the splits of the data"])
     colours, points = colour_points(report, over), list_points(report, over)

@@ -14,13 +14,7 @@ from equifed.runs.run import load_preparation
 from equifed.training.files import RunFolderError, digest, read_sealed
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History
-from equifed.training.tables import (
-    CLIENTS,
-    CONFIG,
-    MODEL,
-    OWN,
-    RUN,
-)
+from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, RUN
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,10 +26,10 @@ from equifed.contract.clients import Clients
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.chi_square import ChiSquare
 from equifed.objectives.cvar import Average, WorstCase
-from equifed.training.history import History, RoundRecord
+from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap
-from equifed.training.tables import describe_value
+from equifed.training.tables import RoundRecord, describe_value
 
 WAY = (4, 16)
 """What the last penalty is divided by on the way to the worst case."""
