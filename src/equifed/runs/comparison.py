@@ -282,7 +282,7 @@ def _with_folders(method: Method, folders: Iterable[str]) -> Method:
 
 
 def _measure(
-    methods: Sequence[Method], failed: Sequence[str], baseline: str | None, **told: Any
+    methods: list[Method], failed: Sequence[str], baseline: str | None, **told: Any
 ) -> Report:
     """Measure complete runs; where the baseline failed, the first one left takes its place."""
     if not methods:
