@@ -14,8 +14,7 @@ from tests.problems import classification
 from torch import nn
 
 from equifed.algorithms.scaffold import Scaffold
-from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
-from equifed.contract.own import OwnSteps
+from equifed.contract.local import LocalSGD, LocalWork, OwnSteps, SmoothedHinge
 from equifed.contract.streams import Stream
 from equifed.engines.minibatches import Minibatches
 from equifed.engines.simulate import simulate

@@ -18,8 +18,8 @@ from tests.problems import (
 )
 
 from equifed.algorithms import ScaffPD
+from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.own_bias import LogisticOffsets, Offsets, SoftmaxOffsets, error_bounds

@@ -22,10 +22,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors as ClientVectors
 from equifed.contract.vectors import multiply_rows

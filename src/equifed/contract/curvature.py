@@ -58,6 +58,30 @@ class Curvature:
 
 
 @dataclass(frozen=True, eq=False)
+class Inexactness:
+    """By how much answers at a model may be off, because own parts are found numerically.
+
+    Parameters
+    ----------
+    losses : array, shape (N,)
+        The loss told is above the exact profile loss by at most this, and never below.
+    gradients : array, shape (N,)
+        The gradient told is at most this far from the exact one.
+    """
+
+    losses: Losses
+    gradients: Losses
+
+    def of_value(self, weights: Weights) -> float:
+        """Return how far the weighted loss may be below what was told."""
+        return float(np.maximum(weights, 0.0) @ self.losses)
+
+    def of_gradient(self, weights: Weights) -> float:
+        """Return how far the weighted gradient may be from what was told."""
+        return float(np.abs(weights) @ self.gradients)
+
+
+@dataclass(frozen=True, eq=False)
 class CurvatureSum:
     r"""A weighted sum :math:`P = \sum_i w_i H_i(x)` of the clients' Hessians, in blocks.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,3 +240,44 @@ def batches_per_pass(sizes: NDArray[np.int64], batch_size: int | None) -> NDArra
     if batch_size is None:
         return np.ones_like(sizes)
     return -(-sizes // batch_size)
+
+
+def uses_minibatches(algorithm: Any) -> bool:
+    """Tell whether an algorithm, or one inside it, asks for minibatches.
+
+    >>> uses_minibatches(LocalSGD(lr=0.1, steps=1, batch_size=5))
+    True
+    """
+    if not dataclasses.is_dataclass(algorithm):
+        return False
+    fields = {f.name: getattr(algorithm, f.name) for f in dataclasses.fields(algorithm)}
+    asked = any(n.endswith("batch_size") and v is not None for n, v in fields.items())
+    return asked or any(uses_minibatches(value) for value in fields.values())
+
+
+OwnSteps = Literal["auto", "profile", "joint", "alternating"]
+"""How own parts are found: the best ones for the shared model (profile losses), or by local steps,
+together with the shared parameters or before them."""
+
+OwnL2: TypeAlias = float | str
+"""Strength of the penalty on own parameters: a number, or ``"3/n"``, which is 3 divided by the
+client's number of training samples, and at most 1 (any number may stand for the 3)."""
+
+
+def own_strength(own_l2: OwnL2, samples: int = 1) -> float:
+    """Return the strength of the penalty for a client with so many training samples.
+
+    >>> own_strength(0.01, 200), own_strength("10/n", 200), own_strength("10/n", 3)
+    (0.01, 0.05, 1.0)
+    """
+    found = re.fullmatch(r"(.+)/ *n *", own_l2) if isinstance(own_l2, str) else None
+    try:
+        value = float(own_l2 if found is None else found[1])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not (value >= 0 and math.isfinite(value)) or (isinstance(own_l2, str) and found is None):
+        raise ValueError(
+            f'own_l2 must be a number of at least 0, got {own_l2}; "3/n" is 3 divided by the '
+            "client's number of training samples."
+        )
+    return value if found is None else min(1.0, value / max(1, samples))

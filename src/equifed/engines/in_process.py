@@ -16,8 +16,8 @@ from typing_extensions import override
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
+from equifed.contract.local import OwnL2, OwnSteps
 from equifed.contract.names import show_text
-from equifed.contract.own import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
@@ -109,11 +109,7 @@ class InProcessClients(FoundOwnParts):
             classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
             own=self.own,
         )  # fmt: skip
-        if self.own is not None and self.model.penalised is not None:
-            raise ValueError(
-                "penalise='weights' leaves shared biases free, which models with own parameters "
-                "cannot; make the biases own parameters, too, or give penalise='all'."
-            )
+        self._refuse_free_biases()
         self.own_rows = OwnRows(self.repeat_own(module))
         self.offsets = choose_offsets(self.own, loss)
 
@@ -131,6 +127,13 @@ class InProcessClients(FoundOwnParts):
             raise ValueError(
                 f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
                 f"{values.dtype}; scale them, or say dtype=torch.float64."
+            )
+
+    def _refuse_free_biases(self) -> None:
+        if self.own is not None and self.model.penalised is not None:
+            raise ValueError(
+                "penalise='weights' leaves shared biases free, which models with own parameters "
+                "cannot; make the biases own parameters, too, or give penalise='all'."
             )
 
     def inputs_of(self, client: int) -> Tensor:

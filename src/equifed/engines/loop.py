@@ -35,17 +35,10 @@ Gradient = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
 def walk_client(
-    x: Tensor,
-    work: LocalWork,
-    steps: int,
-    gradient: Gradient,
-    correction: Tensor | None = None,
-    slope: float | None = None,
-    *,
-    moving: Tensor | None = None,
-    size: int | None = None,
+    x: Tensor, work: LocalWork, steps: int, gradient: Gradient, correction: Tensor | None = None,
+    slope: float | None = None, *, moving: Tensor | None = None, size: int | None = None,
     room: Tensor | None = None,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """Take one client's local steps; the formula is in :class:`equifed.LocalSGD`.
 
     Returns the work's results by name, and the threshold of a hinge. ``correction`` is the part of
@@ -53,17 +46,20 @@ def walk_client(
     kept in the ball, and displacements may be made in the ``room``.
     """
     u, found = x.clone(), {}
-    iterates = torch.zeros_like(x) if work.average else None
-    gradients = torch.zeros_like(x) if work.mean_gradient else None
-    threshold = None if work.hinge is None else x.new_tensor(work.hinge.threshold)
+    if work.average:
+        found["average"] = torch.zeros_like(x)
+    if work.mean_gradient:
+        found["mean_gradient"] = torch.zeros_like(x)
+    if work.hinge is not None:
+        found["threshold"] = x.new_tensor(work.hinge.threshold)
     for step in range(steps):
         value, direction = gradient(u, step)
-        if work.hinge is not None and threshold is not None and slope is not None:
-            s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
+        if work.hinge is not None and slope is not None:
+            s = slope * torch.sigmoid((value - found["threshold"]) / work.hinge.smoothing)
             direction *= s
-            threshold = threshold - work.lr * (1 - s)
-        if gradients is not None:
-            gradients += direction
+            found["threshold"] = found["threshold"] - work.lr * (1 - s)
+        if work.mean_gradient:
+            found["mean_gradient"] += direction
         if work.proximal:
             direction += work.proximal * (u - x)
         if correction is not None:
@@ -74,18 +70,15 @@ def walk_client(
         if work.radius is not None:
             shared = u[:size]
             shared *= torch.clamp(work.radius / torch.linalg.vector_norm(shared), max=1.0)
-        if iterates is not None:
-            iterates += u
+        if work.average:
+            found["average"] += u
         if step + 1 == min(work.snapshot or 0, steps):
             found["snapshot"] = u.clone()
+    found |= {kind: found[kind] / steps for kind in ("average", "mean_gradient") if kind in found}
     found["displacement"] = torch.sub(x, u, out=u if room is None else room)
-    if iterates is not None:
-        found["average"] = iterates / steps
-    if gradients is not None:
-        found["mean_gradient"] = gradients / steps
     if work.multiplier and correction is not None:  # c_i - c + proximal (x - u)
         found["multiplier"] = work.proximal * found["displacement"] - correction
-    return found if threshold is None else {**found, "threshold": threshold}
+    return found
 
 
 class LoopClients(InProcessClients):
@@ -149,29 +142,27 @@ class LoopClients(InProcessClients):
                 if work.correction != 1:
                     correction *= work.correction
             slope = None if slopes is None else float(slopes[k])
-            return self._walk(
-                x,
-                work,
-                stream,
-                k,
-                int(steps[k]),
-                correction,
-                slope,
-                None if room is None else room[k],
-            )
+            here = None if room is None else room[k]
+            return self._walk(x, work, stream, k, int(steps[k]), correction, slope, here)
 
         walks = self._map(move)
         self._book_local(work, corrected=target is not None)
         made = {} if room is None else {"displacement": room}
-        for kind in work.results:
-            made[kind] = made[kind] if kind in made else torch.stack([w[kind] for w in walks])
+        made |= {k: torch.stack([w[k] for w in walks]) for k in work.results if k not in made}
+        return self._moved(work, steps, walks, made)
+
+    def _moved(
+        self, work: LocalWork, steps: Index, walks: list[dict[str, Tensor]], made: dict[str, Tensor]
+    ) -> Moved:
+        """Return what came of the clients' walks; own parameters stay here."""
         lengths = to_numpy(made["displacement"].square().sum(dim=1))
         self.require_finite(lengths, "squared length of the local update")
         d, ends = self.model.size, None
         if work.hinge is not None:
             ends = to_numpy(torch.stack([walk["threshold"] for walk in walks]))
         if self.remembers_own():
-            before = self.own_rows.start[torch.as_tensor(self.index, device=x.device)]
+            start = self.own_rows.start
+            before = start[torch.as_tensor(self.index, device=start.device)]
             self.own_rows.put(self.index, before - made["displacement"][:, d:])
         shared = {kind: DenseVectors(matrix[:, :d]) for kind, matrix in made.items()}
         return Moved(steps=steps, thresholds=ends, **shared)

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equifed.contract.arrays import Index
+from equifed.contract.streams import Stream
 
 _LAST = (1 << 63) - 1
 
 
-class Keys(Protocol):
-    """Anything that draws keys by address, such as :class:`equifed.contract.streams.Stream`."""
-
-    def at(self, *more: int | str) -> Keys:
-        """Return the keys at a longer address."""
-        ...
-
-    def keys(self, clients: Tensor, *words: Tensor | int) -> Tensor:
-        """Return one key for each combination of client and further words."""
-        ...
-
-
 @dataclass(frozen=True)
 class Batch:
-    """One step's samples of c clients, padded to the largest batch.
+    """One step's samples of c clients, padded to the largest batch."""
 
-    Parameters
-    ----------
-    positions : int64 (c, b)
-        Positions of the samples, all of the client's own; padding may be any of them.
-    weights : float (c, b)
-        One over the batch size for a sample, zero for padding, so the weighted sum is the batch
-        mean.
-    keys : int64 (c, b), optional
-        One key for each sample's dropout masks, where the model drops anything.
-    """
-
-    positions: Tensor
-    weights: Tensor
-    keys: Tensor | None
+    positions: Tensor  # int64 (c, b): all of the client's own; padding may be any of them
+    weights: Tensor  # (c, b): one over the batch size, zero for padding; they make batch means
+    keys: Tensor | None  # int64 (c, b): of each sample's dropout masks, where anything is dropped
 
     def first(self, clients: int) -> Batch:
         """Return the part of the first few clients."""
@@ -89,7 +66,7 @@ class Minibatches:
 
     def __init__(
         self,
-        stream: Keys,
+        stream: Stream,
         clients: Tensor,
         sizes: Index | Tensor,
         batch_size: int | None,

@@ -209,6 +209,12 @@ def _children(node: Node, n: int) -> list[Node]:
 class InProcessVectors(ClientVectors):
     """Client vectors that this process could lay side by side."""
 
+    @override
+    def weighted_sum(self, weights: Weights) -> Tensor:
+        n = len(weights)
+        (total,) = self.nodes(list(nodes_within(0, n, n)), weights, 0)
+        return total
+
     @abstractmethod
     def dense(self) -> Tensor:
         """Return all of them as the rows of one matrix."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import Index
-from equifed.contract.local import LocalWork
-from equifed.contract.own import Inexactness, OwnL2, OwnSteps, own_strength
+from equifed.contract.curvature import Inexactness
+from equifed.contract.local import LocalWork, OwnL2, OwnSteps, own_strength
 from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.own_bias import OFFSETS, Offsets, error_bounds
@@ -106,14 +106,9 @@ class FoundOwnParts(TorchClients):
 
 
 def settle_own(
-    module: nn.Module,
-    loss: SampleLoss,
-    input_dimensions: int,
-    own: str | Sequence[str] | None,
-    steps: OwnSteps,
-    own_l2: OwnL2 | None,
-    l2: float,
-) -> OwnPart | None:
+    module: nn.Module, loss: SampleLoss, input_dimensions: int, own: str | Sequence[str] | None,
+    steps: OwnSteps, own_l2: OwnL2 | None, l2: float,
+) -> OwnPart | None:  # fmt: skip
     """Return what clients keep and how it is found, or None if they keep nothing."""
     if steps not in ("auto", "profile", "joint", "alternating"):
         raise ValueError(f"own_steps must be auto, profile, joint or alternating, got {steps!r}.")
@@ -129,13 +124,19 @@ def settle_own(
     why = refuse_profile(module, loss, input_dimensions, names)
     if steps == "profile" and why is not None:
         raise ValueError(f"own_steps='profile': {why}; say own_steps='joint'.")
-    if steps == "auto":
-        steps = "profile" if why is None else "joint"
-    if steps != "profile":
-        bias = loss is not squared and is_last_bias(module, names)
-        return OwnPart(names, steps, (OWN_SAMPLES if bias else l2) if own_l2 is None else own_l2)
+    if steps == "profile" or (steps == "auto" and why is None):
+        return OwnPart(names, "profile", _profile_l2(own_l2, loss))
+    bias = loss is not squared and is_last_bias(module, names)
+    usual = OWN_SAMPLES if bias else l2
+    return OwnPart(
+        names, "joint" if steps == "auto" else steps, usual if own_l2 is None else own_l2
+    )
+
+
+def _profile_l2(own_l2: OwnL2 | None, loss: SampleLoss) -> float:
+    """Return the penalty of own offsets in profile losses."""
     if own_l2 is None:
-        own_l2 = 0.0 if loss is squared else OWN_L2
+        return 0.0 if loss is squared else OWN_L2
     if isinstance(own_l2, str):
         raise ValueError(
             f"own_l2 = {own_l2!r} is for local steps; profile losses take a number, {OWN_L2:g} if "
@@ -146,7 +147,7 @@ def settle_own(
             "own_l2 must be above 0: the own bias of a client that lacks a class has no best value "
             f"without a penalty; leave it out for {OWN_L2:g}."
         )
-    return OwnPart(names, "profile", own_l2)
+    return own_l2
 
 
 def refuse_profile(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from equifed.contract.own import OwnL2, OwnSteps
+from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.federation import Federation
 from equifed.engines.choose import choose_fastest
 from equifed.engines.in_process import resolve_model

@@ -18,7 +18,7 @@ from torch import nn
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.own import uses_minibatches
+from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation
 from equifed.flower.deadlines import Deadlines
 from equifed.flower.site import read_site

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equifed.contract.arrays import Losses, Vector
-from equifed.contract.own import Inexactness, own_strength
+from equifed.contract.curvature import Inexactness
+from equifed.contract.local import own_strength
 from equifed.contract.streams import Stream
 from equifed.data.split import Split
 from equifed.engines.base import OwnRows

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from equifed.contract.own import OwnL2, OwnSteps
+from equifed.contract.local import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients

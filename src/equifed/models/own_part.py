@@ -22,7 +22,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from equifed.contract.own import OwnL2, OwnSteps, own_strength
+from equifed.contract.local import OwnL2, OwnSteps, own_strength
 from equifed.data.split import DataError
 from equifed.models.losses import known_loss
 

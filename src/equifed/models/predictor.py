@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equifed.contract.arrays import Index
-from equifed.contract.own import OwnL2, own_strength
+from equifed.contract.local import OwnL2, own_strength
 from equifed.data.arrays import is_frame
 from equifed.data.columns import Columns, clean_column, group_rows, read_columns
 from equifed.data.federation import Federation

@@ -15,8 +15,7 @@ from equifed.algorithms.measured_step import with_measured_step
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.evaluation import Evaluator
-from equifed.contract.local import LocalSGD
-from equifed.contract.own import uses_minibatches
+from equifed.contract.local import LocalSGD, uses_minibatches
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Holdout

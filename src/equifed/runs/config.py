@@ -28,7 +28,7 @@ from typing import Any, Literal, Self
 from equifed.algorithms.guard import Guard
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.own import OwnL2, OwnSteps
+from equifed.contract.local import OwnL2, OwnSteps
 from equifed.data.split import Holdout
 from equifed.runs.catalogue import SECTIONS, unknown
 from equifed.runs.schema import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.own import OwnL2
+from equifed.contract.local import OwnL2
 from equifed.contract.streams import Stream
 from equifed.data.columns import read_columns
 from equifed.data.split import DataError

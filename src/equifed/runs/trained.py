@@ -19,7 +19,7 @@ from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, RUN
 if TYPE_CHECKING:
     from torch import nn
 
-    from equifed.contract.own import OwnL2
+    from equifed.contract.local import OwnL2
     from equifed.models.own_part import FittedLoss
     from equifed.models.predictor import Predictor
 

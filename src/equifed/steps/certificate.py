@@ -9,8 +9,7 @@ import numpy as np
 
 from equifed.contract.algorithm import Proof
 from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.curvature import Curvature
-from equifed.contract.own import Inexactness
+from equifed.contract.curvature import Curvature, Inexactness
 from equifed.objectives.base import SaddleObjective
 
 ROUNDING = 8.0

@@ -23,10 +23,9 @@ from typing_extensions import override
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import MissingClients, Moved
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
-from equifed.contract.own import Inexactness
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation

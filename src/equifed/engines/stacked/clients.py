@@ -28,11 +28,11 @@ from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
-from equifed.engines.minibatches import Keys, Minibatches
+from equifed.engines.minibatches import Minibatches
 from equifed.engines.ordered_sums import DenseVectors, has_one_order, in_process, put_rows, to_numpy
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
-from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
+from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
 from equifed.engines.stacked.least_squares import LeastSquares
 from equifed.engines.stacked.samples import (
     CPU_CHUNK,
@@ -113,11 +113,15 @@ class StackedClients(InProcessClients):
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
         self._store = SampleStore(self._inputs, self._targets, self.model.device)
-        rule = choose_rule(self.model, self._inputs.dim() - 1, fast, compiled)
+        self._choose_ways(choose_rule(self.model, self._inputs.dim() - 1, fast, compiled))
+        self._check_batched()
+
+    def _choose_ways(self, rule: GradientRule) -> None:
+        """Choose how gradients and local steps are computed."""
         known = self.model.penalised, self.model.size, self.model.own_l2
-        self.rule = PenalisedRule(rule, self.model.l2, precision, *known)
+        self.rule = PenalisedRule(rule, self.model.l2, self._precision, *known)
         if self.offsets is not None:
-            self.rule = ProfileRule(rule, self.model, self.offsets, precision)
+            self.rule = ProfileRule(rule, self.model, self.offsets, self._precision)
         layer = LeastSquares.layer_of(rule, self.model.loss)
         if self.own is not None or self.model.penalised is not None:
             layer = None  # its coordinates know one strength for all parameters
@@ -131,7 +135,6 @@ class StackedClients(InProcessClients):
         self.least_squares = (
             None if layer is None else LeastSquares(layer, self.model.l2, self._memory)
         )
-        self._check_batched()
 
     def worth_measuring(self) -> bool:
         """Tell whether another engine could be faster: no gradients of its own, data at hand."""
@@ -282,7 +285,7 @@ class StackedClients(InProcessClients):
 
         return length_for
 
-    def supply(self, chunk: Chunk, stream: Keys, batch_size: int | None) -> Supply:
+    def supply(self, chunk: Chunk, stream: Stream, batch_size: int | None) -> Supply:
         """Return the samples of a chunk's clients, step by step."""
         batches = Minibatches(
             stream,
@@ -352,7 +355,7 @@ class StackedClients(InProcessClients):
         """Return of how many clients that many vectors each stay within the memory bound."""
         return self._memory // (matrices * row_bytes(self.model.size, self.model.dtype))
 
-    def _sample_losses(self, x: Tensor, samples: Samples) -> Tensor:
+    def _sample_losses(self, x: Tensor, samples: StepSamples) -> Tensor:
         """Return the loss of every sample at a model that all share, shape (c, b)."""
         keys = None if samples.keys is None else samples.keys.flatten(0, 1)
         each = self.model.sample_losses(

@@ -30,7 +30,7 @@ from equifed.engines.stacked.gradient_rules import (
     FunctionRule,
     GradientRule,
     PenalisedRule,
-    Samples,
+    StepSamples,
 )
 from equifed.engines.threads import Precision, empty_rows, products_in
 from equifed.models.checks import is_plain
@@ -220,7 +220,7 @@ class DenseLayersRule(GradientRule):
         return layers if flat and ordered and start == model.size + model.own_size else None
 
     @override
-    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         outputs, saved = self._forward(u, samples)
         each = self._loss(as_rows(outputs), samples.targets.flatten(0, 1))
         gradient = empty_rows(len(u), u)
@@ -228,11 +228,11 @@ class DenseLayersRule(GradientRule):
         return gradient, (each.view(samples.weights.shape) * samples.weights).sum(dim=1)
 
     @override
-    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+    def step(self, u: Tensor, samples: StepSamples, *, keep: float, lr: float) -> None:
         outputs, saved = self._forward(u, samples)
         self._backward(u, samples, outputs, saved, u, keep, -lr)
 
-    def _forward(self, u: Tensor, samples: Samples) -> tuple[Tensor, list[Tensor]]:
+    def _forward(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, list[Tensor]]:
         """Return the outputs (c, out, b) and what each layer saved for the way back."""
         h, saved = samples.inputs.flatten(2).transpose(1, 2), []
         masks = iter(samples.masks)
@@ -248,7 +248,7 @@ class DenseLayersRule(GradientRule):
     def _backward(
         self,
         u: Tensor,
-        samples: Samples,
+        samples: StepSamples,
         outputs: Tensor,
         saved: list[Tensor],
         out: Tensor,
@@ -358,7 +358,7 @@ class ProfileRule(PenalisedRule):
         return rule
 
     @override
-    def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor]:
         found, gradient = self._solve(u, blocks), empty_rows(len(u), u)
         outputs = found.outputs.add_(found.offsets.unsqueeze(2))  # not used again without them
         both = self._offsets.losses_and_slopes(outputs, found.targets, found.weights)
@@ -371,23 +371,23 @@ class ProfileRule(PenalisedRule):
         return gradient.add_(u, alpha=self._l2), self._sum(u, found, each)
 
     @override
-    def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
+    def step(self, u: Tensor, blocks: list[StepSamples], *, keep: float, lr: float) -> None:
         found = self._solve(u, blocks, self._last)
         self._last = found.offsets
         self._add_gradient(found, blocks, u, keep - lr * self._l2, -lr)
 
     @override
-    def value(self, u: Tensor, blocks: list[Samples]) -> Tensor:
+    def value(self, u: Tensor, blocks: list[StepSamples]) -> Tensor:
         return self._value(u, self._solve(u, blocks))
 
-    def best(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor, Tensor]:
+    def best(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best own parts (c, k), squared decrements (c,), and mean |a|^2 (c,)."""
         at = self._solve(u, blocks)
         _, decrement = self._offsets.newton(at.offsets, at.outputs, at.wanted, at.weights)
         squares = [(s.inputs.flatten(2).square().sum(2) * s.weights).sum(1) for s in blocks]
         return at.offsets, decrement, torch.stack(squares).sum(dim=0)
 
-    def _solve(self, u: Tensor, blocks: list[Samples], start: Tensor | None = None) -> Solved:
+    def _solve(self, u: Tensor, blocks: list[StepSamples], start: Tensor | None = None) -> Solved:
         with products_in(self._precision, u.device):
             parts = [self._layer.forward(u, _columns(samples), None)[0] for samples in blocks]
         outputs = _join(parts, 2).to(u.dtype)
@@ -410,7 +410,7 @@ class ProfileRule(PenalisedRule):
         return (each * at.weights).sum(dim=1) + 0.5 * held
 
     def _add_gradient(
-        self, at: Solved, blocks: list[Samples], out: Tensor, beta: float, alpha: float
+        self, at: Solved, blocks: list[StepSamples], out: Tensor, beta: float, alpha: float
     ) -> None:
         """Set ``out`` to beta times itself plus alpha times the gradients by the shared part."""
         outputs = at.outputs + at.offsets.unsqueeze(2)
@@ -418,7 +418,7 @@ class ProfileRule(PenalisedRule):
         self._multiply(slope, blocks, out, beta, alpha)
 
     def _multiply(
-        self, slope: Tensor, blocks: list[Samples], out: Tensor, beta: float, alpha: float
+        self, slope: Tensor, blocks: list[StepSamples], out: Tensor, beta: float, alpha: float
     ) -> None:
         """Do the same with derivatives by the outputs."""
         widths = [samples.weights.shape[1] for samples in blocks]
@@ -432,6 +432,6 @@ def _join(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
-def _columns(samples: Samples) -> Tensor:
+def _columns(samples: StepSamples) -> Tensor:
     """Return the inputs with samples as columns, (c, features, b)."""
     return samples.inputs.flatten(2).transpose(1, 2)

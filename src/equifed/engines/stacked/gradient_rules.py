@@ -24,7 +24,7 @@ from equifed.models.flat import FlatModel
 
 
 @dataclass(frozen=True)
-class Samples:
+class StepSamples:
     """The samples that c clients use in one step, side by side.
 
     ``inputs`` (c, b, ...), ``targets`` (c, b, ...), ``weights`` (c, b) with which each sample's
@@ -40,25 +40,25 @@ class Samples:
     own_l2: Tensor | None = None
     masks: tuple[Tensor, ...] = ()
 
-    def first(self, clients: int) -> Samples:
+    def first(self, clients: int) -> StepSamples:
         """Return the part of the first few clients."""
         if clients == len(self.weights):
             return self
         own_l2 = None if self.own_l2 is None else self.own_l2[:clients]
         return replace(self.changed(lambda values: values[:clients]), own_l2=own_l2)
 
-    def blocks(self, width: int) -> list[Samples]:
+    def blocks(self, width: int) -> list[StepSamples]:
         """Return the same samples in pieces of at most ``width`` per client."""
         if self.weights.shape[1] <= width:
             return [self]
         pieces = [slice(a, a + width) for a in range(0, self.weights.shape[1], width)]
         return [self.changed(partial(_columns, piece)) for piece in pieces]
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> Samples:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> StepSamples:
         """Return the samples with the same change made to every tensor of samples."""
         keys = None if self.keys is None else change(self.keys)
         parts = change(self.inputs), change(self.targets), change(self.weights)
-        return Samples(*parts, keys, self.own_l2)
+        return StepSamples(*parts, keys, self.own_l2)
 
 
 def _columns(piece: slice, values: Tensor) -> Tensor:
@@ -75,11 +75,11 @@ class GradientRule(Protocol):
         """Return each of these layers' masks (s, c, units, b) of several steps' keys (s, c, b)."""
         return ()
 
-    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         """Return the gradients (c, d) at the rows of u, and the losses (c,)."""
         ...
 
-    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+    def step(self, u: Tensor, samples: StepSamples, *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         gradient, _ = self.gradient(u, samples)
         if keep != 1:  # large models are slow to walk through
@@ -98,7 +98,7 @@ class FunctionRule(GradientRule):
         self._batched = vmap(grad_and_value(self._weighted_loss), in_dims=in_dims)
 
     @override
-    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         gradient, value = self._batched(
             u, samples.inputs, samples.targets, samples.weights, samples.keys
         )
@@ -135,11 +135,11 @@ class PenalisedRule:
         """Return the rule for one walk of several steps."""
         return self
 
-    def value(self, u: Tensor, blocks: list[Samples]) -> Tensor:
+    def value(self, u: Tensor, blocks: list[StepSamples]) -> Tensor:
         """Return losses alone."""
         return self.gradient(u, blocks)[1]
 
-    def gradient(self, u: Tensor, blocks: list[Samples]) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, blocks: list[StepSamples]) -> tuple[Tensor, Tensor]:
         """Return gradients and losses."""
         with products_in(self._precision, u.device):
             gradient, value = self.data.gradient(u, blocks[0])
@@ -160,7 +160,7 @@ class PenalisedRule:
             value = value + 0.5 * beyond * u[:, self._own].square().sum(dim=1)
         return gradient, value
 
-    def step(self, u: Tensor, blocks: list[Samples], *, keep: float, lr: float) -> None:
+    def step(self, u: Tensor, blocks: list[StepSamples], *, keep: float, lr: float) -> None:
         """Set u to ``keep * u - lr * gradients``, in place."""
         if len(blocks) == 1 and self._penalised is None:
             beyond = self._beyond(blocks[0])
@@ -174,7 +174,7 @@ class PenalisedRule:
             gradient, _ = self.gradient(u, blocks)
             u.mul_(keep).sub_(gradient, alpha=lr)
 
-    def _beyond(self, samples: Samples) -> float | Tensor:
+    def _beyond(self, samples: StepSamples) -> float | Tensor:
         """Return the penalty of own parameters beyond the shared ones', a column if it varies."""
         return self._more if samples.own_l2 is None else samples.own_l2 - self._l2
 
@@ -191,7 +191,7 @@ class CompiledRule(GradientRule):
         self._sizes: tuple[float, float] | None = None
 
     @override
-    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         try:
             return self._gradient(u, samples)
         except RuntimeError as error:
@@ -199,7 +199,7 @@ class CompiledRule(GradientRule):
             return self._gradient(u, samples)
 
     @override
-    def step(self, u: Tensor, samples: Samples, *, keep: float, lr: float) -> None:
+    def step(self, u: Tensor, samples: StepSamples, *, keep: float, lr: float) -> None:
         # It changes u in place, so only gradients, which are checked at the start, are tried. Step
         # sizes become constants of the program: others than the first go without a new one.
         if self._sizes is None:

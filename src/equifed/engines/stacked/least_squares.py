@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import DenseLayersRule, Linear
-from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, Samples
+from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
 from equifed.engines.stacked.walk import ChunkWork, Walk
 from equifed.models.losses import squared
 
@@ -107,7 +107,7 @@ class QuadraticRule(GradientRule):
         self._at, self._shape = coordinates, coordinates.start.shape[1:]
 
     @override
-    def gradient(self, u: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
         slope = self._at.slope(u.view(-1, *self._shape)).flatten(1)
         return slope, u.new_full((len(u),), float("nan"))  # no step here needs the losses
 
@@ -146,7 +146,7 @@ class LeastSquares:
         plain = work.batch_size is None and work.hinge is None and work.radius is None
         return plain and 2 * steps >= min(size, self._features)
 
-    def walk(self, given: ChunkWork, samples: Samples) -> Walk:
+    def walk(self, given: ChunkWork, samples: StepSamples) -> Walk:
         """Carry out the local steps of a chunk's clients on all their samples."""
         steps, key = given.steps, given.chunk.clients.tobytes()
         z = self._as_matrices(given.x.expand(len(steps), -1))
@@ -169,7 +169,7 @@ class LeastSquares:
         walk.decode = lambda rows: self._as_rows(coordinates.decode(rows.view(shape)))
         return walk
 
-    def _data(self, samples: Samples) -> Data:
+    def _data(self, samples: StepSamples) -> Data:
         inputs = samples.inputs.flatten(2)
         if self._layer.bias:
             inputs = F.pad(inputs, (0, 1), value=1.0)

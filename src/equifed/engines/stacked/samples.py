@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from equifed.contract.arrays import Index
 from equifed.contract.local import batches_per_pass
-from equifed.engines.minibatches import Batch, Keys
+from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.ordered_sums import has_one_order
-from equifed.engines.stacked.gradient_rules import Samples
+from equifed.engines.stacked.gradient_rules import StepSamples
 from equifed.engines.threads import ALIGNED
 
 CPU_CHUNK = 8 << 20
@@ -33,31 +33,15 @@ BLOCK = 1 << 23
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A few clients, those with more samples first.
+    """A few clients, those with more samples first."""
 
-    Parameters
-    ----------
-    places : slice or array of int
-        Where they stand among the clients that take part.
-    clients : array of int, shape (c,)
-        Their positions in the federation.
-    ids, starts : int64 (c,)
-        The same as a tensor, and the rows at which their samples begin.
-    sizes : array of int, shape (c,)
-        Their numbers of samples.
-    run : slice, optional
-        All their rows, if they lie one after the other and are equally many for every client.
-    width : int
-        Columns of their batches: samples and padding.
-    """
-
-    places: slice | Index
-    clients: Index
-    ids: Tensor
-    starts: Tensor
-    sizes: Index
-    run: slice | None
-    width: int
+    places: slice | Index  # where they stand among the clients that take part
+    clients: Index  # their positions in the federation
+    ids: Tensor  # the same
+    starts: Tensor  # the rows at which their samples begin
+    sizes: Index  # their numbers of samples
+    run: slice | None  # all their rows, if these are one run of equally many for every client
+    width: int  # columns of their batches: samples and padding
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -140,14 +124,9 @@ def as_slice(places: Index) -> slice | Index:
 
 
 class SampleStore:
-    """The samples of all clients, one flat tensor, fetched chunk by chunk and batch by batch.
+    """All samples, client after client, fetched chunk by chunk and batch by batch.
 
-    Parameters
-    ----------
-    inputs, targets : Tensor (M, ...)
-        All samples, client after client; pinned in the host's memory where the device lacks room.
-    device : torch.device
-        Where they are needed.
+    They are pinned in the host's memory where the device that needs them lacks room.
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
@@ -167,14 +146,14 @@ class SampleStore:
             return None
         return self._inputs.new_empty(batch.positions.numel(), *self._inputs.shape[1:])
 
-    def fetch(self, batch: Batch, room: Tensor | None = None) -> Samples:
+    def fetch(self, batch: Batch, room: Tensor | None = None) -> StepSamples:
         """Return one batch, whose positions count all clients' samples; inputs in the room."""
         rows, shape = batch.positions.reshape(-1), batch.positions.shape  # copied once for both
         inputs = self._select(self._inputs, rows, room).view(*shape, *self._inputs.shape[1:])
         targets = self._select(self._targets, rows).view(*shape, *self._targets.shape[1:])
-        return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
+        return self._sent(StepSamples(inputs, targets, batch.weights, batch.keys))
 
-    def fetch_all(self, chunk: Chunk, batch: Batch) -> Samples:
+    def fetch_all(self, chunk: Chunk, batch: Batch) -> StepSamples:
         """Return all samples of a chunk's clients, without copying them where that is possible."""
         if chunk.run is None or not self._aligned(chunk.run.start):
             return self.fetch(batch)
@@ -182,7 +161,7 @@ class SampleStore:
         inputs, targets = (
             v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
         )
-        return self._sent(Samples(inputs, targets, batch.weights, batch.keys))
+        return self._sent(StepSamples(inputs, targets, batch.weights, batch.keys))
 
     def _select(self, values: Tensor, rows: Tensor, room: Tensor | None = None) -> Tensor:
         if self.streamed:
@@ -192,21 +171,11 @@ class SampleStore:
         # index_select copies whole rows, several times as fast as plain indexing.
         return torch.index_select(values, 0, rows, out=out)
 
-    def _sent(self, samples: Samples) -> Samples:
+    def _sent(self, samples: StepSamples) -> StepSamples:
         """Return the samples where they are needed."""
         if not self.streamed:
             return samples
         return samples.changed(partial(Tensor.to, device=self._device, non_blocking=True))
-
-
-class Batches(Protocol):
-    """What says which samples a step uses."""
-
-    shuffled: bool
-
-    def at(self, step: int) -> Batch:
-        """Return the samples of one step (counted from zero)."""
-        ...
 
 
 class Supply:
@@ -220,7 +189,7 @@ class Supply:
         self,
         store: SampleStore,
         chunk: Chunk,
-        batches: Batches,
+        batches: Minibatches | PlannedBatches,
         own_l2: Tensor | None = None,
     ) -> None:
         self._store, self._chunk, self._batches, self._own_l2 = store, chunk, batches, own_l2
@@ -230,7 +199,7 @@ class Supply:
         return self._store.room(self._batches.at(0))  # the first is as large as any
 
     @cached_property
-    def whole(self) -> Samples:
+    def whole(self) -> StepSamples:
         """All samples of the chunk's clients."""
         return self._store.fetch_all(self._chunk, self._batches.at(0))
 
@@ -238,14 +207,14 @@ class Supply:
         """Fetch full batches now, or make room for minibatches."""
         _ = self._room if self._batches.shuffled else self.whole
 
-    def at(self, step: int, live: int | None = None) -> list[Samples]:
+    def at(self, step: int, live: int | None = None) -> list[StepSamples]:
         """Return the samples of the first ``live`` clients, in blocks a model can take at once."""
         live = len(self._chunk) if live is None else live
         if self._own_l2 is None:
             return self._blocks(step, live)
         return [replace(one, own_l2=self._own_l2[:live]) for one in self._blocks(step, live)]
 
-    def _blocks(self, step: int, live: int) -> list[Samples]:
+    def _blocks(self, step: int, live: int) -> list[StepSamples]:
         if self._batches.shuffled:
             return [self._store.fetch(self._batches.at(step).first(live), self._room)]
         whole = self.whole
@@ -261,20 +230,12 @@ ENTRIES = 1 << 24
 
 
 class PlannedBatches:
-    """What :class:`equifed.engines.minibatches.Minibatches` gives, in tensors that stay in place.
+    """All minibatches of a walk drawn at once, in tensors that stay in place, for CUDA graphs.
 
-    Parameters
-    ----------
-    chunk : Chunk
-        The clients, those with more samples first.
-    steps : array of int, shape (c,)
-        Steps of each client.
-    batch_size : int, optional
-        Samples per step; None means all of them, in their order.
-    dtype : torch.dtype
-        Precision of the weights.
-    dropout : bool
-        Whether to draw keys for dropout masks.
+    Step by step, clients of unequal sizes begin their passes at different times, which the host has
+    to follow; and a batch takes a dozen small kernels. Which place of which pass a step reads
+    depends on the clients' sizes alone, though, so it is worked out once. A round then draws the
+    shuffles of all passes together, sorts them, and reads them off.
     """
 
     def __init__(
@@ -323,7 +284,7 @@ class PlannedBatches:
         entries = int(steps.max()) * len(chunk) * chunk.width
         return entries <= ENTRIES and bool((chunk.sizes > 0).all())
 
-    def draw(self, stream: Keys) -> None:
+    def draw(self, stream: Any) -> None:
         """Draw the batches of one walk; ``at`` returns them from now on."""
         order = self._within
         if self.shuffled:

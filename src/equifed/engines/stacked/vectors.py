@@ -23,7 +23,6 @@ from equifed.engines.ordered_sums import (
     InProcessVectors,
     Node,
     node_values,
-    nodes_within,
     put_rows,
     to_numpy,
     to_tensor,
@@ -43,12 +42,6 @@ class SharedGradients(InProcessVectors):
 
     def __init__(self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None) -> None:
         self._clients, self._x, self._stream, self._batch = clients, x, stream, batch_size
-
-    @override
-    def weighted_sum(self, weights: Weights) -> Tensor:
-        n = len(self._clients.index)
-        (total,) = self.nodes(list(nodes_within(0, n, n)), weights, 0)
-        return total
 
     @override
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
@@ -145,12 +138,6 @@ class LocalRun:
             rows.put(self._clients.index, own)
         return matrices, thresholds if self._work.hinge is not None else None
 
-    def weighted_sum(self, kind: str, weights: Weights) -> Tensor:
-        """Return one kind's weighted sum; all kinds are summed in the same run and remembered."""
-        n = len(self._clients.index)
-        (total,) = self.nodes(kind, list(nodes_within(0, n, n)), weights, 0)
-        return total
-
     def nodes(self, kind: str, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
         """Return parts of one kind's weighted sum; those of all kinds are made together."""
         key = np.asarray([first, *weights], dtype=np.float64).tobytes()
@@ -233,10 +220,6 @@ class ReplayedVectors(InProcessVectors):
 
     def __init__(self, run: LocalRun, kind: str) -> None:
         self._run, self._kind = run, kind
-
-    @override
-    def weighted_sum(self, weights: Weights) -> Tensor:
-        return self._run.weighted_sum(self._kind, weights)
 
     @override
     def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:

@@ -13,7 +13,7 @@ from equifed.contract.arrays import Index
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.own import plain_work
-from equifed.engines.stacked.gradient_rules import PenalisedRule, Samples
+from equifed.engines.stacked.gradient_rules import PenalisedRule, StepSamples
 from equifed.engines.stacked.samples import Chunk, Supply
 from equifed.engines.threads import empty_rows
 
@@ -150,7 +150,7 @@ class Walk:
             self.advance(step, rule, supply.at(step, self.live(step)), snapshot)
 
     def advance(
-        self, step: int, rule: PenalisedRule, samples: list[Samples], snapshot: int | None
+        self, step: int, rule: PenalisedRule, samples: list[StepSamples], snapshot: int | None
     ) -> None:
         """Take one step with the clients that still walk."""
         work, live = self._work, self.live(step)
