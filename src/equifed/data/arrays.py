@@ -1,4 +1,4 @@
-"""Bring your own arrays: all clients' become of one kind, or it is said whose are different.
+"""Your arrays: those of all clients become of one kind, or it is said whose are different.
 
 Clients come as ``{name: (X, y)}``, or as the partitions of a partitioner; X and y as lists, arrays,
 tensors or data frames. What cannot be taken over without changing it is refused: a mask that would
@@ -288,15 +288,8 @@ def _join_clients(names: Sequence[str], parts: Sequence[Samples], label: str) ->
 def as_array(value: Any, where: str) -> Array:
     """Return what a user calls an array as numbers (b, i, u, f), or text as an array of objects.
 
-    Parameters
-    ----------
-    value : array-like
-        A list, an array, a tensor, a series or a data frame.
-    where : str
-        Whose it is, for messages: ``"Client 'a': train X"``.
+    ``where`` says whose it is, for messages: ``"Client 'a': train X"``.
 
-    Examples
-    --------
     >>> as_array([True, False], "y"), as_array(["no", "yes"], "y")
     (array([ True, False]), array(['no', 'yes'], dtype=object))
     """

@@ -100,7 +100,7 @@ class Federation:
         held = {"train": self.train, "validation": self.validation, "test": self.test}
         return {label: split for label, split in held.items() if split is not None}
 
-    # -- bring your own -------------------------------------------------------------------------
+    # -- your arrays and tables -----------------------------------------------------------------
 
     @classmethod
     def from_clients(

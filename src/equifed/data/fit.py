@@ -215,7 +215,7 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     with np.errstate(over="ignore"):
         told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
     if asked["prepare"]["per_client"] and len(there):
-        told["own"] = _scale_alone(there, **asked["prepare"])
+        told["alone"] = _scale_alone(there, **asked["prepare"])
     return told
 
 
@@ -362,7 +362,9 @@ def _after_squares(asked: Question, answers: Answers) -> Question | Preparation:
             reach = deviation * math.sqrt(count) * (1 + 1e-9)  # no number is farther from the mean
             told["cells"] = [[told["mean"] - reach, told["mean"] + reach]] * 6
         if asked["prepare"]["per_client"]:
-            told["own"] = {client: answer[name].get("own") for client, answer in answers.items()}
+            told["alone"] = {
+                client: answer[name].get("alone") for client, answer in answers.items()
+            }
     following = {**asked, "built": built}
     return _ask_cells(following, 1) if asked["quartiles"] else _finish(following)
 
@@ -429,7 +431,7 @@ def _make_number(name: str, asked: Question) -> NumberColumn:
         (client, mine[0], mine[1] or scale, None if fill is None else mine[2])
         if mine
         else (client, centre, scale, fill)
-        for client, mine in told.get("own", {}).items()
+        for client, mine in told.get("alone", {}).items()
     )
     marked = rule["missing"] == "indicator" and told["gaps"] > 0
     return NumberColumn(name, fill, centre, scale, marked, error, scales)

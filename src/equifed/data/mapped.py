@@ -150,13 +150,7 @@ class FederationWriter:
 
 
 def open_federation(path: str | Path) -> MappedFederation:
-    """Open a federation that :class:`FederationWriter` wrote, without reading its samples.
-
-    Parameters
-    ----------
-    path : path
-        The folder.
-    """
+    """Open the folder that a :class:`FederationWriter` wrote, without reading the samples."""
     folder = Path(path)
     try:
         told = json.loads((folder / INDEX).read_text())

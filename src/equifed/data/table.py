@@ -1,4 +1,4 @@
-"""Bring your own table: one column tells the client, one the target, others the features.
+"""Your table: one column tells the client, one the target, others the features.
 
 The order matters: rows are divided first, and the preparation is fitted on training rows alone.
 """

@@ -102,15 +102,9 @@ def ask_task(where: str, distinct: Sequence[Any], more: str = "") -> None:
 def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str | None) -> Numbered:
     """Return the targets as int64 or float64, the number of classes, and names given to classes.
 
-    Parameters
-    ----------
-    arrays : mapping of str to array
-        Whose targets, for messages (``"Client 'a': train y"``), and the targets: numbers, or text
-        as objects.
-    classes : int, optional
-        Number of classes, when labels are 0..classes - 1.
-    task : {"classification", "regression"}, optional
-        Whole numbers that are not 0..K - 1 with K up to 20 need it.
+    ``arrays`` says whose they are, for messages (``"Client 'a': train y"``): numbers, or text as
+    objects. With ``classes`` they are labels 0..classes - 1; whole numbers that are not 0..K - 1
+    with K up to 20 need a ``task``.
     """
     filled = {where: y for where, y in arrays.items() if len(y)}
     text = {where: y.dtype == object for where, y in filled.items()}

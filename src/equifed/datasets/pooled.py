@@ -1,4 +1,4 @@
-"""Pools of samples without owners, divided by a partition: images, or arrays of your own."""
+"""Pools of samples without owners, divided by a partition: images, or your arrays."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def cifar10(
 def arrays(
     path: str | Path, partition: Spec = TEN_IID, seed: int = 0, samples: int | None = None
 ) -> Federation:
-    """Your own arrays in an .npz file, divided by a partition.
+    """Your arrays in an .npz file, divided by a partition.
 
     The file holds ``x_train`` and ``y_train``, ``x_test`` and ``y_test``: one sample a row, labels
     as whole numbers from 0 (frozen features of a network, say). ``about``, a text in it, goes into

@@ -131,7 +131,7 @@ def table(
     prepare: Prepare = DEFAULT,
     holdout: Holdout = NOTHING,
 ) -> Federation:
-    """Load your own table from a file, as :meth:`equifed.Federation.from_table` does.
+    """Load your table from a file, as :meth:`equifed.Federation.from_table` does.
 
     Parameters
     ----------
