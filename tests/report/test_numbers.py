@@ -16,7 +16,6 @@ from equifed.report import (
     ReportError,
     RunData,
     Scale,
-    Target,
     as_json,
     as_methods,
     build,
@@ -88,32 +87,30 @@ def test_losses_of_one_seed_have_no_interval():
 
 def test_target_is_reached_when_the_worst_client_gets_there():
     run = accuracies([0.1, 0.2], [0.5, 0.9], [0.7, 0.6], [0.8, 0.9])
-    found = measure_run(run, Scale("accuracy", "test"), Target(0.6))
+    found = measure_run(run, Scale("accuracy", "test"), 0.6)
     assert (found["rounds_to_target"], found["bytes_to_target"]) == (2, 80)
-    average = measure_run(run, Scale("accuracy", "test"), Target(0.6, "average"))
-    assert average["rounds_to_target"] == 1
-    never = measure_run(run, Scale("accuracy", "test"), Target(0.95))
+    never = measure_run(run, Scale("accuracy", "test"), 0.95)
     assert math.isnan(never["rounds_to_target"])
 
 
 def test_a_target_of_a_loss_is_reached_from_above():
     run = accuracies([3.0, 2.0], [1.0, 0.5], [0.4, 0.5], metric="loss")
-    found = measure_run(run, Scale("loss", "test"), Target(0.5))
+    found = measure_run(run, Scale("loss", "test"), 0.5)
     assert found["rounds_to_target"] == 2
 
 
 def test_a_target_that_some_seeds_miss_has_no_mean():
     runs = [accuracies([0.1], [0.9]), accuracies([0.1], [0.2])]
     methods = as_methods({"a": runs, "b": runs})
-    found = build(methods, target=Target(0.5)).estimates[1]["rounds_to_target"]
+    found = build(methods, target=0.5).estimates[1]["rounds_to_target"]
     assert found.reached == 1 and found.difference is None
     assert not math.isfinite(found.interval.estimate)
-    assert "reached by 1 of 2" in render(build(methods, target=Target(0.5)))
+    assert "reached by 1 of 2" in render(build(methods, target=0.5))
 
 
 def test_the_default_target_is_where_the_baseline_ends():
     runs = {"a": accuracies([0.1, 0.1], [0.5, 0.7]), "b": accuracies([0.1, 0.1], [0.6, 0.6])}
-    assert build(as_methods(runs)).target == Target(0.5)
+    assert build(as_methods(runs)).target == 0.5
 
 
 def test_client_intervals_are_wilsons_and_the_worst_is_adjusted():
@@ -268,7 +265,7 @@ def test_every_run_of_the_baseline_reaches_the_default_target():
     methods = comparison(clients=9, methods=("a", "b"), seeds=4)
     report = build(methods)
     finals = [run.history.last().values.min() for run in methods[0].runs]
-    assert report.target == Target(min(finals))
+    assert report.target == min(finals)
     assert report.estimates[0]["rounds_to_target"].reached == 4
 
 

@@ -90,7 +90,7 @@ def compare(
     with explain_errors("the same command"):
         from json import loads
 
-        from equifed.report import PLAN, Target
+        from equifed.report import PLAN
         from equifed.runs.comparison import compare_configs
         from equifed.runs.many import read_variants
 
@@ -101,7 +101,7 @@ def compare(
             jobs=jobs,
             overwrite=overwrite,
             baseline=baseline,
-            target=None if target is None else Target(target),
+            target=target,
             console=open_console(quiet),
         )
         if json:

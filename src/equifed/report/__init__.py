@@ -15,7 +15,7 @@ from equifed.report.methods import (
     read_comparison,
     read_methods,
 )
-from equifed.report.numbers import Measured, Target
+from equifed.report.numbers import Measured
 from equifed.report.page import (
     frontier_page,
     frontier_svg,
@@ -38,7 +38,6 @@ __all__ = [
     "ReportError",
     "RunData",
     "Scale",
-    "Target",
     "Verdict",
     "as_json",
     "as_methods",

@@ -21,7 +21,6 @@ from equifed.report.numbers import (
     ClientRows,
     Measure,
     Measured,
-    Target,
     choose_format,
     choose_scale,
     choose_target,
@@ -52,7 +51,7 @@ class Report:
     methods: list[Method]
     baseline: int
     scale: Scale | None
-    target: Target | None
+    target: float | None
     measures: tuple[Measure, ...]
     estimates: list[dict[str, Measured]]
     rows: list[ClientRows]
@@ -135,10 +134,14 @@ def build(
     *,
     title: str | None = None,
     baseline: str | None = None,
-    target: Target | None = None,
+    target: float | None = None,
     problems: Sequence[str] = (),
 ) -> Report:
-    """Measure methods; the first one is the baseline unless another is named."""
+    """Measure methods; the first one is the baseline unless another is named.
+
+    ``target`` is the worst client's value for rounds and bytes to a target; by default its final
+    value under the baseline.
+    """
     names = [method.name for method in methods]
     if baseline is not None and baseline not in names:
         raise ReportError(f"there is no method {baseline!r}; choose from {', '.join(names)}")

@@ -171,22 +171,14 @@ class Measured:
         return sum(math.isfinite(value) for value in self.values)
 
 
-@dataclass(frozen=True)
-class Target:
-    """How good the worst client, or the average, has to become, and what that took."""
-
-    value: float
-    of: Literal["worst", "average"] = "worst"
-
-
 def choose_scale(methods: Sequence[Method]) -> Scale | None:
     """Return the metric and split to report: accuracy before loss, test before the others."""
     chosen = (run.history.main_metric() for method in methods for run in method.runs)
     return next((Scale(*found) for found in chosen if found is not None), None)
 
 
-def list_measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
-    """Return the rows of a comparison."""
+def list_measures(scale: Scale, target: float | None) -> tuple[Measure, ...]:
+    """Return the rows of a comparison; ``target`` is how good the worst client has to become."""
     rows = []
     for key, label in LABELS.items():
         reducer = describe(key)
@@ -195,8 +187,7 @@ def list_measures(scale: Scale, target: Target | None) -> tuple[Measure, ...]:
         rows.append(Measure(key, label, reducer.meaning, form, lower))
     total = "bytes sent and received by all clients"
     if target is not None:
-        who = "the worst client has" if target.of == "worst" else "the clients have on average"
-        until = f"until {who} {scale.text(target.value)}"
+        until = f"until the worst client has {scale.text(target)}"
         rows += [
             Measure("rounds_to_target", "Rounds to target", f"rounds {until}", "count", True),
             Measure("bytes_to_target", "Bytes to target", f"{total} {until}", "bytes", True),
@@ -221,7 +212,7 @@ def count_bytes(history: History, rounds: Index) -> Index:
     return np.asarray(total[np.searchsorted(ends, rounds, side="right")], dtype=np.int64)
 
 
-def measure_run(history: History, scale: Scale, target: Target | None) -> dict[str, float]:
+def measure_run(history: History, scale: Scale, target: float | None) -> dict[str, float]:
     """Return every reducer of the run's last evaluation, and what the run cost."""
     record, higher = history.last(scale.metric, scale.split), scale.higher_is_better
     sent = sum(r.bytes_up + r.bytes_down for r in history.rounds)
@@ -231,26 +222,26 @@ def measure_run(history: History, scale: Scale, target: Target | None) -> dict[s
         out |= summary(record.values, record.sizes, higher_is_better=higher, missing="drop")
     if target is not None:
         rounds, values = history.series(scale.metric, scale.split)
-        reached = reduce_clients(values, scale, target.of) if len(rounds) else np.empty(0)
-        good = reached >= target.value if higher else reached <= target.value
+        reached = reduce_clients(values, scale, "worst") if len(rounds) else np.empty(0)
+        good = reached >= target if higher else reached <= target
         first = rounds[good][:1]
         for key, took in {"rounds": first, "bytes": count_bytes(history, first)}.items():
             out[f"{key}_to_target"] = float(took[0]) if len(took) else math.nan
     return out
 
 
-def choose_target(baseline: Method, scale: Scale) -> Target | None:
+def choose_target(baseline: Method, scale: Scale) -> float | None:
     """Return the worst client's final value under the baseline, in its least good run.
 
     Every run of the baseline gets there, and the question to the others is how soon they do.
     """
     final = reduce_clients(baseline.final(scale), scale, "worst")
-    known = final[np.isfinite(final)].tolist()
-    return Target((min if scale.higher_is_better else max)(known)) if known else None
+    known: list[float] = final[np.isfinite(final)].tolist()
+    return (min if scale.higher_is_better else max)(known, default=None)
 
 
 def estimate_measures(
-    method: Method, baseline: Method | None, scale: Scale, target: Target | None
+    method: Method, baseline: Method | None, scale: Scale, target: float | None
 ) -> dict[str, Measured]:
     """Return every measure of a method, with the paired difference to the baseline if given."""
     ours, theirs = (

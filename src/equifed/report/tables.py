@@ -358,7 +358,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "metric": None if scale is None else scale.metric,
         "split": None if scale is None else scale.split,
         "baseline": report.methods[report.baseline].name,
-        "target": None if report.target is None else vars(report.target),
+        "target": None if report.target is None else {"value": report.target, "of": "worst"},
         "headline": write_headline(report),
         "verdict": report.verdict.to_json(),
         "methods": [_method_json(report, m) for m in range(len(report.methods))],

@@ -320,9 +320,6 @@ def describe_evidence(difference: Difference, scale: Scale) -> str:
     )
 
 
-# -- participants ---------------------------------------------------------------------------------
-
-
 def describe_participant(report: Report, i: int) -> str:
     """Tell a client how the model serves it, beside the average."""
     scale, rows = report.shown, report.rows[report.lead]
@@ -369,7 +366,7 @@ def list_participant_cards(report: Report, i: int) -> list[dict[str, str]]:
     ]
 
 
-# -- the rest of a page ---------------------------------------------------------------------------
+# -- participants, own parts, sweeps, words --------------------------------------------------------
 
 
 def describe_own(method: Method, scale: Scale) -> list[str]:
