@@ -93,6 +93,21 @@ class FlatModel:
         self.loss, self.l2, self.dtype, self.device = loss, float(l2), dtype, check_device(device)
         self.module = copy_module(module).to(device=self.device, dtype=dtype)
         self.dropouts = address_dropout(self.module)
+        self._lay_out(own, penalise)
+        self.input_dimensions = example.dim() - 1
+        example = self._take_few(example)
+        self.channels_last = False
+        outputs, start = self._try(example), self.flatten_all(self.module)
+        self.channels_last = gains_from_channels_last(self.module, start, example, self.outputs)
+        self.output_dimensions = outputs.dim() - 1
+        check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
+        if classes is not None:
+            check_classes(outputs, classes, loss)
+        if targets is not None:
+            check_loss(loss, outputs, self._take_few(targets))
+
+    def _lay_out(self, own: OwnPart | None, penalise: Penalise) -> None:
+        """Say which parameters are in the vector, which are own, and where each belongs."""
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         kept = () if own is None else own.names
         self.own_l2 = self.l2 if own is None else own.strength(1)  # divided by n where it varies
@@ -106,23 +121,12 @@ class FlatModel:
                 "The model has no parameters to train; requires_grad_(True) on some makes them so."
             )
         marks = mark_penalised(penalise, self.shapes)
-        self.penalised = None if marks is None else marks.to(self.device, dtype)
-        self.module.requires_grad_(False)
-        self.input_dimensions = example.dim() - 1
+        self.penalised = None if marks is None else marks.to(self.device, self.dtype)
         first = {p: name for name, p in trained.items()}
         tied = self.module.named_parameters(remove_duplicate=False)
         self.names = {name: first[p] for name, p in tied if p in first}
         self._slots = find_slots(self.module, first)
-        example = self._take_few(example)
-        self.channels_last = False
-        outputs, start = self._try(example), self.flatten_all(self.module)
-        self.channels_last = gains_from_channels_last(self.module, start, example, self.outputs)
-        self.output_dimensions = outputs.dim() - 1
-        check_effect(lambda x: self.outputs(x, example), start, self.own_shapes)
-        if classes is not None:
-            check_classes(outputs, classes, loss)
-        if targets is not None:
-            check_loss(loss, outputs, self._take_few(targets))
+        self.module.requires_grad_(False)
 
     def _take_few(self, values: Tensor) -> Tensor:
         """Return as many samples as a module is tried on, real numbers in its precision."""
