@@ -92,6 +92,8 @@ def learn_calls(copy: Path, output: Path, paths: Sequence[str], jobs: int) -> No
     command = [*PYTEST, "-n", str(jobs), "-p", "scripts.mutants.calls", *paths]
     given = {**surroundings(copy), "MUTANTS_CALLS": str(partial)}
     subprocess.run(command, cwd=copy, env=given, check=False)
+    if not partial.is_file():
+        raise SystemExit("No test passed, so nothing is known of what tests call.")
     partial.replace(output)
 
 

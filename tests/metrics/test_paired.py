@@ -212,3 +212,4 @@ def test_more_reasons_to_vary_widen(halves, estimate):
     sources = [Interval(estimate, estimate - h, estimate + h) for h in halves]
     both = combine_sources(estimate, sources)
     assert both.upper - estimate == pytest.approx(np.linalg.norm(halves), abs=1e-9)
+    assert estimate - both.lower == pytest.approx(np.linalg.norm(halves), abs=1e-9)
