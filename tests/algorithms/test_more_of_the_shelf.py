@@ -29,7 +29,7 @@ from equifed.algorithms import (
     UPGrad,
     fedprox,
 )
-from equifed.algorithms.aaggff import RESPONSES, regularised_leader
+from equifed.algorithms.shelf.aaggff import RESPONSES, regularised_leader
 from equifed.contract.absence import Memory, Recall
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -300,7 +300,7 @@ def test_normalised_by_length_is_its_naive_twin(problem: Problem) -> None:
 
 def test_inner_products_are_those_of_normalised_updates(problem: Problem) -> None:
     """UPGrad of updates of one length: the twin scales them before UPGrad sees any."""
-    from equifed.algorithms.conflicts import unconflicting
+    from equifed.algorithms.shelf.gradient_conflicts import unconflicting
 
     x = start(problem)
     g = updates(problem, x)

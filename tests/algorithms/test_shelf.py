@@ -24,7 +24,7 @@ from equifed.algorithms import (
     propfair,
     semi_vred,
 )
-from equifed.algorithms.conflicts import shortest, unconflicting, without_conflicts
+from equifed.algorithms.shelf.gradient_conflicts import shortest, unconflicting, without_conflicts
 from equifed.contract.clients import inner_products
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream

@@ -13,11 +13,11 @@ from typing import Any
 from equifed.algorithms.around import Averaged
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.server_optimised import ServerOptimised
+from equifed.algorithms.shelf.lr_decay import Paced
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD

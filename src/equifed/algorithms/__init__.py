@@ -1,29 +1,29 @@
 """Algorithms: a state, and a round that maps it to the next; one file each."""
 
-from equifed.algorithms.aaggff import AAggFF
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
 from equifed.algorithms.around import Averaged, Certified
-from equifed.algorithms.conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
-from equifed.algorithms.feddg_ga import FedDGGA
-from equifed.algorithms.feddyn import DRDM, FedDyn
-from equifed.algorithms.fedeba import FedEBA
 from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.measured_step import with_measured_step
-from equifed.algorithms.normalised import Normalised
-from equifed.algorithms.paced import Paced
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
-from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
 from equifed.algorithms.server_optimised import ServerOptimised
+from equifed.algorithms.shelf.aaggff import AAggFF
+from equifed.algorithms.shelf.feddg_ga import FedDGGA
+from equifed.algorithms.shelf.feddyn import DRDM, FedDyn
+from equifed.algorithms.shelf.fedeba import FedEBA
+from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
+from equifed.algorithms.shelf.lr_decay import Paced
+from equifed.algorithms.shelf.normalised import Normalised
+from equifed.algorithms.shelf.reweighted import Reweighted, propfair, semi_vred
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
 from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info

@@ -77,54 +77,56 @@ ALGORITHMS = {
         "Li et al. 2021",
     ),
     "reweighted": Entry(
-        "equifed.algorithms.reweighted:Reweighted",
+        "equifed.algorithms.shelf.reweighted:Reweighted",
         "local steps, then a mean by the weights that any objective gives the losses",
     ),
     "propfair": Entry(
-        "equifed.algorithms.reweighted:propfair",
+        "equifed.algorithms.shelf.reweighted:propfair",
         "clients weighted by one over what their loss lacks to a bad one",
         "Zhang et al. 2022",
     ),
     "semi-vred": Entry(
-        "equifed.algorithms.reweighted:semi_vred",
+        "equifed.algorithms.shelf.reweighted:semi_vred",
         "mean loss plus the semi-variance of the losses",
         "Semi-VRed",
     ),
     "fedeba": Entry(
-        "equifed.algorithms.fedeba:FedEBA",
+        "equifed.algorithms.shelf.fedeba:FedEBA",
         "weights of maximal entropy, local steps aligned where losses differ much",
         "FedEBA+",
     ),
     "feddyn": Entry(
-        "equifed.algorithms.feddyn:FedDyn",
+        "equifed.algorithms.shelf.feddyn:FedDyn",
         "local losses tilted until every client's optimum is the shared one",
         "Acar et al. 2021",
     ),
     "drdm": Entry(
-        "equifed.algorithms.feddyn:DRDM", "DRFA's dual steps with FedDyn's local steps", "DRDM"
+        "equifed.algorithms.shelf.feddyn:DRDM",
+        "DRFA's dual steps with FedDyn's local steps",
+        "DRDM",
     ),
     "aaggff": Entry(
-        "equifed.algorithms.aaggff:AAggFF",
+        "equifed.algorithms.shelf.aaggff:AAggFF",
         "weights by an online learner that bets on large losses",
         "Hahn et al. 2024",
     ),
     "feddg-ga": Entry(
-        "equifed.algorithms.feddg_ga:FedDGGA",
+        "equifed.algorithms.shelf.feddg_ga:FedDGGA",
         "weights follow the gap between the shared model and the clients' own, on held-out data",
         "Zhang et al. 2023",
     ),
     "fedmgda": Entry(
-        "equifed.algorithms.conflicts:FedMGDA",
+        "equifed.algorithms.shelf.gradient_conflicts:FedMGDA",
         "the shortest combination of the normalised updates",
         "Hu et al. 2022",
     ),
     "upgrad": Entry(
-        "equifed.algorithms.conflicts:UPGrad",
+        "equifed.algorithms.shelf.gradient_conflicts:UPGrad",
         "the mean of the updates, each freed of its conflicts with all others",
         "Quinton and Rey 2024",
     ),
     "fedfv": Entry(
-        "equifed.algorithms.conflicts:FedFV",
+        "equifed.algorithms.shelf.gradient_conflicts:FedFV",
         "conflicts between updates taken out in the order of the losses",
         "Wang et al. 2021",
     ),
@@ -161,12 +163,12 @@ ALGORITHMS = {
         "Reddi et al. 2021",
     ),
     "normalised": Entry(
-        "equifed.algorithms.normalised:Normalised",
+        "equifed.algorithms.shelf.normalised:Normalised",
         "any of plain local steps; updates divided by their number of steps or their length",
         "Wang et al. 2020 (FedNova)",
     ),
     "paced": Entry(
-        "equifed.algorithms.paced:Paced",
+        "equifed.algorithms.shelf.lr_decay:Paced",
         "any of these; local steps warm up and decay over the rounds",
     ),
     "guarded": Entry(

@@ -1,0 +1,1 @@
+"""Fair methods beyond the five papers and their baselines, one file each."""
