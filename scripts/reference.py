@@ -50,7 +50,7 @@ FURTHER = {
         "equifed.models.losses.weigh_classes",
         "equifed.objectives.capped.with_cap",
         "equifed.steps.certificate.certificate",
-        "equifed.steps.curvature.measured_smoothness",
+        "equifed.steps.smoothness.measured_smoothness",
         "equifed.steps.phi.choose_phi",
         "equifed.models.predictor.Predictor",
         "equifed.runs.comparison.Comparison",

@@ -22,7 +22,6 @@ from equifed.datasets.small import synthetic_regression
 from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSteps
-from equifed.steps.curvature import hessian_product, measured_smoothness
 from equifed.steps.schedule import Problem
 from equifed.steps.schedules import (
     AcceleratedSteps,
@@ -31,6 +30,7 @@ from equifed.steps.schedules import (
     LinearRateSteps,
     SignedWeightSteps,
 )
+from equifed.steps.smoothness import hessian_product, measured_smoothness
 from equifed.training import checkpoint
 from equifed.training.loop import train
 

@@ -9,7 +9,7 @@ from equifed.contract.arrays import Vector
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.steps.curvature import measured_smoothness
+from equifed.steps.smoothness import measured_smoothness
 
 A = TypeVar("A")
 
@@ -22,7 +22,7 @@ def with_measured_step(
     .. math:: \text{lr} = \min(\text{horizon}, J) / (L J)
 
     for J local steps (the most that a client takes) and the smoothness L of the least smooth client
-    at x, measured (:func:`equifed.steps.curvature.measured_smoothness`, about 12 exchanges).
+    at x, measured (:func:`equifed.steps.smoothness.measured_smoothness`, about 12 exchanges).
     Without a correction clients drift towards their own optima for J lr; 2/L keeps that short
     enough even for clients that hold one class each, and is long enough to make progress on the
     embedded data. It is a rule of ours, with no guarantee; SCAFF-PD has better ones

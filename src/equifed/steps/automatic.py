@@ -9,8 +9,8 @@ import numpy as np
 
 from equifed.contract.absence import carry_over
 from equifed.contract.curvature import Curvature
-from equifed.steps.curvature import measured_smoothness
 from equifed.steps.schedule import Problem, StepSizes, WeightChange
+from equifed.steps.smoothness import measured_smoothness
 
 LARGEST, TINY = 1e300, 1e-300
 
@@ -74,7 +74,7 @@ class AutoSteps:
 
     L is the largest smoothness of any client: the largest eigenvalue from the data for linear
     models in one process where the Hessian's bound is tight (squared and logistic loss, softmax of
-    two classes), else measured (:func:`equifed.steps.curvature.measured_smoothness`, about 12
+    two classes), else measured (:func:`equifed.steps.smoothness.measured_smoothness`, about 12
     exchanges before the first round). The dual step follows the coupling of weights and model in
     the direction in which the weights turned: the condition :math:`\sigma \tau |\nabla l|^2 < 1` of
     primal-dual methods with the norm taken where it matters, as in the line search of Malitsky and

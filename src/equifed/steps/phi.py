@@ -18,7 +18,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness
-from equifed.steps.curvature import hessian_product
+from equifed.steps.smoothness import hessian_product
 
 LARGEST_PHI = 0.9
 """Weights grow as 1 / (1 - phi): here the sum of their sizes is 19, at 0.99 it would be 199."""
