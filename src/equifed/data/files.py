@@ -54,7 +54,8 @@ def read_csv(path: Path, *, header: Sequence[str] | None = None) -> dict[str, li
     """
     text = _read_text(path)
     separator, text = _find_separator(text) if header is None else (",", text)
-    columns = _read_large(text, separator) if len(text) >= LARGE else None
+    large = header is None and len(text) >= LARGE
+    columns = _read_large(text, separator) if large else None
     columns = _read_plain(path, text, separator, header) if columns is None else columns
     if header is not None:
         return dict(zip(header, columns, strict=True))
