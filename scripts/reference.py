@@ -46,7 +46,7 @@ MODULES = {
 
 FURTHER = {
     "More names that pages and docstrings speak of": (
-        "equifed.algorithms.newton.Newton",
+        "equifed.runs.newton.Newton",
         "equifed.models.losses.weigh_classes",
         "equifed.objectives.capped.with_cap",
         "equifed.steps.certificate.certificate",

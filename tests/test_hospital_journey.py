@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import equifed as ef
 from equifed.cli.main import app
-from equifed.runs.run import load_preparation
+from equifed.runs.load import load_preparation
 
 
 def journey(table: Path, new: pd.DataFrame, out: Path) -> pd.Series:

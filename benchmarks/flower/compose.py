@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from equifed.flower.trial.deploy import HOST, flower_environment, is_reachable, list_session
-from equifed.runs.workers import free_port
+from equifed.runs.run import free_port
 
 FOLDER = Path(__file__).parents[2] / "deploy"
 

@@ -27,7 +27,7 @@ from tests.conformance.cases import CASES
 from equifed.data.federation import Federation
 from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.simulate import simulate
-from equifed.runs.workers import free_port
+from equifed.runs.run import free_port
 from equifed.training.loop import train
 
 MODELS: dict[str, dict[str, Any]] = {

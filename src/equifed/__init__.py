@@ -23,7 +23,7 @@ _HOMES = {
     "features": "models.features",
     "frontier": "runs.frontier",
     "load": "datasets.registry",
-    "load_predictor": "runs.trained",
+    "load_predictor": "runs.load",
     "personalise": "runs.personalise",
     "resume": "runs.run",
     "run": "runs.run",

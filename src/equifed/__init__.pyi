@@ -47,10 +47,10 @@ from equifed.report.page import write_report as write_report
 from equifed.runs.alone import alone as alone
 from equifed.runs.comparison import compare as compare
 from equifed.runs.frontier import frontier as frontier
+from equifed.runs.load import load_predictor as load_predictor
 from equifed.runs.personalise import personalise as personalise
 from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
-from equifed.runs.trained import load_predictor as load_predictor
 from equifed.training.history import History as History
 from equifed.training.loop import train as train
 from equifed.training.missing import MissingPolicy as MissingPolicy

@@ -15,8 +15,7 @@ from tests.engines import distributed_program as program
 
 from equifed.data.federation import Federation
 from equifed.engines.distributed.group import assign_clients, cut_shard
-from equifed.runs.run import run
-from equifed.runs.workers import free_port
+from equifed.runs.run import free_port, run
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long

@@ -23,8 +23,8 @@ from equifed.flower.members import StartError
 from equifed.flower.trial import certificates, doctor, submit
 from equifed.flower.trial.new import NewAppError, write_app
 from equifed.objectives import CVaR, WorstCase
+from equifed.runs.run import free_port
 from equifed.runs.schema import ConfigError
-from equifed.runs.workers import free_port
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long

@@ -36,7 +36,7 @@ from equifed.flower.site_table import SiteTable
 from equifed.flower.welcome import welcome
 from equifed.flower.wire import OPERATIONS, Reply, Request
 from equifed.models import architectures
-from equifed.runs.trained import load_predictor
+from equifed.runs.load import load_predictor
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long

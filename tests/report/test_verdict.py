@@ -23,7 +23,7 @@ from equifed.report import (
 )
 from equifed.report.verdict import compare_alone, find_spent_losses, tabulate_alone
 from equifed.runs.comparison import format_comparison
-from equifed.runs.trained import write_model_card
+from equifed.runs.load import write_model_card
 from equifed.training.history import History, MetricRecord, RoundRecord
 
 pytestmark = pytest.mark.long

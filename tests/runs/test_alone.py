@@ -219,7 +219,7 @@ def test_a_killed_run_gets_its_own_models_when_it_is_resumed(
 
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
         if moment == "fit":
-            patch.setattr("equifed.runs.with_alone.fit_alone", die)
+            patch.setattr("equifed.runs.alone.fit_alone", die)
         if moment == "write":
             patch.setattr("equifed.training.folder.RunFolder.alone", die)
         run(small(), tmp_path / "run", callbacks=[Kill()])
@@ -236,7 +236,7 @@ def test_where_own_models_fail_the_shared_one_is_kept(tmp_path, monkeypatch) -> 
         raise ValueError("no own models today")
 
     with monkeypatch.context() as patch:
-        patch.setattr("equifed.runs.with_alone.fit_alone", fail)
+        patch.setattr("equifed.runs.alone.fit_alone", fail)
         with pytest.raises(ValueError, match="no own models today"):
             run(small(), tmp_path / "run")
     check_folder(tmp_path / "run")

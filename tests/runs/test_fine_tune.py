@@ -16,8 +16,8 @@ from equifed.algorithms import FedAvg
 from equifed.cli.main import app
 from equifed.contract.local import LocalSGD
 from equifed.runs import fine_tune as module
+from equifed.runs.load import PERSONAL_PARTS, PERSONALISED
 from equifed.runs.personalise import describe, personalise
-from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED
 from equifed.training.files import RunFolderError, digest, seal, write_file
 from equifed.training.tables import MODEL
 

@@ -25,11 +25,10 @@ from equifed.report import read_methods
 from equifed.runs import run as runs
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.drift import evaluate
 from equifed.runs.evidence import pack_evidence
-from equifed.runs.newcomer import fit_newcomer
+from equifed.runs.load import evaluate, write_model_card
+from equifed.runs.personalise import fit_newcomer
 from equifed.runs.schema import settings
-from equifed.runs.trained import write_model_card
 from equifed.runs.watching import look_at
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, read_json, seal

@@ -16,8 +16,7 @@ import equifed as ef
 from equifed.algorithms import FedAvg
 from equifed.cli.main import app
 from equifed.contract.local import LocalSGD
-from equifed.runs.newcomer import fit_newcomer
-from equifed.runs.personalise import personalise
+from equifed.runs.personalise import fit_newcomer, personalise
 from equifed.training.files import RunFolderError
 
 pytestmark = pytest.mark.long

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.long
 
-START = "import sys; from equifed.runs.workers import run_workers; "
+START = "import sys; from equifed.runs.run import run_workers; "
 CONFIG = """
 rounds = 1000000
 data = "heart-disease"

@@ -134,7 +134,7 @@ def run(
     with explain_errors():
         from equifed.runs import run as runs
         from equifed.runs.config import RunConfig
-        from equifed.runs.workers import is_first
+        from equifed.runs.run import is_first
         from equifed.training.trackers import ProgressBar
 
         parsed = RunConfig.read(config, [*(settings or []), *overrides])
@@ -200,7 +200,7 @@ def _ask_for_trust(folder: Path) -> bool:
 
 def _run_in_processes(workers: int, *more: str) -> None:
     """Run this very command in several processes instead, and leave with their status."""
-    from equifed.runs.workers import drop_option, run_workers
+    from equifed.runs.run import drop_option, run_workers
 
     arguments = [*drop_option(sys.argv[1:], "--workers"), *more]
     raise typer.Exit(run_workers(workers, arguments))

@@ -47,8 +47,7 @@ def predict(
     """
     with explain_errors():
         from equifed.data.columns import read_columns
-        from equifed.runs.drift import find_strangers
-        from equifed.runs.trained import load_predictor
+        from equifed.runs.load import find_strangers, load_predictor
 
         predictor = load_predictor(run, personalised=personalised, trust=trust)
         table = read_columns(rows)
@@ -171,7 +170,7 @@ def _personalise_newcomer(
     personalised: bool, trust: bool, json: bool,
 ) -> None:  # fmt: skip
     from equifed.models.export import export as write
-    from equifed.runs.newcomer import fit_newcomer
+    from equifed.runs.personalise import fit_newcomer
 
     if client is None or out is None:
         raise ValueError(
@@ -203,7 +202,7 @@ def evaluate(
 ) -> None:
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
     with explain_errors():
-        from equifed.runs.drift import evaluate as measure
+        from equifed.runs.load import evaluate as measure
 
         found = measure(run, rows, client, trust=trust)
         if json:
@@ -252,7 +251,7 @@ def export(
     """Write the model as files: weights, description, preparation; programs and card if asked."""
     with explain_errors():
         from equifed.models.export import export as write
-        from equifed.runs.trained import load_predictor, write_model_card
+        from equifed.runs.load import load_predictor, write_model_card
 
         folder = run / "export" if out is None else out
         predictor = load_predictor(run, personalised=personalised, trust=trust)

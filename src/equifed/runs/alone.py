@@ -1,4 +1,4 @@
-"""What every client would have with a model of its own."""
+"""What every client would have with a model of its own, by itself or beside a run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from equifed.algorithms.newton import Newton, State
+from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.arrays import Losses
+from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.engines.evaluate import SampleScores
@@ -23,10 +25,23 @@ from equifed.engines.simulate import Simulated, simulate
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import Metric, find_metric
 from equifed.models.architectures import choose_init
+from equifed.models.curvature import linear_layer
 from equifed.models.flat import Penalise
-from equifed.models.losses import ClassWeights, SampleLoss, weigh_classes
+from equifed.models.losses import (
+    ClassWeights,
+    SampleLoss,
+    base_loss,
+    binary_logistic,
+    cross_entropy,
+    hinge,
+    squared,
+    weigh_classes,
+)
 from equifed.models.predictor import Predictor
 from equifed.objectives import Average
+from equifed.runs.build import Run, limit_threads
+from equifed.runs.newton import Newton, State
+from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.tables import MetricRecord
@@ -37,6 +52,11 @@ STEPS, TOLERANCE = 100, 1e-10
 """Most Newton steps, and the decrease of the loss, in its units, that ends them."""
 MOST_PARAMETERS = 2000
 """Larger linear models are trained as networks are: Newton's matrix would be too large."""
+WithAlone: TypeAlias = Literal["auto"] | bool
+"""Whether own models are fitted; ``"auto"``: where :func:`is_small_and_convex`."""
+FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 200, 10_000_000
+"""Up to so many clients, parameters, and training samples times parameters a run is small."""
+CONVEX = (squared, binary_logistic, cross_entropy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,28 +170,39 @@ def alone(
     """
     module, found_loss = resolve_model(data, model, loss)
     given: dict[str, Any] = {
-        "loss": weigh_classes(found_loss, class_weights, data),
         "model": module,
+        "loss": weigh_classes(found_loss, class_weights, data),
+        "penalise": penalise,
+        "init": choose_init(model, None),
     }
-    given |= {"penalise": penalise, "init": choose_init(model, None)}
     fit = _Fit(given, l2, tune, dtype, algorithm, rounds, seed)
-    own = [fit.of(data.subset([name])) for name in data.names]
-    one_class = find_one_class(data)
-    losses, chosen = np.array([o[1] for o in own]), np.array([o[2] for o in own])
-    history = _gather(data, [o[0] for o in own])
-    shown = history.last(metric, split)
+    fits = [fit.of(data.subset([name])) for name in data.names]
+    shown = _gather(data, [one.measured for one in fits]).last(metric, split)
     if shown is None:
         raise ValueError(f"There is no {metric or 'metric'} on {split or 'any split'} to measure.")
+    one_class = find_one_class(data)
     record = _with_majorities(shown, data, one_class)
     kind, part = find_metric(record.metric), data.splits()[record.split]
-    samples = [measure_samples(o[4], kind, *part.client(i)) for i, o in enumerate(own)]
-    exact, tuned = all(o[3] for o in own), tune and data.validation is not None
+    samples = [measure_samples(one.predictor, kind, *part.client(i)) for i, one in enumerate(fits)]
+    exact, tuned = all(one.exact for one in fits), tune and data.validation is not None
     how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
     if one_class:
         how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
+    losses, chosen = np.array([one.loss for one in fits]), np.array([one.l2 for one in fits])
     known = samples if can_measure(kind) else []
     return Alone(record, losses, chosen, one_class, how, known, data)
+
+
+@dataclass(frozen=True, eq=False)
+class _Own:
+    """One client's own model: what was measured, its training loss, and how it was found."""
+
+    measured: list[Any]
+    loss: float
+    l2: float
+    exact: bool
+    predictor: Predictor
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,9 +215,9 @@ class _Fit:
     rounds: int | None
     seed: int
 
-    def of(self, data: Federation) -> tuple[list[Any], float, float, bool, Predictor]:
-        """Return what was measured, the loss, l2, whether it is exact, and who predicts."""
-        stream = Stream(self.seed).at("alone")
+    def of(self, data: Federation) -> _Own:
+        """Return the own model of the only client of the data."""
+        stream, held = Stream(self.seed).at("alone"), _held(data)
         clients = self._clients(data, self.l2, torch.float64)
         x = clients.initial(stream)
         small = clients.model.size <= MOST_PARAMETERS
@@ -194,21 +225,20 @@ class _Fit:
             clients = self._clients(data, self.l2, self.dtype)
             x = self._train(clients)
             found = float(clients.losses(x, stream)[0])
-            measured = clients.evaluate(x, _held(data))
-            return measured, found, self.l2, False, clients.predictor(x)
-        best = self._solve(clients, x, stream, data.names[0])
+            return _Own(clients.evaluate(x, held), found, self.l2, False, clients.predictor(x))
+        best = self._solve(clients, x, stream)
         found = float(clients.losses(best, stream)[0])
         tries = [(self.l2, clients, best)]
-        if self.tune and "validation" in _held(data):
+        if self.tune and "validation" in held:
             for strength in (g for g in GRID if g != self.l2):
                 other = self._clients(data, strength, torch.float64)
-                start = tries[-1][2]  # the neighbour's solution is near
-                tries.append((strength, other, self._solve(other, start, stream, data.names[0])))
+                # The neighbour's solution is near.
+                tries.append((strength, other, self._solve(other, tries[-1][2], stream)))
             scores = [c.evaluate(y, ["validation"])[0].metrics["loss"][0] for _, c, y in tries]
             tries = [tries[int(np.argmin(scores))]]
         strength, clients, best = tries[0]
-        measured = clients.evaluate(best, _held(data))
-        return measured, found, strength, True, clients.predictor(best)
+        told = clients.evaluate(best, held)
+        return _Own(told, found, strength, True, clients.predictor(best))
 
     def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Simulated:
         return simulate(data, **self.given, l2=l2, dtype=dtype)
@@ -219,12 +249,10 @@ class _Fit:
                 "Own models of this kind have no exact solution; give algorithm= and rounds= of "
                 "the shared run, for the same budget."
             )
-        history = train(
-            self.algorithm, clients, rounds=self.rounds, seed=self.seed, evaluate=()
-        )  # fmt: skip
-        return clients.flatten(history.parameters or {})
+        given: Any = {"rounds": self.rounds, "seed": self.seed, "evaluate": ()}
+        return clients.flatten(train(self.algorithm, clients, **given).parameters or {})
 
-    def _solve(self, clients: Simulated, x: Any, stream: Stream, name: str) -> Any:
+    def _solve(self, clients: Simulated, x: Any, stream: Stream) -> Any:
         """Return the best model of one client; a warning if there is none in reach."""
         newton, state = Newton(Average()), State(x, np.ones(1))
         for k in range(STEPS):
@@ -232,8 +260,9 @@ class _Fit:
             if info.numbers["decrement"] ** 2 <= TOLERANCE or info.numbers["step"] == 0:
                 return state.x
         warnings.warn(
-            f"Client {name!r}: its own model has not converged after {STEPS} Newton steps (classes "
-            f"that can be told apart need a penalty); give l2 > 0, got {clients.model.l2:g}.",
+            f"Client {clients.names[0]!r}: its own model has not converged after {STEPS} Newton "
+            "steps (classes that can be told apart need a penalty); give l2 > 0, got "
+            f"{clients.model.l2:g}.",
             UserWarning,
             stacklevel=2,
         )
@@ -288,3 +317,107 @@ def _with_majorities(
         known = record.metric == "accuracy" and len(targets)
         values[i] = (targets == only).mean() if known else np.nan
     return replace(record, values=values)
+
+
+# -- beside a run -----------------------------------------------------------------------------
+
+
+def is_small_and_convex(clients: Any, data: Federation) -> bool:
+    """Tell whether own models cost next to nothing, so that every run can have them.
+
+    A linear model of at most 200 parameters with the squared, logistic or cross-entropy loss, at
+    most 50 clients that all have training samples, at most 10 million numbers (training samples
+    times parameters), in one process.
+    """
+    model, train = clients.model, data.train
+    if model is None or clients.group() is not None:
+        return False
+    if linear_layer(model.module, model.input_dimensions) is None:
+        return False
+    size = model.size + model.own_size
+    few = len(data.names) <= FEW_CLIENTS and size <= FEW_PARAMETERS
+    little = int(train.sizes.sum()) * size <= LITTLE_WORK and int(train.sizes.min()) > 0
+    return few and little and base_loss(model.loss) in CONVEX
+
+
+def wants_alone(asked: WithAlone, built: Run) -> bool:
+    """Tell whether to fit own models; refuse, before anything is trained, what has none."""
+    if asked == "auto":
+        measured = bool(built.config.evaluate.splits)
+        return measured and is_small_and_convex(built.clients, built.federation)
+    if not asked:
+        return False
+    model = built.clients.model
+    linear = linear_layer(model.module, model.input_dimensions) is not None
+    solved = linear and model.size <= MOST_PARAMETERS and base_loss(model.loss) is not hinge
+    if not solved and find_local(built.algorithm) is None:
+        raise ValueError(
+            "Own models of this kind are trained by local steps of a fixed length, which "
+            f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
+            "equifed.alone(..., algorithm=), or leave out --with-alone."
+        )
+    if not built.config.evaluate.splits:
+        raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
+    return True
+
+
+def add_alone(history: History, built: Run, out: Path | None) -> None:
+    """Fit own models beside a trained run; write them into its folder, if any, and finish it.
+
+    Where own models cannot be fitted, the shared one is still there; a kill leaves the folder
+    unfinished.
+    """
+    given = built.clients, built.federation, built.algorithm, built.config.rounds
+    folder = None if out is None else RunFolder(out, history.names, built.clients.group())
+    try:
+        with limit_threads(built.config.threads):
+            event = fit_alone(history, *given)
+    except Exception:
+        if folder is not None:
+            folder.finish(history.summary(), history.parameters, history.own)
+        raise
+    if folder is None:
+        return
+    if event is not None:
+        folder.event(event)
+        folder.alone(history.alone)
+    folder.finish(history.summary(), history.parameters, history.own)
+
+
+def fit_alone(
+    history: History, clients: Any, data: Federation, algorithm: Any, rounds: int
+) -> dict[str, Any] | None:
+    """Fit own models to be told beside a shared one, and return the event; None: no metric.
+
+    What would be warnings of the fit is told with it: the shared model is what was asked for.
+    """
+    shown, local = history.main_metric(), find_local(algorithm)
+    if shown is None:
+        return None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        found = alone(
+            data, clients._template, clients.model.loss, l2=clients.model.l2,
+            penalise="all" if clients.model.penalised is None else "weights",
+            dtype=clients.model.dtype, algorithm=None if local is None else FedAvg(local),
+            rounds=rounds, seed=history.seed or 0, metric=shown[0], split=shown[1],
+        )  # fmt: skip
+    event = found.add_to(history)
+    notes = [str(w.message) for w in said if issubclass(w.category, UserWarning)]
+    event["reason"] = " ".join([event["reason"], *notes])
+    return event
+
+
+def find_local(algorithm: Any) -> LocalSGD | None:
+    """Return the plain local steps of an algorithm, or of the one inside it; None: not fixed.
+
+    A schedule sets the length of SCAFF-PD's steps, round by round.
+    """
+    work, inner = getattr(algorithm, "local", None), getattr(algorithm, "algorithm", None)
+    if hasattr(algorithm, "steps"):  # a schedule
+        return None
+    if not isinstance(work, LocalSGD):
+        return None if inner is None else find_local(inner)
+    return LocalSGD(
+        lr=work.lr, steps=work.steps, epochs=work.epochs, batch_size=work.batch_size,
+    )  # fmt: skip

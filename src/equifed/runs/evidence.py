@@ -18,7 +18,7 @@ import numpy as np
 
 from equifed.contract.names import show_text
 from equifed.report import Method, build, csv_text, read_methods, write_report
-from equifed.runs.trained import CARD, write_model_card
+from equifed.runs.load import CARD, write_model_card
 from equifed.training.files import RunFolderError, digest, write_file
 from equifed.training.folder import is_complete, open_run_folder
 from equifed.training.history import History

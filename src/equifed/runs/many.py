@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.runs import run as runs
+from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, measure_step
 from equifed.runs.config import RunConfig, apply_override, build_algorithm, read_table
 from equifed.runs.schema import Checker, ConfigError, Table
-from equifed.runs.with_alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.training.files import RunFolderError, digest, read_sealed, refuse_links
 from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
 from equifed.training.history import History

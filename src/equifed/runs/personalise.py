@@ -1,58 +1,41 @@
-"""Own parts after training: fitted to a finished model at its shared parameters."""
+"""A client's own part or model after training, and that of a client that comes later."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses
-from equifed.contract.streams import Stream
+from equifed.contract.local import OwnL2
+from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
-from equifed.data.split import Split
+from equifed.data.split import DataError
 from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_interval
 from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
-from equifed.runs.fine_tune import Tuned, fine_tune
-from equifed.runs.trained import PERSONAL_PARTS, PERSONALISED, load_predictor
-from equifed.training.files import digest, read_json, seal, write_file
+from equifed.runs.fine_tune import (
+    FOLDS,
+    Choice,
+    Tuned,
+    fine_tune,
+    fit_parts,
+    module_for,
+    split_folds,
+)
+from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_predictor
+from equifed.training.files import RunFolderError, digest, read_json, seal, write_file
 from equifed.training.history import History
 from equifed.training.tables import CONFIG, MODEL, RUN
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from equifed.models.predictor import Predictor
 
-TEMPERATURES = (1.0, 2.0, 4.0)
-"""Training outputs of a network are too sure of themselves: they are divided by this in the fit."""
-PENALTIES = (0.1, 1.0, 10.0, 100.0)
-"""Strengths tried: (penalty / 2) |v - shared|^2 beside the sum of the losses."""
-ENOUGH = 20
-"""Validation samples from which on a client's own part is fitted to them."""
-FOLDS = 5
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How own parts are fitted: temperature and penalty; an infinite penalty changes nothing."""
-
-    temperature: float
-    penalty: float
-
-    def __str__(self) -> str:
-        if math.isinf(self.penalty):
-            return "no change: nothing tried was better on held-out samples"
-        return f"temperature {self.temperature:g}, penalty {self.penalty:g}"
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return it as plain values."""
-        return {"temperature": self.temperature, "penalty": _number(self.penalty)}
+Columns = Mapping[str, list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +107,14 @@ class Personalised:
         return path / PERSONALISED
 
 
+def describe(found: Personalised) -> str:
+    """Return in words what was fitted and how it was chosen."""
+    chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
+    if any(isinstance(one, Tuned) for one in found.choices.values()):
+        return f"all parameters fine-tuned after training ({chosen})"
+    return f"own part {', '.join(found.names)} fitted after training ({chosen})"
+
+
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
@@ -181,15 +172,7 @@ def personalise(
     >>> found.names, found.fitted_on[0]
     (('1.bias',), 'validation')
     """
-    from equifed.models.own_part import choose_own
-
-    history, predictor = _open(run, trust)
-    data = _load(run, history, data)
-    if predictor.clients != data.names:
-        raise ValueError(
-            f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
-            f"{', '.join(data.names[:5])}; give the data that it was trained on."
-        )
+    predictor, data = _open(run, data, trust)
     if own == "all":
         if (temperature, penalty) != (None, None):
             raise ValueError(
@@ -200,26 +183,19 @@ def personalise(
         return _compare(predictor, told, data, tuple(told.own), {"train": choice}, sources)
     if (lr, steps) != (None, None):
         raise ValueError(f"lr and steps are of fine-tuning, own='all', got own={own!r}.")
-    fit = _Fit(predictor, data, choose_own(predictor.module, own))
-    choices = _choose(fit, temperature, penalty)
-    parts, fitted_on = [], []
-    for i in range(len(data.names)):
-        source = fit.source(i)
-        parts.append(fit.of(i, source, choices.get(source)))
-        fitted_on.append(source)
-    told = replace(predictor, own=_stack(predictor, fit.names, parts))
-    return _compare(predictor, told, data, fit.names, choices, tuple(fitted_on))
+    fit, choices = fit_parts(predictor, data, own, temperature, penalty)
+    return _compare(predictor, fit.told(choices), data, fit.names, choices, fit.sources)
 
 
-def _open(run: str | Path | History, trust: bool) -> tuple[History, Predictor]:
+def _open(
+    run: str | Path | History, data: Federation | None, trust: bool
+) -> tuple[Predictor, Federation]:
+    """Return what predicts, and the run's data; refuse others."""
     if isinstance(run, History):
-        return run, run.predictor(trust=trust)
-    return History.load(run, model=False), load_predictor(run, trust=trust)
-
-
-def _load(run: Any, history: History, data: Federation | None) -> Federation:
-    """Return the run's data, or refuse others."""
-    folder = history.folder if isinstance(run, History) else Path(run)
+        history, folder, predictor = run, run.folder, run.predictor(trust=trust)
+    else:
+        folder, predictor = Path(run), load_predictor(run, trust=trust)
+        history = History.load(run, model=False)
     if data is None:
         if folder is None or not (folder / CONFIG).exists():
             raise ValueError("The run does not say how its data are loaded; give data=.")
@@ -230,123 +206,15 @@ def _load(run: Any, history: History, data: Federation | None) -> Federation:
     wanted = known.get("sha256") if isinstance(known, Mapping) else None
     if wanted is not None and wanted != data.checksum():
         raise ValueError("These are other data than the run was trained on; give the same.")
-    return data
-
-
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    predictor: Predictor
-    data: Federation
-    names: tuple[str, ...]
-
-    def source(self, i: int) -> str:
-        """Return where client i's own part is fitted."""
-        held = self.data.validation
-        if held is not None and held.sizes[i] >= ENOUGH:
-            return "validation"
-        return "train" if self.data.train.sizes[i] else "nothing"
-
-    def read(self, i: int, split: Split) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rows of the own part's design, outputs and targets of a client's samples."""
-        import torch
-
-        from equifed.models.own_part import module_of, read_last_layer
-
-        told, name = self.predictor, self.data.names[i]
-        module = module_of(told.module, told.own, told.clients, name) if told.own else told.module
-        inputs, targets = split.client(i)
-        design, outputs = read_last_layer(
-            module, self.names, lambda m: torch.as_tensor(told.run_module(m, inputs))
-        )
-        return design, outputs, torch.as_tensor(targets)
-
-    def change(self, held: tuple[Tensor, Tensor, Tensor], choice: Choice) -> Tensor:
-        """Return what the own part differs by from the shared one (q, k)."""
-        from equifed.models.own_part import check_fit, fit_linear
-
-        design, outputs, targets = held
-        if not len(targets) or math.isinf(choice.penalty):
-            return outputs.new_zeros(design.shape[1], outputs.shape[1])
-        l2 = choice.penalty / len(targets)
-        loss, t = check_fit(self.predictor.loss, l2), choice.temperature
-        return fit_linear(design, outputs / t, targets, loss, l2) * t
-
-    def of(self, i: int, source: str, choice: Choice | None) -> dict[str, Tensor]:
-        """Return client i's own parameters by name."""
-        from equifed.models.own_part import module_of, split_own
-
-        told, name = self.predictor, self.data.names[i]
-        module = module_of(told.module, told.own, told.clients, name) if told.own else told.module
-        held = {n: module.get_parameter(n).detach().clone() for n in self.names}
-        if source == "nothing" or choice is None:
-            return held
-        split = self.data.splits()[source]
-        v = self.change(self.read(i, split), choice)
-        moved = split_own(v, self.names, {n: p.shape for n, p in held.items()})
-        return {n: held[n] + moved[n].to(held[n]) for n in self.names}
-
-
-def _choose(fit: _Fit, temperature: float | None, penalty: float | None) -> dict[str, Choice]:
-    """Return temperature and penalty for both kinds of fit, by the loss on validation samples."""
-    for name, value in (("temperature", temperature), ("penalty", penalty)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be a number above 0, got {value}.")
-    if temperature is not None and penalty is not None:
-        return dict.fromkeys(("validation", "train"), Choice(temperature, penalty))
-    if fit.data.validation is None or not len(fit.data.validation.targets):
+    if predictor.clients != data.names:
         raise ValueError(
-            "Temperature and penalty are chosen on validation samples, and these data have none: "
-            "hold some out ([data.holdout] validation = 0.2), or give temperature= and penalty=."
+            f"The run's clients are {', '.join(predictor.clients[:5])}, the data's "
+            f"{', '.join(data.names[:5])}; give the data that it was trained on."
         )
-    values = fit.predictor.loss == "squared"
-    warm = (temperature,) if temperature is not None else (1.0,) if values else TEMPERATURES
-    tried = [Choice(t, c) for t, c in
-             itertools.product(warm, (penalty,) if penalty is not None else PENALTIES)]  # fmt: skip
-    tried.append(Choice(1.0, math.inf))
-    held = [fit.read(i, fit.data.validation) for i in range(len(fit.data.names))]
-    sources = {fit.source(i) for i in range(len(held))} - {"nothing"}
-    out = {}
-    for source in sorted(sources, reverse=True):
-        mine = [i for i in range(len(held)) if fit.source(i) == source and len(held[i][2])]
-        # Few or no validation samples of their own: what suits everybody's training samples.
-        judged = mine if source == "validation" else [i for i, h in enumerate(held) if len(h[2])]
-        scores = [_score(fit, source, judged, held, choice) for choice in tried]
-        out[source] = tried[int(np.argmin(scores))]
-    return out
+    return predictor, data
 
 
-def _score(
-    fit: _Fit, source: str, clients: Sequence[int], held: Sequence[Any], choice: Choice
-) -> float:
-    """Return the mean over clients of the loss on validation samples that the fit has not used."""
-    from equifed.models.own_part import check_fit, sample_losses
-
-    loss, found = check_fit(fit.predictor.loss, 1.0), []
-    for i in clients:
-        design, outputs, targets = held[i]
-        if source == "train":
-            v = fit.change(fit.read(i, fit.data.train), choice)
-            found.append(float(sample_losses(outputs + design @ v, targets, loss).mean()))
-            continue
-        order = Stream(0).at("folds", fit.data.names[i]).generator().permutation(len(targets))
-        total = 0.0
-        for fold in np.array_split(order, FOLDS):
-            rest = np.setdiff1d(order, fold)
-            v = fit.change((design[rest], outputs[rest], targets[rest]), choice)
-            left = sample_losses(outputs[fold] + design[fold] @ v, targets[fold], loss)
-            total += float(left.sum())
-        found.append(total / len(targets))
-    return float(np.mean(found)) if found else math.inf
-
-
-def _stack(
-    predictor: Predictor, names: Sequence[str], parts: Sequence[Mapping[str, Tensor]]
-) -> dict[str, Tensor]:
-    """Return all clients' own parameters, those of training that stay among them."""
-    import torch
-
-    found = {name: torch.stack([part[name] for part in parts]) for name in names}
-    return {**predictor.own, **found}
+# -- before and after -------------------------------------------------------------------------
 
 
 def _compare(
@@ -354,24 +222,20 @@ def _compare(
     choices: Mapping[str, Choice | Tuned], fitted_on: tuple[str, ...],
 ) -> Personalised:  # fmt: skip
     """Measure both on the same test samples."""
-    n, classes = len(data.names), data.classes is not None
-    split = data.test
-    metric = "" if split is None else "accuracy" if classes else "mse"
-    values = np.full((2, n), np.nan)
-    told: list[Interval | None] = [None] * n
+    n, classes, split = len(data.names), data.classes is not None, data.test
+    values, told = np.full((2, n), np.nan), list[Interval | None]([None] * n)
     sizes = np.zeros(n, dtype=np.int64) if split is None else np.asarray(split.sizes)
-    for i in np.flatnonzero(sizes):
+    for i in map(int, np.flatnonzero(sizes)):
         assert split is not None
-        inputs, targets = split.client(int(i))
-        old, new = (_score_samples(p, data.names[i], inputs, targets, classes)
-                    for p in (before, after))  # fmt: skip
+        given = data.names[i], *split.client(i), classes
+        old, new = (_score_samples(p, *given) for p in (before, after))
         values[:, i] = old.mean(), new.mean()
         if classes:
             joint = count_pairs(new > 0, old > 0, [len(old)])
-            estimate, low, high = (float(v[0]) for v in newcombe_interval(joint))
-            told[i] = Interval(estimate, low, high)
+            told[i] = Interval(*(float(v[0]) for v in newcombe_interval(joint)))
         else:
             told[i] = mean_interval(new - old)
+    metric = "" if split is None else "accuracy" if classes else "mse"
     return Personalised(
         after, names, dict(choices), fitted_on, metric, "" if split is None else "test", sizes,
         values[0], values[1], tuple(told), _average([d for d in told if d is not None]),
@@ -394,12 +258,7 @@ def _score_samples(
     predictor: Predictor, client: str, inputs: Any, targets: Any, classes: bool
 ) -> Losses:
     """Return 1 for every correct answer, or squared errors."""
-    from equifed.models.own_part import module_of
-
-    module = predictor.module
-    if predictor.own:
-        module = module_of(module, predictor.own, predictor.clients, client)
-    outputs = predictor.run_module(module, inputs)
+    outputs = predictor.run_module(module_for(predictor, client), inputs)
     if not classes:
         found: Losses = ((outputs - np.asarray(targets).reshape(outputs.shape)) ** 2).mean(1)
         return found
@@ -407,12 +266,106 @@ def _score_samples(
     return np.asarray(chosen == np.asarray(targets), dtype=np.float64)
 
 
-def describe(found: Personalised) -> str:
-    """Return in words what was fitted and how it was chosen."""
-    chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    if any(isinstance(one, Tuned) for one in found.choices.values()):
-        return f"all parameters fine-tuned after training ({chosen})"
-    return f"own part {', '.join(found.names)} fitted after training ({chosen})"
+# -- a client that comes after training -------------------------------------------------------
 
 
-__all__ = ["Choice", "Personalised", "describe", "personalise"]
+@dataclass(frozen=True, eq=False)
+class Newcomer:
+    """A new client's model, and what its own part changes on rows that it was not fitted to.
+
+    Parameters
+    ----------
+    predictor : Predictor
+        Predicts for this client.
+    rows : int
+        Labelled rows of the fit.
+    metric : str
+        accuracy, or mse of a regression.
+    before, after : float
+        With the mean of the others' own parts, and with its own by five folds; NaN below 10 rows.
+    """
+
+    predictor: Predictor
+    rows: int
+    metric: str
+    before: float
+    after: float
+
+
+def fit_newcomer(
+    folder: str | Path,
+    table: Any,
+    client: str,
+    *,
+    own_l2: OwnL2 | None = None,
+    personalised: bool = False,
+    trust: bool = False,
+) -> Newcomer:
+    """Fit the own part of a client that took no part in training to its labelled rows.
+
+    Parameters
+    ----------
+    folder : path
+        Folder of a complete run on a table, of a model with own parts.
+    table : path, DataFrame or mapping of columns
+        The client's rows, with the target's column.
+    client : str
+        Its name.
+    own_l2 : float, optional
+        Strength of the penalty on the own part; that of training by default.
+    personalised : bool
+        The run's own parts are those of ``equifed personalise``.
+    trust : bool
+        Load the code that the folder names; see :func:`equifed.load_predictor`.
+    """
+    predictor = load_predictor(folder, personalised=personalised, trust=trust)
+    columns = read_columns(table)
+    if predictor.only is not None:
+        raise RunFolderError(
+            f"{folder} is the model of {predictor.only!r}, with its own part, as it was given out; "
+            "give the run's own folder. In a federation a site that comes after the end gets its "
+            "own by: equifed flower welcome"
+        )
+    prepared = predictor.preparation
+    if prepared is None:
+        raise RunFolderError(
+            "The run was trained on arrays, whose columns have no names; fit the own part in Python"
+            " with equifed.load_predictor(folder).for_new_client(rows, targets)."
+        )
+    target = prepared.target.name
+    if target not in columns:
+        raise DataError(
+            f"The table has no column {target!r}, the target, which an own part is fitted to; it "
+            f"has {', '.join(list(columns)[:20])}."
+        )
+    mean = predictor.for_new_client(client=client)  # refuses who took part, and models without
+    owners = {str(name) for name in columns.get(prepared.client or "", [])} - {client}
+    if owners:
+        raise DataError(
+            f"The table has rows of {', '.join(sorted(owners)[:5])}; give those of {client!r}."
+        )
+
+    def fit(rows: Columns) -> Predictor:
+        return predictor.for_new_client(rows, rows[target], client, own_l2)
+
+    found, truth = fit(columns), predictor.encode_targets(columns[target])
+    before = after = np.full(1, np.nan)
+    if len(truth) >= 2 * FOLDS:
+        before, after = _errors(mean, columns, client, truth), np.empty(len(truth))
+        for rest, fold in split_folds(client, len(truth)):
+            told = fit(_take(columns, rest))
+            after[fold] = _errors(told, _take(columns, fold), client, truth[fold])
+    metric = "mse" if predictor.classes is None else "accuracy"
+    return Newcomer(found, len(truth), metric, float(before.mean()), float(after.mean()))
+
+
+def _take(columns: Columns, rows: Any) -> Columns:
+    return {name: [values[k] for k in rows] for name, values in columns.items()}
+
+
+def _errors(predictor: Predictor, columns: Columns, client: str, truth: Any) -> Any:
+    """Return one number for each row: whether it is right, or the squared error."""
+    told = predictor.predict(columns, client)
+    if predictor.classes is None:
+        return np.square(told - truth).reshape(len(truth), -1).sum(axis=1)
+    return np.asarray(predictor.encode_targets(told) == truth, dtype=np.float64)

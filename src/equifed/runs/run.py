@@ -1,8 +1,14 @@
-"""Run a configuration, into a folder; go on with what a folder holds."""
+"""Run a configuration into a folder, resume one, or start the processes that share one."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,12 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from equifed.data.federation import Federation
-from equifed.data.preparation import Preparation
-from equifed.runs.build import Run, build_run, limit_threads
+from equifed.runs.build import Run, build_run
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.workers import is_first
 from equifed.training.files import (
     RunFolderError,
     digest,
@@ -32,10 +35,8 @@ from equifed.training.history import History
 from equifed.training.tables import CONFIG, PREPARATION, RUN, SUMMARY, check_format
 from equifed.training.trackers import Callback
 
-
-def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
-    """Return the trackers of a run by their names in the catalogue."""
-    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
+POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0
+"""How often processes are looked after, and how long they may take to end."""
 
 
 def run(
@@ -46,6 +47,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     with_alone: Literal["auto"] | bool | None = None,
+    track: Sequence[str] = (),
 ) -> History:
     """Run a configuration, into a run folder if ``out`` names one.
 
@@ -65,6 +67,8 @@ def run(
         Fit every client's own model, too (:func:`equifed.alone`), so that the report can say who
         would be better off alone; "auto", the default of configurations, does so for small convex
         runs (linear, at most 200 parameters and 50 clients).
+    track : sequence of str
+        Trackers that follow a run into a folder, by name (``equifed list trackers``).
     """
     if isinstance(config, str | Path):
         config = RunConfig.read(config)
@@ -72,35 +76,46 @@ def run(
         config = RunConfig.from_dict(config)
     if out is not None:
         refuse_existing(Path(out), overwrite)
+        callbacks = [*callbacks, *open_trackers(track, Path(out), config.to_dict())]
     built = build_run(config if with_alone is None else replace(config, with_alone=with_alone))
-    wanted = _wants_alone(built)
     if out is None:
-        history = built.train(callbacks, progress=progress)
-        return _add_alone(history, built, None) if wanted else history
+        more = _wants_alone(built)
+        return _add_alone(built.train(callbacks, progress=progress), built, None, more)
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        history = start(built, Path(out), callbacks, progress, more=wanted)
-        return _add_alone(history, built, Path(out)) if wanted else history
+        return _start(built, Path(out), callbacks, progress)
 
 
-def _wants_alone(built: Run) -> bool:
-    from equifed.runs.with_alone import wants_alone
-
-    return wants_alone(built.config.with_alone, built)
-
-
-def _add_alone(history: History, built: Run, out: Path | None) -> History:
-    from equifed.runs.with_alone import add_alone
-
-    with limit_threads(built.config.threads):
-        add_alone(history, built, out)
-    return history
+def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
+    """Return the trackers of a run by their names in the catalogue."""
+    return [SECTIONS["trackers"][name].load()(folder, config) for name in names]
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
     """Refuse a folder that holds a run, unless to be replaced, or cannot be one."""
     if is_first():  # to the others it looks as if the run that the first one begins had been there
         refuse_run(out, overwrite, CONFIG)
+
+
+def _wants_alone(built: Run) -> bool:
+    from equifed.runs.alone import wants_alone
+
+    return wants_alone(built.config.with_alone, built)
+
+
+def _add_alone(history: History, built: Run, out: Path | None, wanted: bool) -> History:
+    if wanted:
+        from equifed.runs.alone import add_alone
+
+        add_alone(history, built, out)
+    return history
+
+
+def _start(
+    built: Run, out: Path, callbacks: Sequence[Callback], progress: bool | None = False
+) -> History:
+    more = _wants_alone(built)
+    return _add_alone(start(built, out, callbacks, progress, more=more), built, out, more)
 
 
 def start(
@@ -123,38 +138,14 @@ def start(
         first = (out / CONFIG, out / SUMMARY, out / PREPARATION)
         for old in (*first, *folder.checkpoints.glob("*.json")):
             old.unlink(missing_ok=True)
-        _write_preparation(out, built.federation)
+        if built.federation.preparation is not None:
+            text = json.dumps(built.federation.preparation.to_json(), indent=1)
+            write_file(out / PREPARATION, text.encode() + b"\n")
         config = built.config.to_toml().encode()
         write_file(out / RUN, seal({**built.provenance, CONFIG: digest(config)}))
         write_file(out / CONFIG, config)
     folder.create(overwrite=True)
     return built.train(callbacks, folder, progress=progress)
-
-
-def _write_preparation(out: Path, federation: Federation) -> None:
-    if federation.preparation is not None:
-        text = json.dumps(federation.preparation.to_json(), indent=1)
-        write_file(out / PREPARATION, text.encode() + b"\n")
-
-
-def load_preparation(out: str | Path) -> Preparation | None:
-    """Return how the data of a run were prepared; None for data that came as arrays.
-
-    It must be the one whose digest ``run.json`` has: another would give other predictions.
-    """
-    path = Path(out) / PREPARATION
-    try:
-        told = read_json(path.parent / RUN)["data"].get("preparation")
-        if told is None and not path.exists():
-            return None
-        found = Preparation.from_json(read_json(path))
-    except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
-    if found.digest() != told:
-        raise RunFolderError(
-            f"{path} is not the preparation that the run was trained with; start the run again."
-        )
-    return found
 
 
 def resume(
@@ -191,17 +182,15 @@ def resume(
         open_run_folder(out, trust=trust, check=partial(check_config, accept=accept_config))
         told = read_sealed(out / RUN)
         built = build_run(RunConfig.read(out / CONFIG))
-        wanted = _wants_alone(built)
-        folder = RunFolder(out, built.federation.names, built.clients.group(), wanted)
+        more = _wants_alone(built)
+        folder = RunFolder(out, built.federation.names, built.clients.group(), more)
         if not any(folder.checkpoints.glob("*.json")):
-            history = start(built, out, callbacks, more=wanted)
-            return _add_alone(history, built, out) if wanted else history
-        if told["data"]["sha256"] != built.federation.checksum():
+            return _start(built, out, callbacks)
+        if told["data"]["sha256"] != built.provenance["data"]["sha256"]:
             raise RunFolderError(
                 f"{out} was trained on other data than its configuration now loads; start it again."
             )
-        history = built.train(callbacks, folder, resume=True)
-        return _add_alone(history, built, out) if wanted else history
+        return _add_alone(built.train(callbacks, folder, resume=True), built, out, more)
 
 
 @contextmanager
@@ -230,3 +219,89 @@ def check_config(out: Path, accept: bool = False) -> dict[str, Any]:
     if is_first():
         write_file(out / RUN, seal(told))
     return told
+
+
+# -- several processes ------------------------------------------------------------------------
+# ``torchrun`` starts the same group, on one machine or many; what is here in its place is for
+# people at a terminal: the first process keeps it (a progress bar), says what went wrong in its
+# own words even if another process fails before it, and its exit status is that of the command.
+
+
+def is_first() -> bool:
+    """Tell whether this process writes: alone, or the first of its group."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def drop_option(arguments: Sequence[str], option: str) -> list[str]:
+    """Return a command's arguments without an option and its value.
+
+    >>> drop_option(["run", "c.toml", "--workers", "2", "--seed=1"], "--workers")
+    ['run', 'c.toml', '--seed=1']
+    """
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != option and not argument.startswith(f"{option}="):
+            kept.append(argument)
+        skip = not skip and argument == option
+    return kept
+
+
+def run_workers(count: int, arguments: Sequence[str]) -> int:
+    """Run ``equifed ARGUMENTS`` in a group of processes and return the exit status.
+
+    The first process keeps the terminal; the others are silent. When one ends with an error, the
+    others are ended too, since they would wait for it.
+    """
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {"OMP_NUM_THREADS": threads} | os.environ | group
+    command = [sys.executable, "-m", "equifed", *arguments]
+    # A polite kill must end the workers as well; the default would leave them behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(count):
+            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            silent = subprocess.DEVNULL if rank else None
+            running.append(subprocess.Popen(command, env=own, stdout=silent, stderr=silent))
+        return _wait(running)
+    finally:
+        _end(running)
+
+
+def _wait(running: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Return the exit status of the group: 0 when all ended well, else that of who failed."""
+    while any(process.poll() is None for process in running):
+        if any(process.returncode for process in running):
+            break
+        time.sleep(POLL_SECONDS)
+    rank = next((r for r, process in enumerate(running) if process.poll()), None)
+    if rank is None:
+        return 0
+    status = running[rank].returncode
+    if rank:
+        # The first process notices by itself and has the better words; it gets a moment for them.
+        try:
+            running[0].wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            print(f"Error: worker {rank} of {len(running)} {how}.", file=sys.stderr)
+    return status if status > 0 else 1
+
+
+def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+    for process in running:
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

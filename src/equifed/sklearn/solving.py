@@ -15,7 +15,6 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from equifed.algorithms.around import unwrap
-from equifed.algorithms.newton import Newton, State
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import Simulated
@@ -26,6 +25,7 @@ from equifed.objectives.base import SaddleObjective
 from equifed.runs import config
 from equifed.runs.build import measure_step
 from equifed.runs.catalogue import SECTIONS
+from equifed.runs.newton import Newton, State
 from equifed.runs.schema import Checker, choose, settings
 from equifed.sklearn.rows import Array
 from equifed.training.history import History

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from equifed.flower.trial.certificates import make_certificates, make_node_key
-from equifed.runs.workers import free_port
+from equifed.runs.run import free_port
 
 HOST = "127.0.0.1"
 CONNECTION = "local"

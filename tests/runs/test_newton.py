@@ -15,10 +15,10 @@ from tests.problems import (
 )
 from torch import nn
 
-from equifed.algorithms.newton import Newton, Solver
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, QFair, RelativeFairness
+from equifed.runs.newton import Newton, Solver
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long

@@ -1,0 +1,441 @@
+"""What a run folder is good for after training: predictions, new rows measured, a model card."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equifed.contract.arrays import Index, Losses
+from equifed.data.columns import group_rows, name_categories, read_columns
+from equifed.data.federation import Federation
+from equifed.data.preparation import CategoryColumn, Preparation
+from equifed.data.split import DataError, DataWarning, Split
+from equifed.runs.catalogue import SECTIONS
+from equifed.runs.config import RunConfig
+from equifed.runs.modules import build_module
+from equifed.training.files import RunFolderError, digest, read_json, read_sealed
+from equifed.training.folder import open_run_folder
+from equifed.training.history import History
+from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, PREPARATION, RUN
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from equifed.models.flat import FlatModel
+    from equifed.models.predictor import Predictor
+
+CARD = "MODEL_CARD.md"
+PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
+"""What :func:`equifed.personalise` found: what came of it, and every client's own parameters."""
+
+
+def load_predictor(
+    folder: str | Path,
+    model: nn.Module | None = None,
+    *,
+    personalised: bool = False,
+    trust: bool = False,
+) -> Predictor:
+    """Return what predicts with the model of a run folder, or of what ``equifed export`` wrote.
+
+    The module is built again from the run's configuration (own code by its address), or by the
+    model's name if the run was one of :func:`equifed.train`, and given the weights of
+    ``model.safetensors``; the data need not be there.
+
+    Parameters
+    ----------
+    folder : path
+        The run folder.
+    model : torch.nn.Module, optional
+        The module, where a run in Python was given one of its own; its weights are replaced.
+    personalised : bool
+        With the own parts that ``equifed personalise`` has fitted after training.
+    trust : bool
+        Load the code that the folder names (own code of its configuration, an exported program).
+        A folder may come from somebody else, and its code would run with your rights.
+    """
+    from safetensors.torch import load_file
+
+    from equifed.models.checks import load_weights
+    from equifed.models.export import DESCRIPTION, load_exported
+    from equifed.models.predictor import Predictor, name_classes
+
+    path = open_run_folder(folder, trust=trust)
+    if (path / DESCRIPTION).exists():
+        if personalised:
+            raise RunFolderError(f"{path} is an export; personalised=True is for a run's folder.")
+        return load_exported(path)
+    in_python = not (path / CONFIG).exists() and (path / RUN).exists()
+    told, module, more = (_open_python_run if in_python else _open_run)(path, model)
+    own = _read_personalised(path) if personalised else _read_own(path, more.pop("own"))
+    try:
+        loaded = load_weights(module, load_file(path / MODEL))
+    except RuntimeError as error:
+        raise ValueError(
+            f"The module does not fit the weights in {path / MODEL} ({' '.join(str(error).split())}"
+            "); hand over the module that was trained."
+        ) from None
+    return Predictor(
+        loaded,
+        input_shape=tuple(told["input_shape"]),
+        classes=name_classes(told["classes"], told["class_names"]),
+        preparation=load_preparation(path),
+        clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
+        tokens=told["tokens"],
+        outputs_shape=tuple(told["target_shape"]),
+        **{**more, "own": own},
+    )
+
+
+Opened = tuple[dict[str, Any], Any, dict[str, Any]]
+"""What the samples are like, the module, and what else a predictor takes; ``own`` by name."""
+
+
+def _open_python_run(path: Path, model: nn.Module | None) -> Opened:
+    """Open a run of ``equifed.train``: a named model, or one that is handed over."""
+    import torch
+
+    from equifed.models.architectures import MODELS, build
+
+    if not (path / MODEL).exists():
+        raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
+    made = read_sealed(path / RUN)
+    if "model" not in made:
+        raise RunFolderError(
+            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can "
+            "be built again without it."
+        )
+    if "samples" not in made:
+        raise RunFolderError(
+            f"{path / RUN} does not say what the samples were like: the engine of this run knew "
+            "vectors alone, or another version wrote it. Load model.safetensors into your module."
+        )
+    told = made["samples"]
+    if model is None and made.get("model_name") not in MODELS:  # no code is loaded from a folder
+        raise RunFolderError(
+            f"{path} was trained with a module of your own ({made['model']:.80}), which the folder "
+            "does not hold; hand it over: equifed.load_predictor(folder, model=module)."
+        )
+    module = copy.deepcopy(model) if model is not None else (
+        build(made["model_name"], tuple(told["input_shape"]), told["outputs"])
+    )  # fmt: skip
+    more = {"link": told["link"], "own": made.get("own")}
+    return told, module.to(getattr(torch, made["dtype"])), more
+
+
+def _open_run(path: Path, model: nn.Module | None) -> Opened:
+    """Open a run of a configuration."""
+    from equifed.engines.own import settle_own
+    from equifed.models.own_part import fitted_loss
+    from equifed.models.predictor import link_of
+
+    config, told = read_run(path)
+    shared, shape = config.model, tuple(told["input_shape"])
+    if shared.get("features") is not None and model is None:
+        raise RunFolderError(
+            f"{path} holds the head on frozen features of {shared['features']['of']}, which takes "
+            "features and no samples. Make them (equifed.features) and hand over the head: "
+            "equifed.load_predictor(folder, model=head)."
+        )
+    module = copy.deepcopy(model) if model is not None else (
+        build_module(config, shape, told["outputs"])
+    )  # fmt: skip
+    loss = SECTIONS["losses"][shared["loss"]].load()
+    part = settle_own(
+        module, loss, len(shape), shared.get("own"), shared["own_steps"], shared.get("own_l2"),
+        shared["l2"],
+    )  # fmt: skip
+    more = {
+        "link": link_of(loss),
+        "loss": fitted_loss(loss) if shared.get("class_weights") is None else None,
+        "own_l2": 0.0 if part is None else part.l2,
+        "own": shared.get("own"),
+    }
+    return told, module.to(dtype_of(config)), more
+
+
+def _read_personalised(path: Path) -> dict[str, Any]:
+    """Return the own parts that were fitted after training; they must belong to this model."""
+    from safetensors.torch import load
+
+    if not (path / PERSONALISED).exists():
+        raise RunFolderError(
+            f"{path} has no {PERSONALISED}: nobody has fitted own parts to its model; do it with: "
+            f"equifed personalise {path}"
+        )
+    told, content = read_sealed(path / PERSONALISED), (path / PERSONAL_PARTS).read_bytes()
+    if told["parts"] != digest(content) or told["model"] != digest((path / MODEL).read_bytes()):
+        raise RunFolderError(
+            f"{path / PERSONALISED} is damaged or belongs to another model than {MODEL}; do it "
+            f"again with: equifed personalise {path}"
+        )
+    parts = load(content)
+    if any(name.startswith("beside:") for name in parts):
+        raise RunFolderError(
+            f"{path / PERSONALISED} has own offsets of version 0.2, which are no longer part of "
+            f"equifed; fit own parts again with: equifed personalise {path}"
+        )
+    return parts
+
+
+def _read_own(path: Path, named: Any) -> dict[str, Any]:
+    """Return the own parts of a run's clients; none where the model has none."""
+    from safetensors.torch import load_file
+
+    if named is None:
+        return {}
+    if not (path / OWN).exists():
+        raise RunFolderError(
+            f"{path} has no {OWN}, and the model has own parts (model.own = "
+            f"{named!r}); without them no client's model can be built again."
+        )
+    return load_file(path / OWN)
+
+
+def load_preparation(out: str | Path) -> Preparation | None:
+    """Return how the data of a run were prepared; None for data that came as arrays.
+
+    It must be the one whose digest ``run.json`` has: another would give other predictions.
+    """
+    path = Path(out) / PREPARATION
+    try:
+        told = read_json(path.parent / RUN)["data"].get("preparation")
+        if told is None and not path.exists():
+            return None
+        found = Preparation.from_json(read_json(path))
+    except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
+    if found.digest() != told:
+        raise RunFolderError(
+            f"{path} is not the preparation that the run was trained with; start the run again."
+        )
+    return found
+
+
+def dtype_of(config: RunConfig) -> Any:
+    """Return the precision of a run's model."""
+    import torch
+
+    return getattr(torch, config.model["dtype"])
+
+
+def read_run(path: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """Return the configuration of a run and what its samples are like, or say what is missing."""
+    for name, cure in (
+        (CONFIG, "only runs of a configuration (equifed run, equifed.run) can be built again"),
+        (MODEL, f"the run has not ended; go on with: equifed resume {path}"),
+    ):
+        if not (path / name).exists():
+            raise RunFolderError(f"{path} has no {name}: {cure}.")
+    told = json.loads((path / RUN).read_text(encoding="utf-8"))
+    if "samples" not in told:
+        raise RunFolderError(
+            f"{path / RUN} does not say what the samples were like, because another version wrote "
+            "it; run the configuration again."
+        )
+    return RunConfig.read(path / CONFIG), told["samples"]
+
+
+def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
+    """Write the model card of a complete run into a folder, and return the file.
+
+    ``trust`` is as for :func:`load_predictor`.
+    """
+    from equifed.models.export import describe
+    from equifed.report import write_card
+
+    path, predictor = Path(folder), load_predictor(folder, trust=trust)
+    config, _ = read_run(path)
+    told, prepared = json.loads((path / RUN).read_text(encoding="utf-8")), predictor.preparation
+    text = write_card(
+        History.load(path, model=False),
+        config.to_dict(),
+        told,
+        describe(predictor),
+        None if prepared is None else prepared.describe(),
+        () if prepared is None else prepared.left_out,
+    )
+    card = Path(out) / CARD
+    card.parent.mkdir(parents=True, exist_ok=True)
+    card.write_text(text, encoding="utf-8")
+    return card
+
+
+# -- new rows ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """One metric of every client on new rows, beside what it was at training.
+
+    Parameters
+    ----------
+    metric : str
+        Its name.
+    split : str, optional
+        Where it was measured at training: test if there was one; None: it was not.
+    clients : tuple of str
+        Those with new rows, in order of appearance.
+    sizes : array of int
+        New rows of each.
+    values, before : array
+        The metric now and then; NaN for a client that did not take part.
+    """
+
+    metric: str
+    split: str | None
+    clients: tuple[str, ...]
+    sizes: Index
+    values: Losses
+    before: Losses
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one record per client."""
+        columns = zip(self.clients, self.sizes, self.values, self.before, strict=True)
+        return [
+            {"client": name, "rows": int(n), "now": float(v), "at_training": float(b),
+             "change": float(v - b)}
+            for name, n, v, b in columns
+        ]  # fmt: skip
+
+
+def evaluate(
+    folder: str | Path, table: Any, client: str | None = None, *, trust: bool = False
+) -> list[Drift]:
+    """Measure the model of a run on new labelled rows, client by client.
+
+    Parameters
+    ----------
+    folder : path
+        Folder of a complete run on a table.
+    table : path, DataFrame or mapping of columns
+        New rows with the target's column and, unless ``client`` names the owner of all of them, the
+        client's column.
+    trust : bool
+        Load the code that the folder names; see :func:`equifed.load_predictor`.
+    """
+    from equifed.engines.evaluate import FederationEvaluator
+    from equifed.models.flat import FlatModel, as_data
+    from equifed.models.own_part import OwnPart
+
+    path, predictor = Path(folder), load_predictor(folder, trust=trust)
+    config, told = read_run(path)
+    federation = _gather(predictor, table, client, told["classes"])
+    dtype, own = dtype_of(config), predictor.own
+    inputs = as_data(federation.train.inputs, dtype, "cpu")
+    loss = SECTIONS["losses"][config.model["loss"]].load()
+    part = OwnPart(tuple(own), "joint", 0.0) if own else None
+    model = FlatModel(predictor.module, loss, inputs[:3], dtype=dtype, own=part)
+    rows = _own_rows(predictor, federation.names, model) if own else None
+    measure = FederationEvaluator(federation, model, ("train",))
+    (found,) = measure(model.flatten(predictor.module), own=rows)
+    history = History.load(path, model=False)
+    return [
+        _compare(metric, values, federation, history) for metric, values in found.metrics.items()
+    ]
+
+
+def _own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> Any:
+    """Return the own part of every client, the mean for those who took no part in training."""
+    import torch
+
+    from equifed.models.predictor import warn_of_strangers
+
+    parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
+    rows = torch.cat(parts, dim=1).to(model.dtype)
+    warn_of_strangers(predictor.own, [name for name in names if name not in predictor.clients])
+    place = {name: k for k, name in enumerate(predictor.clients)}
+    return torch.stack([rows[place[n]] if n in place else rows.mean(0) for n in names])
+
+
+def _gather(
+    predictor: Predictor, table: Any, client: str | None, classes: int | None
+) -> Federation:
+    """Return new rows as a federation of their clients, prepared as the training rows were."""
+    prepared = predictor.preparation
+    if prepared is None:
+        raise RunFolderError(
+            "The run was trained on arrays, whose columns have no names; measure it in Python with "
+            "equifed.load_predictor(folder)."
+        )
+    columns = read_columns(table)
+    if prepared.target.name not in columns:
+        raise DataError(
+            f"The table has no column {prepared.target.name!r}, the target; it has "
+            f"{', '.join(list(columns)[:20])}."
+        )
+    for sentence in find_strangers(predictor, columns, client):
+        warnings.warn(sentence, DataWarning, stacklevel=3)
+    features = predictor.features(columns, client)
+    targets = prepared.encode_target(columns[prepared.target.name])
+    groups = group_rows(_find_owners(columns, prepared.client, client, len(features)))
+    order = np.concatenate(list(groups.values()))
+    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in groups.values()])])
+    values = targets if classes is not None else targets.astype(np.float64)
+    split = Split(features[order], values[order], offsets.astype(np.int64))
+    return Federation("new rows", tuple(groups), split, classes=classes)
+
+
+def find_strangers(
+    predictor: Predictor, columns: dict[str, list[Any]], client: str | None
+) -> list[str]:
+    """Say which categories and clients of new rows no training row had: predictions are guesses."""
+    prepared, told = predictor.preparation, []
+    if prepared is None:
+        return []
+    for column in prepared.columns:
+        if not isinstance(column, CategoryColumn) or column.name not in columns:
+            continue
+        texts = [t for t in name_categories(columns[column.name]) if t is not None]
+        new = [t for t in texts if t not in column.categories]
+        if new:
+            kinds = ", ".join(map(repr, list(dict.fromkeys(new))[:5]))
+            told.append(
+                f"Column {column.name!r}: {len(new)} row(s) hold {kinds}, which training rows had "
+                f"not, or too rarely; they count as {'other' if column.other else 'no category'}."
+            )
+    held = [client] if client is not None else columns.get(prepared.client or "", [])
+    owners = [name for name in held if name is not None]
+    names = [n for n in (() if not owners else group_rows(owners)) if n not in predictor.clients]
+    if names and predictor.clients and not predictor.own:  # own parts say it themselves
+        told.append(
+            f"Client(s) {', '.join(names[:5])} took no part in training ({len(predictor.clients)} "
+            "did): nothing is known about how well the model serves them."
+        )
+    return told
+
+
+def _find_owners(
+    columns: dict[str, list[Any]], title: str | None, client: str | None, count: int
+) -> Sequence[Any]:
+    if client is not None:
+        return [client] * count
+    if title is None or title not in columns:
+        raise DataError(
+            f"The table has no column {title!r} that says whose rows they are; name their owner "
+            "(--client NAME)."
+        )
+    gap = next((k for k, name in enumerate(columns[title]) if name is None), None)
+    if gap is not None:
+        raise DataError(f"Column {title!r} lacks a value in row {gap + 1}; every row has a client.")
+    return columns[title]
+
+
+def _compare(metric: str, values: Losses, federation: Federation, history: History) -> Drift:
+    for split in ("test", "validation", "train"):
+        record = history.last(metric, split)
+        if record is not None:
+            known = dict(zip(history.names, record.values, strict=True))
+            break
+    else:
+        split, known = "", {}
+    before = np.array([known.get(name, np.nan) for name in federation.names])
+    sizes = federation.train.sizes
+    return Drift(metric, split or None, federation.names, sizes, values, before)
