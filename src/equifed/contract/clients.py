@@ -26,8 +26,7 @@ from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactnes
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors as ClientVectors
-from equifed.contract.vectors import multiply_rows
+from equifed.contract.vectors import ClientVectors, multiply_rows
 
 NO_OWN = "these clients have no own parts here"
 NO_MEMORY = "these clients keep no vectors from round to round; use an algorithm without a memory"

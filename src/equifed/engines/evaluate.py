@@ -163,7 +163,7 @@ def _calibrate(samples: SampleScores) -> Calibration | None:
 
 
 MOST_ROWS = 10_000
-"""SampleScores from which the scales of features are measured, evenly taken."""
+"""Samples from which the scales of features are measured, evenly taken."""
 RARE = 0.01
 """A feature that takes one value but for this fraction of the samples hardly varies."""
 
@@ -180,7 +180,7 @@ class FederationEvaluator:
     splits : sequence of str
         Which splits to evaluate; those that the federation lacks are skipped.
     block : int
-        SampleScores per forward pass.
+        Samples per forward pass.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from typing_extensions import override
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.clients import MissingClients, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
-from equifed.contract.evaluation import SPLITS, Details, Evaluation, Hits, SampleMetric
+from equifed.contract.evaluation import Details, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
@@ -178,46 +178,35 @@ class DistributedClients(TorchClients):
         return replace(told, module=load_weights(told.module, self.parameters(x)), own=own)
 
     @override
-    def losses(self, x: Tensor, stream: Stream, batch_size: int | None = None) -> Losses:
-        places, own = self._ask(lambda here: here.losses(x, stream, batch_size))
+    def losses(self, *given: Any, **named: Any) -> Losses:
+        places, own = self._ask(lambda here: here.losses(*given, **named))
         self._book(down=1, up=0, losses=1)
         return self.workers.gather(own, places, len(self.index))
 
     @override
-    def value_and_gradient(
-        self, x: Tensor, stream: Stream, batch_size: int | None = None
-    ) -> tuple[Losses, ClientVectors]:
-        places, own = self._ask(lambda here: here.value_and_gradient(x, stream, batch_size))
+    def value_and_gradient(self, *given: Any, **named: Any) -> tuple[Losses, ClientVectors]:
+        places, own = self._ask(lambda here: here.value_and_gradient(*given, **named))
         self._book(down=1, up=1, losses=1)
         losses, gradients = (None, None) if own is None else own
         return self.workers.gather(losses, places, len(self.index)), self._vectors(gradients)
 
     @override
-    def local_steps(
-        self,
-        x: Tensor,
-        local: LocalSGD,
-        stream: Stream,
-        *,
-        control: ClientVectors | None = None,
-        target: Tensor | None = None,
-        slopes: Weights | None = None,
-    ) -> Moved:
-        work, kept = local.work(), None if control is None else spread(control).own
-        steep = None if slopes is None else slopes[self._places()]
-        more: dict[str, Any] = {"control": kept, "target": target, "slopes": steep}
-        places, own = self._ask(lambda here: here.local_steps(x, work, stream, **more))
+    def local_steps(self, x: Tensor, local: LocalSGD, stream: Stream, **given: Any) -> Moved:
+        work, corrected = local.work(), given.get("control") is not None
+        if corrected:
+            given["control"] = spread(given["control"]).own
+        if given.get("slopes") is not None:
+            given["slopes"] = given["slopes"][self._places()]
+        places, own = self._ask(lambda here: here.local_steps(x, work, stream, **given))
         if self.remembers_own():
             self.own_rows.put(self.index, self._gather_own(places))
-        self._book_local(work, corrected=target is not None)
+        self._book_local(work, corrected)
         thresholds = None
         if work.hinge is not None:
             ends = None if own is None else own.thresholds
             thresholds = self.workers.gather(ends, places, len(self.index))
-        vectors = {
-            kind: self._vectors(None if own is None else getattr(own, kind))
-            for kind in work.results
-        }
+        found = {} if own is None else vars(own)
+        vectors = {kind: self._vectors(found.get(kind)) for kind in work.results}
         return Moved(steps=work.steps_for(self.sizes), thresholds=thresholds, **vectors)
 
     @override
@@ -238,10 +227,8 @@ class DistributedClients(TorchClients):
         return DistributedVectors(self, np.arange(len(self.names)), DenseVectors(rows))
 
     @override
-    def evaluate(
-        self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
-    ) -> list[Evaluation]:
-        return [self._join(part) for part in self._local.evaluate(x, splits, metrics)]
+    def evaluate(self, *given: Any, **named: Any) -> list[Evaluation]:
+        return [self._join(part) for part in self._local.evaluate(*given, **named)]
 
     @override
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
