@@ -1,10 +1,10 @@
 """The table own x engine x algorithm: every cell runs and agrees with the loop, or is refused.
 
-An own part is orthogonal to the algorithm, so that five algorithms are enough: one for each of
-plain steps, stored and fresh control variates, drawn clients and paired losses. Rows are these with
-minibatches, with sampled clients, and with full gradients; columns are own parts by profile losses,
-by joint and by alternating local steps, on the loop, the stacked engine (in chunks, and beyond its
-memory) and a group of processes. Flower's cells are in ``tests/flower/test_own.py``.
+An own part is orthogonal to the algorithm, so that six algorithms are enough: one for each of
+plain steps, stored and fresh control variates, drawn clients, paired losses and curvature. Rows
+are these with minibatches, with sampled clients, and with full gradients; columns are own parts by
+profile losses, by joint and by alternating local steps, on the loop, the stacked engine (in chunks,
+and beyond its memory) and a group of processes. Flower's cells are in ``tests/flower/test_own.py``.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def with_given_steps(algorithm: Any) -> Any:
 
 PLAIN = {
     f"{name}/{kind}": with_given_steps(CASES[f"{name}/{kind}"])
-    for name in ("fedavg", "scaffold", "drfa", "scaff-pd", "rfedfair")
+    for name in ("fedavg", "scaffold", "drfa", "scaff-pd", "rfedfair", "fair-newton")
     for kind in ("plain", "sampled")
+    if f"{name}/{kind}" in CASES
 }
 ROWS: dict[str, AnyAlgorithm] = PLAIN | {
     f"{name}, full": with_full_gradients(algorithm)
@@ -129,6 +130,9 @@ def cells() -> Iterator[Any]:
 @pytest.mark.parametrize(("row", "own", "engine"), [*cells()])
 def test_a_cell_agrees_with_the_loop_or_is_refused_by_name(row: str, own: str, engine: str) -> None:
     ours, theirs = play(ENGINES[engine], row, own), reference(row, own)
+    if row.startswith("fair-newton") and own != "profile":  # no second derivatives of these
+        assert ours == theirs and "FairNewton" in str(ours), ours
+        return
     if isinstance(theirs, str) or isinstance(ours, str):
         assert own == "profile" and ours == theirs and not row.endswith("full")
         assert "own_steps='profile' needs all samples" in str(ours)
