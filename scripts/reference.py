@@ -19,7 +19,7 @@ import click
 from typer.main import get_command
 
 import equifed
-from equifed.cli.looking import list_settings, walk_settings, write_toml
+from equifed.cli.data import list_settings, walk_settings, write_toml
 from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
 from equifed.runs.catalogue import SECTIONS

@@ -13,7 +13,7 @@ import pytest
 from tests.hospitals import SIZES, draw_hospitals, write_hospitals
 from typer.testing import CliRunner, Result
 
-from equifed.cli import starting
+from equifed.cli import run as commands
 from equifed.cli.main import app
 from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
@@ -74,7 +74,7 @@ def test_a_person_is_asked_and_may_accept_the_guess(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_hospitals(tmp_path / "h.csv")
-    monkeypatch.setattr(starting, "_is_terminal", lambda: True)
+    monkeypatch.setattr(commands, "_is_terminal", lambda: True)
     result = equifed("init", path, "--out", tmp_path / "r.toml", typed="\nsmoker\n")
     assert result.exit_code == 0, result.stderr
     data = tomllib.loads((tmp_path / "r.toml").read_text())["data"]
@@ -92,7 +92,7 @@ def test_codes_are_asked_for_or_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert named["prepare"]["categorical"] == ["stage", "ward"]
     names = load_data(named).preparation.feature_names
     assert names == ("x", "stage=1", "stage=2", "stage=3", "ward=u", "ward=v")
-    monkeypatch.setattr(starting, "_is_terminal", lambda: True)
+    monkeypatch.setattr(commands, "_is_terminal", lambda: True)
     asked = equifed("init", path, "--out", out, "--overwrite", typed="\n\nstage\n")
     assert asked.exit_code == 0 and RunConfig.read(out).data == named
     wrong = equifed("init", path, "--out", out, "--overwrite", "--categorical", "none", "--quiet")

@@ -14,11 +14,11 @@ from rich.console import Console
 from tests.cli.test_cli import equifed
 from typing_extensions import override
 
-from equifed.cli.examples import find_examples
-from equifed.cli.watching import show_live, tabulate_look
+from equifed.cli.data import find_examples
+from equifed.cli.run import show_live, tabulate_look
 from equifed.runs import run as runs
 from equifed.runs.config import RunConfig
-from equifed.runs.watching import Look, follow, look_at
+from equifed.runs.watch import Look, follow, look_at
 from equifed.training.files import LOCK
 from equifed.training.history import History
 from equifed.training.trackers import Callback

@@ -29,7 +29,7 @@ from equifed.runs.evidence import pack_evidence
 from equifed.runs.load import evaluate, write_model_card
 from equifed.runs.personalise import fit_newcomer
 from equifed.runs.schema import settings
-from equifed.runs.watching import look_at
+from equifed.runs.watch import look_at
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, read_json, seal
 from equifed.training.folder import (

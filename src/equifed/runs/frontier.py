@@ -24,8 +24,8 @@ from equifed.metrics import (
 from equifed.objectives.base import SaddleObjective
 from equifed.runs.build import build_run, limit_threads
 from equifed.runs.config import RunConfig
+from equifed.runs.path import Walk, objective_of_strength, objectives_between
 from equifed.runs.schema import ConfigError
-from equifed.runs.walk import Walk, objective_of_strength, objectives_between
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
 from equifed.training.show import open_axes

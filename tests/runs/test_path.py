@@ -7,10 +7,10 @@ import pytest
 from tests.optima import interior_point
 from tests.problems import Problem, least_squares, logistic
 
-from equifed.algorithms.continued import Continued, Heard, Trail
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.clients import Clients
 from equifed.objectives import KL, Average, ChiSquare, CVaR, SaddleObjective, WorstCase
+from equifed.runs.path import Continued, Heard, Trail
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap

@@ -1,4 +1,4 @@
-"""The commands about a trained model: ``predict``, ``evaluate``, ``export``."""
+"""The commands about a trained model: ``predict``, ``personalise``, ``export``, ``evidence``..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equifed.cli.terminal import Json, Trust, explain_errors, open_console, print_json
+from equifed.cli.terminal import (
+    Json,
+    Overwrite,
+    Quiet,
+    Trust,
+    explain_errors,
+    open_console,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from equifed.models.predictor import Predictor
@@ -261,3 +269,24 @@ def export(
             files.append(write_model_card(run, folder, trust=trust))
         for path in files:
             typer.echo(path)
+
+
+def evidence(
+    run: RunOnly,
+    out: Annotated[Path | None, typer.Option(help="Zip file to write; RUN-evidence.zip.")] = None,
+    without_model: Annotated[
+        bool, typer.Option("--without-model", help="Leave out the model's parameters.")
+    ] = False,
+    overwrite: Overwrite = False,
+    trust: Trust = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pack what an auditor asks about a run into one zip: files, and which answers what."""
+    with explain_errors():
+        from equifed.runs.evidence import pack_evidence
+
+        path = pack_evidence(
+            run, out, with_model=not without_model, overwrite=overwrite, trust=trust
+        )
+        if not quiet:
+            typer.echo(f"evidence: {path}")

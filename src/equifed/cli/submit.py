@@ -15,17 +15,10 @@ from equifed.cli.terminal import BAD_INPUT, FAILED, INTERRUPTED
 
 
 def ask_sites(
-    do: str,
-    folder: Path,
-    connection: str | None,
-    out: Path | None,
-    nodes: int | None,
-    run_config: list[str] | None,
-    insecure: bool,
-) -> NoReturn:
+    do: str, folder: Path, connection: str | None, out: Path | None, nodes: int | None,
+    run_config: list[str] | None, insecure: bool,
+) -> NoReturn:  # fmt: skip
     """Run an app that does something else than training, on a deployment or here."""
-    from equifed.flower.app_config import read_app_settings
-
     settings = [f'do="{do}"', *(run_config or [])]
     if out is not None:
         if connection is not None and not out.is_absolute():
@@ -35,12 +28,19 @@ def ask_sites(
         if nodes is not None or insecure:
             stop("--nodes and --insecure are for a federation here, not for a deployment.")
         raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
-    try:
-        count = nodes or int(read_app_settings(folder)["clients"])
-    except (OSError, ValueError, KeyError) as error:
-        stop(f"{folder} is no app of equifed: {error}")
+    count = count_nodes(folder, nodes)
     settings.append(f"clients={count}")
     raise typer.Exit(run_here(folder, count, settings, None, insecure, False))
+
+
+def count_nodes(folder: Path, nodes: int | None) -> int:
+    """Return how many nodes an app is for."""
+    from equifed.flower.app_config import read_app_settings
+
+    try:
+        return nodes or int(read_app_settings(folder)["clients"])
+    except (OSError, ValueError, KeyError) as error:
+        stop(f"{folder} is no app of equifed: {error}")
 
 
 def run_here(

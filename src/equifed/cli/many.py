@@ -1,7 +1,9 @@
-"""The commands about many runs: ``report``, ``compare``, ``sweep``."""
+"""The commands about many runs: ``report``, ``compare``, ``sweep``, ``frontier``, ``demo``."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 from equifed.cli.terminal import (
     Baseline,
     Config,
+    Every,
     Jobs,
     Json,
     Overwrite,
@@ -19,8 +22,8 @@ from equifed.cli.terminal import (
     explain_errors,
     open_console,
     print_json,
+    tell_end,
 )
-from equifed.cli.watching import Every, follow_report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,11 +66,43 @@ def report(
             typer.echo(f"report: {path}")
 
 
-def write_run_report(folder: Path) -> Path:
-    """Write ``report.html`` into a run's folder, with a page per participant."""
-    from equifed.report import build, read_methods, write_report
+def follow_report(
+    folders: Sequence[Path],
+    write: Callable[[float | None], Path],
+    every: float,
+    quiet: bool = False,
+) -> Path:
+    """Write a report again and again while runs go on; the page reloads itself until the last."""
+    page: Path | None = None
+    for going in _watch_all(folders, every):
+        page = write(every if going else None)
+        if going and not quiet:
+            typer.echo(f"report: {page}; written again every {every:g} s until the run has ended")
+            quiet = True  # said once
+    assert page is not None
+    return page
 
-    return write_report(build(read_methods([folder])), folder / "report.html", per_client=True)
+
+def _watch_all(folders: Sequence[Path], every: float) -> Iterator[bool]:
+    """Tell at every look whether any of the runs goes on; the last answer is no."""
+    from equifed.runs.watch import look_at
+    from equifed.training.files import RunFolderError
+
+    for folder in folders:
+        if not (folder / "rounds.csv").exists():
+            raise RunFolderError(
+                f"{folder} is not the folder of one run, which --watch follows: rounds.csv is "
+                "missing."
+            )
+    while True:
+        looks = [look_at(folder) for folder in folders]
+        going = any(look.stage == "running" for look in looks)
+        yield going
+        if not going:
+            for folder, look in zip(folders, looks, strict=True):
+                tell_end(folder, look)
+            return
+        time.sleep(every)
 
 
 def compare(
@@ -176,6 +211,24 @@ def sweep(
             points = runs.list_points(made, parsed)
             print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
         _show_end(made, out / "frontier.html", quiet or json)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the three runs.")] = Path("equifed-demo"),
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every method.")] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train FedAvg, SCAFFOLD and SCAFF-PD on three clients with real images, and compare."""
+    with explain_errors(f"equifed demo --out {out} --overwrite"):
+        from equifed.cli.demo import print_demo, run_demo, summarise
+
+        found = run_demo(out, rounds, overwrite, open_console(quiet))
+        if json:
+            print_json(summarise(found))
+        else:
+            print_demo(found, out, open_console(quiet, stdout=True))
 
 
 def _show_end(made: Report, page: Path, quiet: bool) -> None:

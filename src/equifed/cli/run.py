@@ -1,0 +1,352 @@
+"""The commands of one run: ``init``, ``run``, ``resume``, ``watch``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from equifed.cli.terminal import (
+    Config,
+    Every,
+    Folder,
+    Json,
+    Overwrite,
+    Quiet,
+    Set,
+    Trust,
+    Workers,
+    complete_names,
+    explain_errors,
+    open_console,
+    print_json,
+    tell_end,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from equifed.data.infer import Guess
+    from equifed.runs.config import RunConfig
+    from equifed.runs.watch import Look
+    from equifed.training.history import History
+
+Rows = Annotated[Path, typer.Argument(help="CSV or Parquet file, one row a sample.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="Same as --set engine.name=NAME.", autocompletion=complete_names("engines")),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Follow the run elsewhere; see: equifed list trackers.",
+        autocompletion=complete_names("trackers"),
+    ),
+]
+
+
+def init(
+    table: Rows,
+    client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of numbers that are codes; may be repeated. Text always is."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Look at a table and write a commented configuration for it, ready to run."""
+    with explain_errors():
+        from equifed.runs.init import write_first_config
+
+        if out.exists() and not overwrite:
+            raise ValueError(f"{out} is there already; give --overwrite, or another --out.")
+        ask = not (quiet or json) and _is_terminal()
+        guess = _guess(table, client, target, categorical or [], ask)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(write_first_config(guess, table, out), encoding="utf-8")
+        _try(out)
+        if json:
+            print_json({"out": str(out), **asdict(guess)})
+        elif not quiet:
+            typer.echo("\n".join(_describe(guess, out)))
+
+
+def _guess(
+    table: Path, client: str | None, target: str | None, coded: list[str], ask: bool
+) -> Guess:
+    """Return what the columns are: as given, as answered, else as guessed."""
+    from equifed.data.columns import read_columns
+    from equifed.data.infer import (
+        choose_categories,
+        guess_client,
+        guess_columns,
+        guess_target,
+        look_at,
+    )
+
+    columns = read_columns(table)
+    looks = {name: look_at(values) for name, values in columns.items()}
+    rows = len(next(iter(columns.values())))
+    if client is None:
+        found = guess_client({k: v for k, v in looks.items() if k != target}, rows)
+        client = _choose("client", "Whose row is it", found, list(columns), ask)
+    if target is None:
+        found = guess_target(looks, client)
+        target = _choose("target", "What is to be predicted", found, list(columns), ask)
+    guess = guess_columns(columns, client, target)
+    if ask and guess.codes and not coded:
+        question = f"Few whole numbers: {', '.join(guess.codes)}. Which are codes, not amounts"
+        answer = typer.prompt(f"{question}? Columns", default="none", err=True)
+        coded = [] if answer == "none" else [c.strip() for c in answer.split(",") if c.strip()]
+    return choose_categories(guess, columns, coded)
+
+
+def _choose(what: str, question: str, found: Sequence[str], columns: list[str], ask: bool) -> str:
+    if ask:
+        typer.echo(f"Columns: {', '.join(columns)}", err=True)
+        answer = typer.prompt(f"{question}? Column", default=found[0] if found else None, err=True)
+        return str(answer)
+    if not found:
+        raise ValueError(
+            f"No column looks like the {what}; name it with --{what} COLUMN, one of "
+            f"{', '.join(columns)}."
+        )
+    return found[0]
+
+
+def _try(out: Path) -> None:
+    """Load the data as the configuration says, so that what is wrong is said now."""
+    from equifed.runs.build import load_data
+    from equifed.runs.config import RunConfig
+
+    try:
+        load_data(RunConfig.read(out).data)
+    except ValueError as error:
+        raise ValueError(
+            f"wrote {out}, but its data cannot be loaded yet: {error} Correct the table, or the "
+            "file."
+        ) from None
+
+
+def _describe(guess: Guess, out: Path) -> list[str]:
+    """Return what was found, for a person to check."""
+    lines = [
+        f"client      {guess.client}",
+        f"target      {guess.target} ({guess.task})",
+        f"features    {', '.join(guess.features)}",
+        *(f"left out    {name}: {reason}" for name, reason in guess.left_out.items()),
+        *(f"look at     {remark}" for remark in guess.remarks),
+    ]
+    if guess.groups:
+        lines.append(f"split       all rows of one {guess.groups[0]} stay together")
+    return [*lines, f"wrote {out}; next: equifed run {out}"]
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def run(
+    config: Config,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; runs/CONFIG-SEED.")] = None,
+    settings: Set = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set seed=N.")] = None,
+    engine: Engine = None,
+    device: Annotated[str | None, typer.Option(help="Same as --set engine.device=D.")] = None,
+    workers: Workers = 1,
+    track: Track = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html and a page per participant.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it will take, and write nothing.")
+    ] = False,
+    with_alone: Annotated[
+        bool | None,
+        typer.Option(
+            "--with-alone/--no-alone",
+            help="Fit every client's own model, to compare; by default for small linear models.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train what a configuration file describes."""
+    if with_alone and workers > 1:
+        raise typer.BadParameter("own models are fitted in one process; leave out --workers.")
+    if workers > 1 and not dry_run:
+        _run_in_processes(workers, "--engine", "distributed")
+    alone = None if with_alone is None else str(with_alone).lower()
+    shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device, "with_alone": alone}
+    overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
+    with explain_errors():
+        from equifed.runs import run as runs
+        from equifed.runs.config import RunConfig
+        from equifed.training.trackers import ProgressBar
+
+        parsed = RunConfig.read(config, [*(settings or []), *overrides])
+        for address, file in parsed.loaded_code:
+            typer.echo(f"loads {address} from {file}", err=True)
+        if dry_run:
+            _show_estimate(parsed, workers, json)
+            return
+    folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
+    with explain_errors(run=folder):
+        with ProgressBar(open_console(quiet), config.stem) as bar:
+            history = runs.run(
+                parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
+            )
+        if report and runs.is_first():
+            from equifed.report import build, read_methods, write_report
+
+            page = folder / "report.html"
+            write_report(build(read_methods([folder])), page, per_client=True)
+        _show_end(history, folder, quiet, json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    workers: Workers = 1,
+    accept_config: Annotated[
+        bool, typer.Option("--accept-config", help="Go on under a config.toml that was changed.")
+    ] = False,
+    trust: Trust = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Go on with a run that was interrupted, to the same end that it would have had."""
+    if not trust and sys.stdin.isatty():
+        trust = _ask_for_trust(folder)
+    if workers > 1:
+        _run_in_processes(workers, *(["--trust"] if trust else []))
+    with explain_errors(run=folder):
+        from equifed.runs import run as runs
+        from equifed.training.folder import is_complete
+        from equifed.training.trackers import ProgressBar
+
+        complete = is_complete(folder)
+        with ProgressBar(open_console(quiet), folder.name) as bar:
+            history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
+        if complete and not quiet:
+            typer.echo(f"{folder} is complete; there is nothing to go on with.", err=True)
+        _show_end(history, folder, quiet, json)
+
+
+def _ask_for_trust(folder: Path) -> bool:
+    """Show what code a run's configuration names, and ask whether to load it."""
+    from equifed.training.files import refuse_links
+    from equifed.training.folder import find_code
+
+    with explain_errors(run=folder):
+        refuse_links(folder)
+        code = find_code(folder)
+    for address in code:
+        typer.echo(f"{folder} loads {address}", err=True)
+    return bool(code) and typer.confirm("Load and run it?", err=True)
+
+
+def _run_in_processes(workers: int, *more: str) -> None:
+    """Run this very command in several processes instead, and leave with their status."""
+    from equifed.runs.run import drop_option, run_workers
+
+    arguments = [*drop_option(sys.argv[1:], "--workers"), *more]
+    raise typer.Exit(run_workers(workers, arguments))
+
+
+def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
+    """Show the clients, what happened to them, and where the run is."""
+    from equifed.training.show import describe_events, print_line, tabulate_clients
+
+    if json:
+        measured = {(record.split, record.metric) for record in history.metrics}
+        clients: dict[str, dict[str, dict[str, float]]] = {}
+        for split, metric in sorted(measured):
+            clients.setdefault(split, {})[metric] = history.per_client(metric, split)
+        print_json({"folder": str(folder), "summary": history.summary(), "clients": clients})
+        return
+    out = open_console(quiet, stdout=True)
+    if history.main_metric() is not None:
+        out.print(tabulate_clients({folder.name: history}))
+    for line in describe_events(history):
+        print_line(out, line, "yellow")
+    print_line(out, f"run folder: {folder}")
+
+
+def _show_estimate(config: RunConfig, workers: int, json: bool) -> None:
+    """Print what a run will take."""
+    from equifed.runs.init import estimate
+
+    found = estimate(config)
+    if json:
+        print_json({**asdict(found), "minutes": found.seconds / 60})
+        return
+    typer.echo("\n".join(found.describe()))
+    if workers > 1:
+        typer.echo(f"            in one process; {workers} workers share the time of the rounds")
+
+
+def watch(run: Folder, every: Every = 1.0) -> None:
+    """Follow a run that another process does: rounds, worst client, gap, who is missing."""
+    with explain_errors():
+        from equifed.runs.watch import follow
+
+        console = open_console(stdout=True)
+        if console.is_terminal:
+            last = show_live(run, every)
+        else:
+            last = None
+            for look in follow(run, every):
+                if last is None or look.round != last.round or look.stage != last.stage:
+                    typer.echo(look.to_line())
+                last = look
+        tell_end(run, last)
+
+
+def show_live(run: Path, every: float) -> Look | None:
+    """Draw the looks over each other, and return the last one."""
+    from rich.live import Live
+
+    from equifed.runs.watch import follow
+
+    last = None
+    with Live(console=open_console(stdout=True), auto_refresh=False) as live:
+        for look in follow(run, every):
+            live.update(tabulate_look(run, look), refresh=True)
+            last = look
+    return last
+
+
+def tabulate_look(run: Path, look: Look) -> Table:
+    """Return a look as a terminal shows it."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    from equifed.contract.names import show_text
+    from equifed.training.show import describe_events
+
+    of = "" if look.planned is None else f" of {look.planned}"
+    rows = {
+        "round": f"{look.round}{of}, {look.stage}",
+        "objective": look.describe_objective(),
+        "certified gap": look.describe_gap(),
+        "worst client": look.describe_worst(),
+        "missing": look.describe_missing(),
+    }
+    table = Table(title=Text(show_text(str(run))), box=SIMPLE, show_header=False)
+    for name, value in rows.items():
+        loud = name == "missing" and look.list_missing()
+        table.add_row(name, Text(show_text(value), style="bold yellow" if loud else ""))
+    for line in describe_events(look.history)[-5:]:
+        table.add_row("", Text(show_text(line), style="dim"))
+    return table
