@@ -17,7 +17,7 @@ from tests.problems import (
     regression,
 )
 
-from equifed.algorithms import ScaffPD
+from equifed.algorithms import FairNewton
 from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -263,9 +263,9 @@ def test_second_derivatives_are_declined_where_own_parts_move_by_local_steps() -
         assert isinstance(found, str) and "own parameters" in found
 
 
-def test_scaff_pd_takes_steps_in_the_metric_of_profile_losses() -> None:
+def test_fair_newton_takes_steps_in_the_metric_of_profile_losses() -> None:
     """As many rounds as Newton's method for the average of squared losses: one, to rounding."""
     here = clients("squared", "stacked")
-    history = train(ScaffPD(Average()), here, rounds=3)
+    history = train(FairNewton(Average()), here, rounds=3)
     gaps = [record.numbers["gap"] for record in history.rounds]
     assert gaps[1] < 1e-12 * history.rounds[1].objective
