@@ -155,7 +155,6 @@ MODULES = [
     for name in (
         "equifed.steps.automatic",
         "equifed.algorithms.safeguarded",
-        "equifed.algorithms.fair_newton",
     )
     if importlib.util.find_spec(name) is not None
 ]
@@ -174,7 +173,7 @@ def in_code(name: str) -> set[float]:
 
 
 def test_section_5_has_its_table() -> None:
-    wanted = {"horizon", "coupling", "patience", "DECAY", "GRACE", "MUCH_WORSE", "WORSE", "memory"}
+    wanted = {"horizon", "coupling", "patience", "DECAY", "GRACE", "MUCH_WORSE"}
     assert wanted <= set(CONSTANTS)
 
 

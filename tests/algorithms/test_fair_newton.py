@@ -179,6 +179,7 @@ def test_the_average_of_logistic_losses_is_newtons_method() -> None:
     [
         (lambda: FairNewton(CVaR(0.5), metric="best"), "one of auto, diagonal, low-rank, full"),
         (lambda: FairNewton(QFair(1.0)), r"weights with a fixed sum.*use ScaffPD"),
+        (lambda: FairNewton(ChiSquare(0.1, QFair(1.0))), r"weights with a fixed sum.*use ScaffPD"),
         (lambda: FairNewton(CVaR(0.5), patience=0), "patience must be at least 1"),
     ],
 )

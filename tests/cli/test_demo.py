@@ -29,7 +29,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict], Pat
 def test_json_has_exactly_the_promised_form(demo: tuple[dict[str, dict], Path]) -> None:
     numbers, _ = demo
     assert list(numbers) == ["methods"]
-    assert list(numbers["methods"]) == ["fedavg", "scaffold", "scaff-pd"]
+    assert list(numbers["methods"]) == ["fedavg", "scaffold", "scaff-pd", "fair-newton"]
     for method in numbers["methods"].values():
         assert list(method) == ["average", "worst", "clients"]
         clients = method["clients"]
@@ -43,8 +43,8 @@ def test_worst_client_gains_five_points_for_at_most_two_and_a_half(
 ) -> None:
     methods = demo[0]["methods"]
     for plain in ("fedavg", "scaffold"):  # SCAFFOLD finds the average's optimum without drift
-        assert methods["scaff-pd"]["worst"] >= methods[plain]["worst"] + 0.05
-        assert methods["scaff-pd"]["average"] >= methods[plain]["average"] - 0.025
+        assert methods["fair-newton"]["worst"] >= methods[plain]["worst"] + 0.05
+        assert methods["fair-newton"]["average"] >= methods[plain]["average"] - 0.025
 
 
 def test_every_method_leaves_a_run_folder(demo: tuple[dict[str, dict], Path]) -> None:
@@ -53,7 +53,8 @@ def test_every_method_leaves_a_run_folder(demo: tuple[dict[str, dict], Path]) ->
         history = History.load(out / method)
         assert history.per_client() == numbers["methods"][method]["clients"]
         first, *others = (r.exchanges for r in history.rounds)
-        assert first <= 3 and max(others) <= 2  # what a round costs: the first looks around
+        assert first <= (18 if method == "scaff-pd" else 3)  # the first looks around
+        assert max(others) <= 2
         assert RunConfig.read(out / method / "config.toml").algorithm["name"] == method
 
 
@@ -61,15 +62,15 @@ def test_the_fair_method_ends_proved_in_a_tenth_of_the_rounds(
     demo: tuple[dict[str, dict], Path],
 ) -> None:
     _, out = demo
-    history = History.load(out / "scaff-pd")
+    history = History.load(out / "fair-newton")
     last = history.rounds[-1]
     assert len(history.rounds) <= ROUNDS / 10
     assert last.numbers["gap"] <= NEAR * last.objective
     assert "within" in str(history.describe_certificate())
 
 
-def test_the_example_is_the_demo_run_of_scaff_pd() -> None:
-    example, demo = RunConfig.read(EXAMPLE), configure("scaff-pd")
+def test_the_example_is_the_demo_run_of_fair_newton() -> None:
+    example, demo = RunConfig.read(EXAMPLE), configure("fair-newton")
     assert example.model.pop("loss") == "cross_entropy"
     assert demo.model.pop("loss") == "auto"  # which is cross_entropy for classes
     assert example == demo
@@ -83,5 +84,5 @@ def test_existing_demo_is_refused_and_then_replaced(tmp_path: Path) -> None:
     assert "already holds a run" in again.stderr
     shown = CliRunner().invoke(app, [*options, "--overwrite"])
     assert shown.exit_code == 0
-    for word in ("T-shirt", "pullover", "shirt", "average", "worst", "fedavg", "scaff-pd"):
+    for word in ("T-shirt", "pullover", "shirt", "average", "worst", "fedavg", "fair-newton"):
         assert word in shown.stdout

@@ -27,7 +27,7 @@ def clients(l2: float = 0.05) -> Clients:
 
 
 def walk(**options: object) -> Frontier:
-    return ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients(), **options)  # type: ignore[arg-type]
+    return ef.frontier(ef.FairNewton(ef.objectives.Average()), clients(), **options)  # type: ignore[arg-type]
 
 
 def test_the_ends_are_average_and_worst_case() -> None:
@@ -37,7 +37,7 @@ def test_the_ends_are_average_and_worst_case() -> None:
         (path.points[-1], ef.objectives.WorstCase()),
     ):
         alone = ef.train(
-            ef.ScaffPD(objective),
+            ef.FairNewton(objective),
             clients(),
             rounds=200,
             stop=[StopAtGap(0.005, relative=True)],
@@ -70,7 +70,7 @@ def test_every_point_is_within_its_gap_of_an_interior_point_solution(
     problem = make(3, n=6, d=4, l2=0.05)
     behind = problem.clients()
     path = ef.frontier(
-        ef.ScaffPD(ef.objectives.Average()), behind, points=6, split="train", metric="loss"
+        ef.FairNewton(ef.objectives.Average()), behind, points=6, split="train", metric="loss"
     )
     assert path.rounds < sum(len(p.history.rounds) for p in path.points)  # it is walked, not begun
     for found in path.points:
@@ -100,12 +100,12 @@ def test_twelve_points_cost_less_than_four_cold_runs(name: str, l2: float) -> No
     }[name]()
     behind = ef.simulate(data, "logistic", l2=l2)
     before = behind.traffic.totals()[0]
-    path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), behind)
+    path = ef.frontier(ef.FairNewton(ef.objectives.Average()), behind)
     assert path.exchanges == behind.traffic.totals()[0] - before  # nothing is left out
     assert all(p.gap is not None for p in path.points)
     runs = [
         ef.train(
-            ef.ScaffPD(p.objective),
+            ef.FairNewton(p.objective),
             behind,
             rounds=200,
             stop=StopAtGap(0.005, relative=True),
@@ -117,7 +117,7 @@ def test_twelve_points_cost_less_than_four_cold_runs(name: str, l2: float) -> No
     assert path.exchanges < 4 * np.median([sum(r.exchanges for r in rounds) for rounds in runs])
 
 
-def test_rounds_without_a_metric_are_those_of_runs_one_after_the_other() -> None:
+def test_rounds_of_others_are_those_of_runs_one_after_the_other() -> None:
     chosen = ef.ScaffPD(ef.objectives.Average())
     path = ef.frontier(chosen, clients(), points=3, rounds=4)
     x = None
@@ -135,7 +135,7 @@ def test_rounds_without_a_metric_are_those_of_runs_one_after_the_other() -> None
 
 
 def test_points_without_a_certificate_take_their_rounds_and_no_more() -> None:
-    path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients(0.0), points=3, rounds=2)
+    path = ef.frontier(ef.FairNewton(ef.objectives.Average()), clients(0.0), points=3, rounds=2)
     assert [p.gap for p in path.points] == [None] * 3
     assert [len(p.history.rounds) for p in path.points] == [2, 2, 2]
     assert all(not p.way for p in path.points)
@@ -144,7 +144,7 @@ def test_points_without_a_certificate_take_their_rounds_and_no_more() -> None:
 def test_a_run_of_a_point_tells_what_it_is() -> None:
     path = walk(points=3)
     told = path.points[1].history.provenance["algorithm"]
-    assert (told["name"], told["objective"]["name"]) == ("ScaffPD", "ChiSquare")
+    assert (told["name"], told["objective"]["name"]) == ("FairNewton", "ChiSquare")
     assert [len(p.way) > 0 for p in path.points] == [False, False, True]
     assert all("continued" in p.history.rounds[0].numbers for p in path.points[1:])
 
@@ -166,7 +166,7 @@ def test_the_rule() -> None:
 
 
 def test_what_is_refused() -> None:
-    average = ef.ScaffPD(ef.objectives.Average())
+    average = ef.FairNewton(ef.objectives.Average())
     for options, message in (
         ({"split": "test"}, "not tested by them"),
         ({"points": 1}, "at least two"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
-from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
+from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.metric import (
     MetricKind,
     MetricSizes,
@@ -102,7 +103,7 @@ class FairNewton:
         if self.metric not in get_args(MetricKind):
             known = ", ".join(get_args(MetricKind))
             raise ValueError(f"FairNewton metric must be one of {known}, got {self.metric!r}.")
-        if isinstance(self.objective, FreeSum):
+        if math.isinf(self.objective.l1_norm(2)):
             raise ValueError(
                 f"FairNewton needs weights with a fixed sum, which {self.objective!r} has not; "
                 "use ScaffPD."
