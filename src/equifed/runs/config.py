@@ -54,6 +54,11 @@ MOST_THREADS = 1024
 # -- the settings of each table ---------------------------------------------------------------
 
 
+SCAFF_PD_WORK = {"lr": 1.0, "steps": 8, "proximal": 0.0, "correction": 1.0}
+AUTOMATIC = {"name": "auto", "horizon": 4.0, "coupling": 0.7, "probe": 32}
+"""What version 0.2 wrote for SCAFF-PD when it ran the second-order method."""
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """Settings that every data set has."""
@@ -232,10 +237,12 @@ class RunConfig(Plain):
         Relative paths of data are taken from the folder of the file, and code of one's own is
         looked for there first.
         """
-        table = read_table(Path(path))
+        table, folder = read_table(Path(path)), Path(path).parent
+        if (folder / "run.json").exists():  # a run's own, perhaps of an earlier version
+            table = in_words_of_today(table)
         for override in overrides:
             apply_override(table, override)
-        return cls.from_dict(table, base=Path(path).parent)
+        return cls.from_dict(table, base=folder)
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], base: Path | None = None) -> Self:
@@ -276,6 +283,27 @@ def read_table(path: Path) -> Table:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path} is not a TOML file: {error}"]) from error
+
+
+def in_words_of_today(table: Any) -> Any:
+    """Return the settings of a run of version 0.2 as this version has them; others as they are.
+
+    >>> in_words_of_today({"name": "scaff-pd", "metric": "none", "local": {"average": False}})
+    {'name': 'scaff-pd', 'local': {}}
+    """
+    if not isinstance(table, Mapping):
+        return table
+    gone = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
+    new = {k: in_words_of_today(v) for k, v in table.items() if k not in gone}
+    if new.get("name") == "remembering":
+        return new["algorithm"]
+    if "metric" in new and str(new.get("name")).startswith("scaff-pd"):
+        metric, chosen = new.pop("metric"), {"name", "objective", "patience"}
+        plain = new.get("local") == SCAFF_PD_WORK and new.get("steps") == AUTOMATIC
+        if metric != "none" and plain and new.get("participation") == 1.0:
+            kept = {k: v for k, v in new.items() if k in chosen}
+            new = {**kept, "name": "fair-newton", "metric": metric}
+    return {**new, "init": "given"} if new.get("init") == "own" else new
 
 
 def read_data(name: str, overrides: Iterable[str] = ()) -> Table:
