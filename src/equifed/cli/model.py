@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,26 +152,35 @@ def personalise(
         if json:
             print_json({"run": str(run), **found.to_dict()})
             return
-        from rich.table import Table
-
-        console = open_console(stdout=True)
         title = f"{found.metric or 'no test split, nothing measured'}: before and after"
-        table = Table(title=title, title_justify="left", box=None)
-        table.add_column("client")
-        table.add_column("fitted on")
-        for title in ("test", "before", "after", "change", "95 % limits"):
-            table.add_column(title, justify="right")
-        for row in found.rows():
-            limits = "" if row["lower"] is None else f"{row['lower']:+.3g} to {row['upper']:+.3g}"
-            shown = (_show_or_blank(row[k], s) for k, s in (("before", ""), ("after", ""),
-                                                            ("change", "+")))  # fmt: skip
-            table.add_row(row["client"], row["fitted_on"], str(row["test"]), *shown, limits)
-        console.print(table)
-        average = found.average
-        if average is not None:
+        right = ("test", "before", "after", "change", "95 % limits")
+        _print_table(title, ("client", "fitted on"), right, map(_list_changes, found.rows()))
+        if (average := found.average) is not None:
             told = f"{average.lower:+.3g} to {average.upper:+.3g}"
             typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
         typer.echo(f"{describe(found)}: {path}", err=True)
+
+
+def _list_changes(row: dict[str, Any]) -> list[str]:
+    limits = "" if row["lower"] is None else f"{row['lower']:+.3g} to {row['upper']:+.3g}"
+    shown = [_show(row["before"]), _show(row["after"]), _show(row["change"], "+")]
+    return [row["client"], row["fitted_on"], str(row["test"]), *shown, limits]
+
+
+def _print_table(
+    title: str, left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """Print a table whose first columns are text and whose others are numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None)
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    open_console(stdout=True).print(table)
 
 
 def _personalise_newcomer(
@@ -201,10 +211,6 @@ def _personalise_newcomer(
     )
 
 
-def _show_or_blank(value: float | None, sign: str) -> str:
-    return "" if value is None else _show(value, sign)
-
-
 def evaluate(
     run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False, json: Json = False
 ) -> None:
@@ -217,24 +223,19 @@ def evaluate(
             measured = {d.metric: {"split": d.split, "clients": d.rows()} for d in found}
             print_json({"run": str(run), "rows": str(rows), "metrics": measured})
             return
-        from rich.table import Table
-
         for drift in found:
             then = f"at training ({drift.split})" if drift.split else "at training"
-            table = Table(title=f"{drift.metric} on {rows}", title_justify="left", box=None)
-            table.add_column("client")
-            for title in ("rows", "now", then, "change"):
-                table.add_column(title, justify="right")
-            for row in drift.rows():
-                numbers = [row["now"], row["at_training"]]
-                table.add_row(
-                    row["client"], str(row["rows"]), *map(_show, numbers), _show(row["change"], "+")
-                )
-            open_console(stdout=True).print(table)
+            lines = (
+                (row["client"], str(row["rows"]), _show(row["now"]), _show(row["at_training"]),
+                 _show(row["change"], "+"))
+                for row in drift.rows()
+            )  # fmt: skip
+            title, right = f"{drift.metric} on {rows}", ("rows", "now", then, "change")
+            _print_table(title, ("client",), right, lines)
 
 
-def _show(value: float, sign: str = "") -> str:
-    return "" if math.isnan(value) else f"{value:{sign}.4g}"
+def _show(value: float | None, sign: str = "") -> str:
+    return "" if value is None or math.isnan(value) else f"{value:{sign}.4g}"
 
 
 def export(

@@ -340,11 +340,11 @@ def is_small_and_convex(clients: Any, data: Federation) -> bool:
     return few and little and base_loss(model.loss) in CONVEX
 
 
-def wants_alone(asked: WithAlone, built: Run) -> bool:
+def wants_alone(built: Run) -> bool:
     """Tell whether to fit own models; refuse, before anything is trained, what has none."""
+    asked, splits = built.config.with_alone, built.config.evaluate.splits
     if asked == "auto":
-        measured = bool(built.config.evaluate.splits)
-        return measured and is_small_and_convex(built.clients, built.federation)
+        return bool(splits) and is_small_and_convex(built.clients, built.federation)
     if not asked:
         return False
     model = built.clients.model
@@ -356,12 +356,12 @@ def wants_alone(asked: WithAlone, built: Run) -> bool:
             f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "
             "equifed.alone(..., algorithm=), or leave out --with-alone."
         )
-    if not built.config.evaluate.splits:
+    if not splits:
         raise ValueError("Own models are compared by what is measured: give evaluate.splits.")
     return True
 
 
-def add_alone(history: History, built: Run, out: Path | None) -> None:
+def add_alone(history: History, built: Run, out: Path | None) -> History:
     """Fit own models beside a trained run; write them into its folder, if any, and finish it.
 
     Where own models cannot be fitted, the shared one is still there; a kill leaves the folder
@@ -376,12 +376,12 @@ def add_alone(history: History, built: Run, out: Path | None) -> None:
         if folder is not None:
             folder.finish(history.summary(), history.parameters, history.own)
         raise
-    if folder is None:
-        return
-    if event is not None:
-        folder.event(event)
-        folder.alone(history.alone)
-    folder.finish(history.summary(), history.parameters, history.own)
+    if folder is not None:
+        if event is not None:
+            folder.event(event)
+            folder.alone(history.alone)
+        folder.finish(history.summary(), history.parameters, history.own)
+    return history
 
 
 def fit_alone(

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from equifed.algorithms.guarded import guard_algorithm
 from equifed.algorithms.measured_step import with_measured_step
@@ -19,7 +20,11 @@ from equifed.contract.local import LocalSGD, uses_minibatches
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Holdout
+from equifed.engines.evaluate import check_metrics
+from equifed.engines.in_process import describe_data, describe_samples
+from equifed.engines.own import settle_own
 from equifed.metrics.metric import Metric, as_metrics
+from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
 from equifed.runs.addresses import load_address
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
@@ -74,9 +79,6 @@ class Run:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """What the numbers depend on beside the configuration; samples as the model needs them."""
-        from equifed.engines.in_process import describe_data, describe_samples
-        from equifed.models.losses import outputs_for
-
         data, loss = self.federation, self.config.model["loss"]
         return {
             "format": FORMAT,
@@ -89,8 +91,6 @@ class Run:
 @contextmanager
 def limit_threads(count: int | None) -> Iterator[None]:
     """Let torch use so many processor threads in a block; None: as many as it does."""
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -140,9 +140,6 @@ def build_run(config: RunConfig) -> Run:
 
 
 def _build(config: RunConfig) -> Run:
-    import torch
-
-    from equifed.models.losses import resolve_loss
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     data = freeze_features(config, shared.features, load_data(config.data))
@@ -166,10 +163,6 @@ def _build(config: RunConfig) -> Run:
 def _build_engine(
     config: RunConfig, shared: ModelSettings, data: Federation, algorithm: AnyAlgorithm
 ) -> Clients:
-    import torch
-
-    from equifed.engines.own import settle_own
-    from equifed.models.losses import outputs_for, weigh_classes
 
     with blame("model.loss: "):
         outputs = outputs_for(data, shared.loss)
@@ -237,7 +230,6 @@ def measure_step(
 
 
 def _check_device(device: str) -> None:
-    import torch
 
     try:
         kind = torch.device(device).type
@@ -248,7 +240,6 @@ def _check_device(device: str) -> None:
 
 
 def _check_metrics(config: RunConfig, data: Federation) -> None:
-    from equifed.engines.evaluate import check_metrics
 
     loss = SECTIONS["losses"][config.model["loss"]].load()
     with blame("evaluate.metrics: "):

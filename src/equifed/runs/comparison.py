@@ -8,9 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from rich.console import Console
+from torch import nn
 
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.evaluation import SPLITS
@@ -20,7 +22,6 @@ from equifed.data.federation import Federation
 from equifed.metrics import Interval
 from equifed.metrics.metric import Metric
 from equifed.report import (
-    DASH,
     PLAN,
     Method,
     Report,
@@ -40,17 +41,6 @@ from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
 from equifed.training.missing import TrainingError
 from equifed.training.show import open_axes, tabulate_history
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from torch import nn
-
-SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}",
-    "±": r"$\pm$", "\N{MINUS SIGN}": "$-$", "∞": r"$\infty$", DASH: "--",
-    "\N{NO-BREAK SPACE}": "~",
-}  # fmt: skip
-"""What LaTeX has for characters."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,20 +92,6 @@ class Comparison:
         ax.set(xlabel="round", ylabel=f"{scale.split} {scale.kind.label}")
         ax.legend()
         return ax
-
-    def to_latex(self) -> str:
-        """Return the comparison as a LaTeX table: a row per measure, a column per method.
-
-        Where it is known, the half width of the 95 % interval over seeds stands behind ±.
-        """
-        table = self._table()
-        lines = [r"\begin{tabular}{l" + "r" * (len(table.header) - 1) + "}", r"\hline"]
-        texts = [
-            " & ".join("".join(SPECIAL.get(c, c) for c in cell) for cell in row) + r" \\"
-            for row in (table.header, *table.rows)
-        ]
-        lines += [texts[0], r"\hline", *texts[1:], r"\hline", r"\end{tabular}"]
-        return "\n".join(lines) + "\n"
 
     def report(self, path: str | Path, *, per_client: bool = False) -> Path:
         """Write the HTML report (and, if asked, a page per participant); see ``write_report``."""
@@ -253,8 +229,6 @@ def _run_tasks(
     tasks: Sequence[Task], jobs: int, quiet: bool, overwrite: bool
 ) -> tuple[dict[str, list[History]], list[str]]:
     """Run what is not finished; return the histories of every method, and what failed."""
-    from rich.console import Console
-
     kept = [None if overwrite else task.load() for task in tasks]
     left = [task for task, found in zip(tasks, kept, strict=True) if found is None]
     with Overall(Console(stderr=True, quiet=quiet or overwrite), tasks) as overall:
@@ -331,8 +305,6 @@ def compare_configs(
     runs in ``out`` are kept and begun ones are resumed; ``problems`` of the report says which
     failed.
     """
-    from rich.console import Console
-
     out, console = Path(out), console or Console(quiet=True)
     if baseline is not None and baseline not in variants:
         raise ConfigError([f"there is no variant {baseline!r}; choose from {', '.join(variants)}"])

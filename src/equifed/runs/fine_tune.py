@@ -6,9 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from equifed.contract.arrays import Index
 from equifed.contract.clients import MissingClients
@@ -16,11 +18,18 @@ from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
 from equifed.data.split import Split
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from equifed.models.predictor import Predictor
+from equifed.engines.simulate import simulate
+from equifed.models import losses
+from equifed.models.own_part import (
+    check_fit,
+    choose_own,
+    fit_linear,
+    module_of,
+    read_last_layer,
+    sample_losses,
+    split_own,
+)
+from equifed.models.predictor import Predictor
 
 TEMPERATURES = (1.0, 2.0, 4.0)
 """Training outputs of a network are too sure of themselves: they are divided by this in the fit."""
@@ -76,8 +85,6 @@ class Tuned:
 
 def module_for(predictor: Predictor, client: str) -> Any:
     """Return the module with a client's own part, where there is one."""
-    from equifed.models.own_part import module_of
-
     if not predictor.own:
         return predictor.module
     return module_of(predictor.module, predictor.own, predictor.clients, client)
@@ -119,10 +126,6 @@ class OwnFit:
 
     def read(self, i: int, split: Split) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows of the own part's design, outputs and targets of a client's samples."""
-        import torch
-
-        from equifed.models.own_part import read_last_layer
-
         inputs, targets = split.client(i)
         design, outputs = read_last_layer(
             module_for(self.predictor, self.data.names[i]), self.names,
@@ -132,8 +135,6 @@ class OwnFit:
 
     def change(self, held: tuple[Tensor, Tensor, Tensor], choice: Choice) -> Tensor:
         """Return what the own part differs by from the shared one (q, k)."""
-        from equifed.models.own_part import check_fit, fit_linear
-
         design, outputs, targets = held
         if not len(targets) or math.isinf(choice.penalty):
             return outputs.new_zeros(design.shape[1], outputs.shape[1])
@@ -143,8 +144,6 @@ class OwnFit:
 
     def of(self, i: int, source: str, choice: Choice | None) -> dict[str, Tensor]:
         """Return client i's own parameters by name."""
-        from equifed.models.own_part import split_own
-
         module = module_for(self.predictor, self.data.names[i])
         held = {n: module.get_parameter(n).detach().clone() for n in self.names}
         if source == "nothing" or choice is None:
@@ -155,8 +154,6 @@ class OwnFit:
 
     def told(self, choices: Mapping[str, Choice]) -> Predictor:
         """Return what predicts with every client's own part; those of training stay among them."""
-        import torch
-
         parts = [self.of(i, source, choices.get(source)) for i, source in enumerate(self.sources)]
         found = {name: torch.stack([part[name] for part in parts]) for name in self.names}
         return replace(self.predictor, own={**self.predictor.own, **found})
@@ -165,8 +162,6 @@ class OwnFit:
         self, source: str, clients: Sequence[int], held: Sequence[Any], choice: Choice
     ) -> float:
         """Return the mean over clients of the loss on validation samples that no fit has used."""
-        from equifed.models.own_part import check_fit, sample_losses
-
         loss, found = check_fit(self.predictor.loss, 1.0), []
         for i in clients:
             design, outputs, targets = held[i]
@@ -188,8 +183,6 @@ def fit_parts(
     temperature: float | None, penalty: float | None,
 ) -> tuple[OwnFit, dict[str, Choice]]:  # fmt: skip
     """Return the fit, with temperature and penalty for both kinds of samples it may be on."""
-    from equifed.models.own_part import choose_own
-
     fit = OwnFit(predictor, data, choose_own(predictor.module, own))
     for name, value in (("temperature", temperature), ("penalty", penalty)):
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -262,8 +255,6 @@ def _list_tried(data: Federation, lr: float | None, steps: int | None) -> list[T
 
 
 def _simulate(predictor: Predictor, data: Federation, device: str) -> Any:
-    from equifed.engines.simulate import simulate
-    from equifed.models import losses
 
     assert predictor.loss is not None
     dtype = next(p.dtype for p in predictor.module.parameters() if p.requires_grad)
@@ -299,10 +290,6 @@ def _walk(predictor: Predictor, clients: Any, choice: Tuned) -> dict[str, Tensor
 
 def _score(predictor: Predictor, data: Federation) -> float:
     """Return the loss on validation samples, averaged over the clients that have some."""
-    import torch
-
-    from equifed.models.own_part import check_fit, sample_losses
-
     held, loss, found = data.splits()["validation"], check_fit(predictor.loss, 1.0), []
     for i in map(int, np.flatnonzero(held.sizes)):
         inputs, targets = held.client(i)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
 from equifed.data.infer import Guess
@@ -201,8 +203,6 @@ def estimate(config: RunConfig) -> Estimate:
     that changes what it asks later is not foreseen. Evaluations are counted as often as the
     configuration has them.
     """
-    import torch
-
     start = time.perf_counter()
     built = build_run(config)
     loaded = time.perf_counter() - start

@@ -8,15 +8,27 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load, load_file
+from torch import nn
 
 from equifed.contract.arrays import Index, Losses
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import CategoryColumn, Preparation
 from equifed.data.split import DataError, DataWarning, Split
+from equifed.engines.evaluate import FederationEvaluator
+from equifed.engines.own import settle_own
+from equifed.models.architectures import MODELS, build
+from equifed.models.checks import load_weights
+from equifed.models.export import DESCRIPTION, describe, load_exported
+from equifed.models.flat import FlatModel, as_data
+from equifed.models.own_part import OwnPart, fitted_loss
+from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
+from equifed.report import write_card
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.modules import build_module
@@ -24,12 +36,6 @@ from equifed.training.files import RunFolderError, digest, read_json, read_seale
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History
 from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, PREPARATION, RUN
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from equifed.models.flat import FlatModel
-    from equifed.models.predictor import Predictor
 
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
@@ -61,12 +67,6 @@ def load_predictor(
         Load the code that the folder names (own code of its configuration, an exported program).
         A folder may come from somebody else, and its code would run with your rights.
     """
-    from safetensors.torch import load_file
-
-    from equifed.models.checks import load_weights
-    from equifed.models.export import DESCRIPTION, load_exported
-    from equifed.models.predictor import Predictor, name_classes
-
     path = open_run_folder(folder, trust=trust)
     if (path / DESCRIPTION).exists():
         if personalised:
@@ -100,10 +100,6 @@ Opened = tuple[dict[str, Any], Any, dict[str, Any]]
 
 def _open_python_run(path: Path, model: nn.Module | None) -> Opened:
     """Open a run of ``equifed.train``: a named model, or one that is handed over."""
-    import torch
-
-    from equifed.models.architectures import MODELS, build
-
     if not (path / MODEL).exists():
         raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
     made = read_sealed(path / RUN)
@@ -132,10 +128,6 @@ def _open_python_run(path: Path, model: nn.Module | None) -> Opened:
 
 def _open_run(path: Path, model: nn.Module | None) -> Opened:
     """Open a run of a configuration."""
-    from equifed.engines.own import settle_own
-    from equifed.models.own_part import fitted_loss
-    from equifed.models.predictor import link_of
-
     config, told = read_run(path)
     shared, shape = config.model, tuple(told["input_shape"])
     if shared.get("features") is not None and model is None:
@@ -163,8 +155,6 @@ def _open_run(path: Path, model: nn.Module | None) -> Opened:
 
 def _read_personalised(path: Path) -> dict[str, Any]:
     """Return the own parts that were fitted after training; they must belong to this model."""
-    from safetensors.torch import load
-
     if not (path / PERSONALISED).exists():
         raise RunFolderError(
             f"{path} has no {PERSONALISED}: nobody has fitted own parts to its model; do it with: "
@@ -187,8 +177,6 @@ def _read_personalised(path: Path) -> dict[str, Any]:
 
 def _read_own(path: Path, named: Any) -> dict[str, Any]:
     """Return the own parts of a run's clients; none where the model has none."""
-    from safetensors.torch import load_file
-
     if named is None:
         return {}
     if not (path / OWN).exists():
@@ -221,8 +209,6 @@ def load_preparation(out: str | Path) -> Preparation | None:
 
 def dtype_of(config: RunConfig) -> Any:
     """Return the precision of a run's model."""
-    import torch
-
     return getattr(torch, config.model["dtype"])
 
 
@@ -248,9 +234,6 @@ def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False
 
     ``trust`` is as for :func:`load_predictor`.
     """
-    from equifed.models.export import describe
-    from equifed.report import write_card
-
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
     config, _ = read_run(path)
     told, prepared = json.loads((path / RUN).read_text(encoding="utf-8")), predictor.preparation
@@ -321,10 +304,6 @@ def evaluate(
     trust : bool
         Load the code that the folder names; see :func:`equifed.load_predictor`.
     """
-    from equifed.engines.evaluate import FederationEvaluator
-    from equifed.models.flat import FlatModel, as_data
-    from equifed.models.own_part import OwnPart
-
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
     config, told = read_run(path)
     federation = _gather(predictor, table, client, told["classes"])
@@ -344,10 +323,6 @@ def evaluate(
 
 def _own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> Any:
     """Return the own part of every client, the mean for those who took no part in training."""
-    import torch
-
-    from equifed.models.predictor import warn_of_strangers
-
     parts = [predictor.own[name].flatten(1) for name in model.own_shapes]
     rows = torch.cat(parts, dim=1).to(model.dtype)
     warn_of_strangers(predictor.own, [name for name in names if name not in predictor.clients])

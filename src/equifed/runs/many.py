@@ -10,11 +10,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+from torch import nn
 from typing_extensions import override
 
-from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.data.federation import Federation
+from equifed.engines.simulate import simulate
 from equifed.runs import run as runs
 from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, measure_step
@@ -28,13 +33,6 @@ from equifed.training.missing import TrainingError
 from equifed.training.show import print_line
 from equifed.training.tables import CONFIG, RUN, RoundRecord, describe_value
 from equifed.training.trackers import Callback, draw_bar
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from equifed.contract.algorithm import Info
-    from equifed.data.federation import Federation
 
 POLL_SECONDS = 0.5
 VARIANTS = "variants"
@@ -106,21 +104,6 @@ def merge_tables(table: Mapping[str, Any], variant: Mapping[str, Any]) -> Table:
 
 
 # -- one run ----------------------------------------------------------------------------------
-
-
-class OneRun(Protocol):
-    """A run that can be done in another process."""
-
-    @property
-    def title(self) -> str:
-        """What to call it."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether it has ended."""
-
-    def run(self, callbacks: Sequence[Callback] = ()) -> Any:
-        """Do it; return what came of it, or why it failed as text."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +222,6 @@ class Task:
 
     def describe(self) -> dict[str, Any]:
         """Return what the run's numbers depend on, in words that JSON has."""
-        from torch import nn
-
         model: Any = self.model
         if isinstance(model, nn.Module):
             values = (v.detach().cpu().numpy().tobytes() for v in model.state_dict().values())
@@ -252,8 +233,6 @@ class Task:
 
     def run(self, callbacks: Sequence[Callback] = ()) -> History | str:
         """Train, save, and return the history, or why it failed."""
-        from equifed.engines.simulate import simulate
-
         with limit_threads(1):  # so that the results do not depend on who shares the machine
             clients = simulate(self.data, self.model, self.loss, **self.engine)
             algorithm = resolve_algorithm(self.algorithm, clients, self.seed)
@@ -309,7 +288,7 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int = 1, console: Console) -> list
     return [reason for reason in failed if reason]
 
 
-def run_all(jobs: Sequence[OneRun], at_once: int, overall: Overall) -> list[Any]:
+def run_all(jobs: Sequence[Job | Task], at_once: int, overall: Overall) -> list[Any]:
     """Run in turn, or side by side in processes; return what came of each, in order."""
     if at_once < 1:
         raise ValueError(f"jobs must be at least 1, got {at_once}.")
@@ -325,7 +304,7 @@ def run_all(jobs: Sequence[OneRun], at_once: int, overall: Overall) -> list[Any]
         min(at_once, len(jobs)), get_context("spawn"), _watch_parent, (os.getpid(),)
     )
     try:
-        futures: dict[Future[Any], OneRun] = {pool.submit(job.run): job for job in jobs}
+        futures: dict[Future[Any], Job | Task] = {pool.submit(job.run): job for job in jobs}
         waiting = set(futures)
         while waiting:
             done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
@@ -353,7 +332,7 @@ def _watch_parent(parent: int) -> None:
 class Overall:
     """Progress of all runs together: a bar on a terminal, else a line for each run that ends."""
 
-    def __init__(self, console: Console, jobs: Sequence[OneRun], rounds: int = 0) -> None:
+    def __init__(self, console: Console, jobs: Sequence[Job | Task], rounds: int = 0) -> None:
         self._console, self._jobs, self._rounds = console, jobs, rounds
         self._done = {job.title for job in jobs if job.complete}
         self.running: list[Any] = []
@@ -378,7 +357,7 @@ class Overall:
     def _count(self) -> str:
         return f"{len(self._done)} of {len(self._jobs)} runs"
 
-    def finish(self, job: OneRun) -> None:
+    def finish(self, job: Job | Task) -> None:
         """Say that a run ended, well or not."""
         self._done.add(job.title)
         if self._bar is None and self._rounds:

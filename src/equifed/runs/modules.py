@@ -9,12 +9,17 @@ import zipfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from equifed.data.federation import Federation
 from equifed.data.mapped import cache_folder
+from equifed.models.checks import load_weights
+from equifed.models.features import features
 from equifed.runs.addresses import load_address
 from equifed.runs.config import FrozenFeatures, RunConfig, is_address
 from equifed.runs.schema import ConfigError, choose
@@ -22,17 +27,12 @@ from equifed.training.files import read_sealed, write_file
 from equifed.training.folder import find_code, open_run_folder
 from equifed.training.tables import CONFIG, MODEL, RUN
 
-if TYPE_CHECKING:
-    from torch import nn
-
 PROBED = 8
 """Samples whose features are part of a name in the cache."""
 
 
 def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Return the module of a configuration; your code may draw: by the seed, for nobody else."""
-    import torch
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
@@ -57,8 +57,6 @@ def freeze_features(
 
 def _frozen_module(wanted: FrozenFeatures, federation: Federation) -> nn.Module:
     """Return the trained module of a run folder, or the one that an address makes."""
-    from torch import nn
-
     if not is_address(wanted.of):
         return _trained_module(Path(wanted.of), federation)
     make = load_address(wanted.of)
@@ -71,9 +69,6 @@ def _frozen_module(wanted: FrozenFeatures, federation: Federation) -> nn.Module:
 
 
 def _trained_module(folder: Path, federation: Federation) -> nn.Module:
-    from safetensors.torch import load_file
-
-    from equifed.models.checks import load_weights
 
     if not (folder / CONFIG).exists() or not (folder / MODEL).exists():
         raise ConfigError(
@@ -111,8 +106,6 @@ def _features(
     module: nn.Module, federation: Federation, wanted: FrozenFeatures, device: str
 ) -> Federation:
     """Return the features, from the cache if they were made before."""
-    from equifed.models.features import features
-
     path = cache_folder() / "features" / f"{_digest(module, federation, wanted, device)}.npz"
     kept = _read_kept(path) if wanted.cache else None
     if kept is not None:
@@ -144,8 +137,6 @@ def _digest(module: nn.Module, federation: Federation, wanted: FrozenFeatures, d
 
     What it makes of a few samples is part of it: code may change where names and weights do not.
     """
-    from equifed.models.features import features
-
     inputs = federation.train.client(0)[0][:PROBED]
     probe = Federation.from_clients({"probe": (inputs, np.zeros(len(inputs)))})
     seen = features(module, probe, wanted.layer, device=device, chunk=wanted.chunk)

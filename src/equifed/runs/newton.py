@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from equifed.contract.algorithm import Info, Proof
 from equifed.contract.arrays import Losses, Vector, Weights
@@ -141,7 +142,6 @@ class Solver:
     """Solves with a symmetric matrix whose units may differ by many orders; zero stays zero."""
 
     def __init__(self, matrix: Vector) -> None:
-        import torch
 
         self._scale = matrix.diagonal().clamp_min(0).sqrt()
         scale = torch.where(self._scale > 0, self._scale, 1.0)
@@ -158,8 +158,6 @@ class Solver:
 
     def inner_products(self, vectors: list[Vector]) -> Losses:
         """Return all inner products of vectors in the inverse's norm."""
-        import torch
-
         inside = (torch.stack(vectors) / self._scale) @ self._vectors * self._inverse.sqrt()
         found: Losses = (inside @ inside.T).cpu().numpy()
         return found

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from safetensors.torch import save
 
 from equifed.contract.arrays import Index, Losses
 from equifed.contract.local import OwnL2
@@ -16,6 +17,7 @@ from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
 from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_interval
+from equifed.models.predictor import Predictor
 from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
 from equifed.runs.fine_tune import (
@@ -31,9 +33,6 @@ from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_predictor
 from equifed.training.files import RunFolderError, digest, read_json, seal, write_file
 from equifed.training.history import History
 from equifed.training.tables import CONFIG, MODEL, RUN
-
-if TYPE_CHECKING:
-    from equifed.models.predictor import Predictor
 
 Columns = Mapping[str, list[Any]]
 
@@ -97,8 +96,6 @@ class Personalised:
 
     def save(self, folder: str | Path) -> Path:
         """Write it beside the model of a run, for ``equifed predict --personalised``."""
-        from safetensors.torch import save
-
         path = Path(folder)
         parts = save({name: part.contiguous() for name, part in self.predictor.own.items()})
         held = {"parts": digest(parts), "model": digest((path / MODEL).read_bytes())}
@@ -320,6 +317,26 @@ def fit_newcomer(
     """
     predictor = load_predictor(folder, personalised=personalised, trust=trust)
     columns = read_columns(table)
+    target, mean = _check_rows(predictor, columns, client, folder)
+
+    def fit(rows: Columns) -> Predictor:
+        return predictor.for_new_client(rows, rows[target], client, own_l2)
+
+    found, truth = fit(columns), predictor.encode_targets(columns[target])
+    before = after = np.full(1, np.nan)
+    if len(truth) >= 2 * FOLDS:
+        before, after = _errors(mean, columns, client, truth), np.empty(len(truth))
+        for rest, fold in split_folds(client, len(truth)):
+            told = fit(_take(columns, rest))
+            after[fold] = _errors(told, _take(columns, fold), client, truth[fold])
+    metric = "mse" if predictor.classes is None else "accuracy"
+    return Newcomer(found, len(truth), metric, float(before.mean()), float(after.mean()))
+
+
+def _check_rows(
+    predictor: Predictor, columns: Columns, client: str, folder: str | Path
+) -> tuple[str, Predictor]:
+    """Return the target's column, and who predicts with the mean of the others' own parts."""
     if predictor.only is not None:
         raise RunFolderError(
             f"{folder} is the model of {predictor.only!r}, with its own part, as it was given out; "
@@ -344,19 +361,7 @@ def fit_newcomer(
         raise DataError(
             f"The table has rows of {', '.join(sorted(owners)[:5])}; give those of {client!r}."
         )
-
-    def fit(rows: Columns) -> Predictor:
-        return predictor.for_new_client(rows, rows[target], client, own_l2)
-
-    found, truth = fit(columns), predictor.encode_targets(columns[target])
-    before = after = np.full(1, np.nan)
-    if len(truth) >= 2 * FOLDS:
-        before, after = _errors(mean, columns, client, truth), np.empty(len(truth))
-        for rest, fold in split_folds(client, len(truth)):
-            told = fit(_take(columns, rest))
-            after[fold] = _errors(told, _take(columns, fold), client, truth[fold])
-    metric = "mse" if predictor.classes is None else "accuracy"
-    return Newcomer(found, len(truth), metric, float(before.mean()), float(after.mean()))
+    return target, mean
 
 
 def _take(columns: Columns, rows: Any) -> Columns:

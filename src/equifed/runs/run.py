@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from equifed.runs.alone import add_alone, wants_alone
 from equifed.runs.build import Run, build_run
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
@@ -79,8 +80,9 @@ def run(
         callbacks = [*callbacks, *open_trackers(track, Path(out), config.to_dict())]
     built = build_run(config if with_alone is None else replace(config, with_alone=with_alone))
     if out is None:
-        more = _wants_alone(built)
-        return _add_alone(built.train(callbacks, progress=progress), built, None, more)
+        wanted = wants_alone(built)  # refuses before anything is trained
+        history = built.train(callbacks, progress=progress)
+        return add_alone(history, built, None) if wanted else history
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
         return _start(built, Path(out), callbacks, progress)
@@ -97,25 +99,13 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
         refuse_run(out, overwrite, CONFIG)
 
 
-def _wants_alone(built: Run) -> bool:
-    from equifed.runs.alone import wants_alone
-
-    return wants_alone(built.config.with_alone, built)
-
-
-def _add_alone(history: History, built: Run, out: Path | None, wanted: bool) -> History:
-    if wanted:
-        from equifed.runs.alone import add_alone
-
-        add_alone(history, built, out)
-    return history
-
-
 def _start(
     built: Run, out: Path, callbacks: Sequence[Callback], progress: bool | None = False
 ) -> History:
-    more = _wants_alone(built)
-    return _add_alone(start(built, out, callbacks, progress, more=more), built, out, more)
+    """Run from the first round, with own models if they are wanted."""
+    more = wants_alone(built)
+    history = start(built, out, callbacks, progress, more)
+    return add_alone(history, built, out) if more else history
 
 
 def start(
@@ -182,7 +172,7 @@ def resume(
         open_run_folder(out, trust=trust, check=partial(check_config, accept=accept_config))
         told = read_sealed(out / RUN)
         built = build_run(RunConfig.read(out / CONFIG))
-        more = _wants_alone(built)
+        more = wants_alone(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), more)
         if not any(folder.checkpoints.glob("*.json")):
             return _start(built, out, callbacks)
@@ -190,7 +180,8 @@ def resume(
             raise RunFolderError(
                 f"{out} was trained on other data than its configuration now loads; start it again."
             )
-        return _add_alone(built.train(callbacks, folder, resume=True), built, out, more)
+        history = built.train(callbacks, folder, resume=True)
+        return add_alone(history, built, out) if more else history
 
 
 @contextmanager

@@ -397,8 +397,7 @@ def expected(setting: Setting) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as a message shows it, shortened."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text := json.dumps(value, default=str)) <= 60 else text[:57] + "..."
 
 
 def _at(path: str, message: str) -> str:

@@ -6,16 +6,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from equifed.report import Report, csv_text, find_frontier, frontier_page, frontier_svg
 from equifed.runs.comparison import compare_configs
 from equifed.runs.config import RunConfig, read_table
 from equifed.runs.many import configure
 from equifed.runs.schema import ConfigError, Table
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 MOST_SETTINGS = 2
 COLUMNS = ("average_by_client", "worst", "worst_20_percent", "spread", "gini")
