@@ -30,7 +30,7 @@ from equifed.runs.run import free_port
 FOLDER = Path(__file__).parents[2] / "deploy"
 
 
-class Walk:
+class ChunkWalk:
     """The services of the compose file, with folders and ports of this machine."""
 
     def __init__(self, root: Path, rounds: int) -> None:
@@ -123,7 +123,7 @@ class Walk:
 
 
 def main() -> int:
-    """Walk, and print how long each step took."""
+    """ChunkWalk, and print how long each step took."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep everything here")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="equifed-") as temporary:
-        walk = Walk((chosen.keep or Path(temporary)).absolute(), chosen.rounds)
+        walk = ChunkWalk((chosen.keep or Path(temporary)).absolute(), chosen.rounds)
         try:
             began = time.monotonic()
             for what, said in walk.steps():

@@ -120,16 +120,9 @@ def check_curvature(
 ) -> str | None:
     """Return what is wrong with one client's Hessian, or None; the engine names the client.
 
-    A Hessian of a convex loss is finite, symmetric and has no negative eigenvalue.
-
-    Parameters
-    ----------
-    blocks : Tensor, shape (b, q, q), (b, q) for the diagonals, (b, q, r) times a thin matrix
-        What the client sent.
-    limit : float
-        No eigenvalue is larger, where that is known: the client's smoothness.
-    thin : Tensor, shape (q, r), optional
-        What the blocks were multiplied with: ``thin' H thin`` is a Hessian, too.
+    A Hessian of a convex loss is finite, symmetric and has no negative eigenvalue; none is above
+    the client's smoothness, the ``limit``. Blocks are (b, q, q), (b, q) for the diagonals, or
+    (b, q, r), multiplied with a ``thin`` matrix (q, r): ``thin' H thin`` is a Hessian, too.
 
     >>> import torch
     >>> check_curvature(torch.tensor([[[1.0, 2.0], [2.0, 1.0]]]))

@@ -91,19 +91,16 @@ class InProcessClients(FoundOwnParts):
         module, loss = resolve_model(data, model, loss)
         check_module(module)
         self._template, self._federation = copy_module(module), data
-        # What subsets share once it is known: large data take a while.
-        self._curvature: list[Curvature | str] = []
+        self._curvature: list[Curvature | str] = []  # lists that subsets share once they are known
         self._origin: list[dict[str, Any]] = []
         self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
         self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
         self._targets = as_data(data.train.targets, dtype, self._inputs.device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
-        self._refuse_overflow("inputs", self._inputs)
-        self._refuse_overflow("targets", self._targets)
+        self._refuse_overflow()
         self._groups = group_clients(self._sizes)  # whose Hessians are summed together
         self.workspace = Workspace(MOST_BYTES)
-        dimensions = self._inputs.dim() - 1
-        self.own = settle_own(module, loss, dimensions, own, own_steps, own_l2, l2)
+        self.own = settle_own(module, loss, self._inputs.dim() - 1, own, own_steps, own_l2, l2)
         self.model = FlatModel(
             module, loss, self._inputs[:EXAMPLES], self._targets[:EXAMPLES],
             classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
@@ -117,8 +114,12 @@ class InProcessClients(FoundOwnParts):
         """Return the samples where they will stay."""
         return inputs.to(device)
 
-    def _refuse_overflow(self, what: str, values: Tensor) -> None:
+    def _refuse_overflow(self) -> None:
         """Refuse data that are finite, but not in the model's precision."""
+        for what, values in (("inputs", self._inputs), ("targets", self._targets)):
+            self._refuse_infinite(what, values)
+
+    def _refuse_infinite(self, what: str, values: Tensor) -> None:
         rows = ~torch.isfinite(values.reshape(len(values), -1).sum(dim=1))
         for row in rows.nonzero().flatten().tolist():
             if torch.isfinite(values[row]).all():  # its sum alone overflows

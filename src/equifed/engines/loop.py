@@ -39,25 +39,20 @@ def walk_client(
     slope: float | None = None, *, moving: Tensor | None = None, size: int | None = None,
     room: Tensor | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Take one client's local steps; the formula is in :class:`equifed.LocalSGD`.
+    """Return one client's results by name, and a hinge's threshold, after :class:`LocalSGD` steps.
 
-    Returns the work's results by name, and the threshold of a hinge. ``correction`` is the part of
-    target - control that counts, ``moving`` is 1 or 0 for every coordinate, the first ``size`` are
-    kept in the ball, and displacements may be made in the ``room``.
+    ``correction`` is the part of target - control that counts, ``moving`` is 1 or 0 for every
+    coordinate, the first ``size`` are kept in the ball; displacements may be made in the ``room``.
     """
-    u, found = x.clone(), {}
-    if work.average:
-        found["average"] = torch.zeros_like(x)
-    if work.mean_gradient:
-        found["mean_gradient"] = torch.zeros_like(x)
+    u, found = x.clone(), dict[str, Tensor]()
+    means = [kind for kind in work.results if kind in ("average", "mean_gradient")]
+    found |= {kind: torch.zeros_like(x) for kind in means}
     if work.hinge is not None:
         found["threshold"] = x.new_tensor(work.hinge.threshold)
     for step in range(steps):
         value, direction = gradient(u, step)
-        if work.hinge is not None and slope is not None:
-            s = slope * torch.sigmoid((value - found["threshold"]) / work.hinge.smoothing)
-            direction *= s
-            found["threshold"] = found["threshold"] - work.lr * (1 - s)
+        if slope is not None:
+            found["threshold"] = _bend(work, slope, value, direction, found["threshold"])
         if work.mean_gradient:
             found["mean_gradient"] += direction
         if work.proximal:
@@ -74,11 +69,21 @@ def walk_client(
             found["average"] += u
         if step + 1 == min(work.snapshot or 0, steps):
             found["snapshot"] = u.clone()
-    found |= {kind: found[kind] / steps for kind in ("average", "mean_gradient") if kind in found}
+    found |= {kind: found[kind] / steps for kind in means}
     found["displacement"] = torch.sub(x, u, out=u if room is None else room)
     if work.multiplier and correction is not None:  # c_i - c + proximal (x - u)
         found["multiplier"] = work.proximal * found["displacement"] - correction
     return found
+
+
+def _bend(
+    work: LocalWork, slope: float, value: Tensor, direction: Tensor, threshold: Tensor
+) -> Tensor:
+    """Scale a gradient as the hinge does, in place, and return where the threshold moves to."""
+    assert work.hinge is not None
+    s = slope * torch.sigmoid((value - threshold) / work.hinge.smoothing)
+    direction *= s
+    return threshold - work.lr * (1 - s)
 
 
 class LoopClients(InProcessClients):

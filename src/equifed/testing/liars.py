@@ -131,14 +131,9 @@ class LyingClients(ClientsView):
 
 
 def with_liar(
-    clients: Clients,
-    who: str | int,
-    *,
-    loss: Claim | None = None,
-    update: Factor = 1.0,
-    size: int | None = None,
-    start: int = 1,
-) -> Clients:
+    clients: Clients, who: str | int, *, loss: Claim | None = None, update: Factor = 1.0,
+    size: int | None = None, start: int = 1,
+) -> Clients:  # fmt: skip
     """Return the same clients, one of whom lies.
 
     Parameters

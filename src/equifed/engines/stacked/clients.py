@@ -47,7 +47,7 @@ from equifed.engines.stacked.samples import (
     split_into_chunks,
 )
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
-from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
 from equifed.engines.threads import ALIGNED, Precision, Workspace, empty_rows, row_bytes
 from equifed.models.architectures import Init
 from equifed.models.losses import SampleLoss
@@ -309,7 +309,7 @@ class StackedClients(InProcessClients):
         each = [[self.own.strength(int(n))] for n in chunk.sizes]
         return torch.tensor(each, dtype=self.model.dtype, device=self.model.device)
 
-    def walk(self, given: ChunkWork, room: Tensor | None) -> Walk:
+    def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
         chunk, work, quick = given.chunk, given.work, self.least_squares
         if quick is not None and quick.pays(work, int(given.steps[0]), int(chunk.sizes[0])):

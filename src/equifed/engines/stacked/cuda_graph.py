@@ -22,7 +22,7 @@ from equifed.contract.local import LocalWork
 from equifed.contract.streams import mix
 from equifed.engines.stacked.gradient_rules import PenalisedRule
 from equifed.engines.stacked.samples import Chunk, PlannedBatches, Supply
-from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
 
 Supplier = Callable[[Chunk, PlannedBatches], Supply]
 
@@ -93,7 +93,7 @@ class CapturedWalk:
                 self._record(piece)
         self._chunk: Chunk | None = None
 
-    def __call__(self, given: ChunkWork, room: Tensor | None) -> Walk:
+    def __call__(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Replay the steps; what the walk returns is overwritten by the next replay."""
         own, chunk = self._own, given.chunk
         own.x.copy_(given.x)
@@ -157,7 +157,9 @@ class Graphs:
         self._rule, self._drops = rule, drops
         self._known: OrderedDict[object, CapturedWalk | None] = OrderedDict()
 
-    def walk(self, given: ChunkWork, supply: Supplier, room: Tensor | None = None) -> Walk | None:
+    def walk(
+        self, given: ChunkWork, supply: Supplier, room: Tensor | None = None
+    ) -> ChunkWalk | None:
         """Return the walk of a chunk, or None if it is to be carried out step by step.
 
         Displacements may be made in the ``room``.

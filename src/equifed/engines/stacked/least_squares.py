@@ -13,8 +13,8 @@ Gram matrix only,
 .. math:: Z X^\top = a\, X X^\top + \alpha\, Z_0 X^\top + \beta\, C X^\top, \qquad
           \nabla f(Z) = 2\,\bigl((Z X^\top - Y) W\bigr) X .
 
-Everything else a step does is linear, so the same :class:`~equifed.engines.stacked.walk.Walk` runs
-in either set of coordinates, and its results are mapped back at the end.
+Everything else a step does is linear, so the same :class:`equifed.engines.stacked.walk.ChunkWalk`
+runs in either set of coordinates, and its results are mapped back at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing_extensions import override
 from equifed.contract.local import LocalWork
 from equifed.engines.stacked.dense_layers import DenseLayersRule, Linear
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
-from equifed.engines.stacked.walk import ChunkWork, Walk
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
 from equifed.models.losses import squared
 
 
@@ -146,7 +146,7 @@ class LeastSquares:
         plain = work.batch_size is None and work.hinge is None and work.radius is None
         return plain and 2 * steps >= min(size, self._features)
 
-    def walk(self, given: ChunkWork, samples: StepSamples) -> Walk:
+    def walk(self, given: ChunkWork, samples: StepSamples) -> ChunkWalk:
         """Carry out the local steps of a chunk's clients on all their samples."""
         steps, key = given.steps, given.chunk.clients.tobytes()
         z = self._as_matrices(given.x.expand(len(steps), -1))
@@ -161,7 +161,7 @@ class LeastSquares:
             coordinates = Primal(a, b, z, c)
         pull = None if coordinates.correction is None else coordinates.correction.flatten(1)
         start = coordinates.start.flatten(1)
-        walk = Walk(start, given.work, steps, pull, None, torch.empty_like(start))
+        walk = ChunkWalk(start, given.work, steps, pull, None, torch.empty_like(start))
         rule = PenalisedRule(QuadraticRule(coordinates), self._l2)
         for step in range(int(steps[0])):
             walk.advance(step, rule, [samples], given.work.snapshot)

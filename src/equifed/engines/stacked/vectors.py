@@ -28,7 +28,7 @@ from equifed.engines.ordered_sums import (
     to_tensor,
 )
 from equifed.engines.stacked.samples import Chunk
-from equifed.engines.stacked.walk import ChunkWork, OwnColumns, Walk
+from equifed.engines.stacked.walk import ChunkWalk, ChunkWork, OwnColumns
 from equifed.engines.threads import map_in_threads
 
 Used = TypeVar("Used")
@@ -125,7 +125,7 @@ class LocalRun:
         keeps, rows = self._clients.remembers_own(), self._clients.own_rows
         own = rows.start[self._clients.index] if keeps else rows.start
 
-        def store(chunk: Chunk, walk: Walk) -> None:
+        def store(chunk: Chunk, walk: ChunkWalk) -> None:
             for kind, matrix in matrices.items():  # nothing to do if it is there
                 put_rows(matrix, chunk.places, walk.result(kind)[:, :size])
             if walk.threshold is not None:
@@ -167,7 +167,7 @@ class LocalRun:
         """Return the squared norms of one kind of vector."""
         out = np.zeros(len(self._clients.index))
 
-        def norms(chunk: Chunk, walk: Walk) -> None:
+        def norms(chunk: Chunk, walk: ChunkWalk) -> None:
             rows = walk.result(kind)[:, : self._clients.model.size]
             out[chunk.places] = to_numpy(rows.square().sum(dim=1))
 
@@ -175,7 +175,7 @@ class LocalRun:
         return out
 
     def _carry_out(
-        self, use: Callable[[Chunk, Walk], Used], room: Tensor | None = None
+        self, use: Callable[[Chunk, ChunkWalk], Used], room: Tensor | None = None
     ) -> list[Used]:
         """Carry out the local steps and use every chunk's; raise at the end for diverged ones.
 

@@ -53,25 +53,27 @@ class ChunkWork:
         supply: Supply,
         room: Tensor | None = None,
         own_supply: Supply | None = None,
-    ) -> Walk:
+    ) -> ChunkWalk:
         """Carry out all steps, one by one; those on own parameters first, with their samples."""
         x, size, held = self.x, None if self.own is None else self.own.size, None
         if own_supply is not None and size is not None:
-            first = Walk(x, plain_work(self.work), self.steps, None, None, None, size, slice(size))
+            first = ChunkWalk(
+                x, plain_work(self.work), self.steps, None, None, None, size, slice(size)
+            )
             x, held = first.carry_out(rule, own_supply)._u, slice(size, None)
         return self._begun(x, room, held).carry_out(rule, supply)
 
-    def start(self) -> Walk:
+    def start(self) -> ChunkWalk:
         """Return the walk before its first step."""
         return self._begun(self.x)
 
-    def _begun(self, x: Tensor, room: Tensor | None = None, held: slice | None = None) -> Walk:
+    def _begun(self, x: Tensor, room: Tensor | None = None, held: slice | None = None) -> ChunkWalk:
         size = None if self.own is None else self.own.size
         given = (self.work, self.steps, self.correction, self.slope, room, size, held)
-        return Walk(x, *given)
+        return ChunkWalk(x, *given)
 
 
-class Walk:
+class ChunkWalk:
     r"""The iterates of c clients, from a shared model x.
 
     .. math::
@@ -139,7 +141,7 @@ class Walk:
         """Return how many clients take this step (counted from zero): the first rows."""
         return int(self._live[step]) if step < len(self._live) else 0
 
-    def carry_out(self, rule: PenalisedRule, supply: Supply) -> Walk:
+    def carry_out(self, rule: PenalisedRule, supply: Supply) -> ChunkWalk:
         """Take all steps, and return the walk."""
         self.take(range(self.longest), rule.begin(), supply, self._work.snapshot)
         return self
