@@ -12,7 +12,7 @@ import torch
 from flwr.app import Message
 from tests.flower.grid import MemoryGrid, convex, flower_clients, loop_clients, memory_grid, task
 
-from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum
 from equifed.contract.streams import Stream
@@ -113,8 +113,8 @@ def test_models_without_second_derivatives_decline(tmp_path: Path) -> None:
     assert clients.curvature_sum(clients.initial(Stream(0)), WEIGHTS) == "the model is not linear"
 
 
-def test_scaff_pd_takes_its_metric_as_in_a_simulation(grid: MemoryGrid) -> None:
-    algorithm = ScaffPD(ChiSquare(0.5))
+def test_fair_newton_takes_its_metric_as_in_a_simulation(grid: MemoryGrid) -> None:
+    algorithm = FairNewton(ChiSquare(0.5))
     expected = train(algorithm, loop_clients(convex(), task()), rounds=8, seed=3)
     found = train(algorithm, flower_clients(grid, task()), rounds=8, seed=3)
     notes = [e["reason"] for e in found.events if "metric of the clients' curvature" in e["reason"]]
@@ -128,7 +128,7 @@ def test_scaff_pd_takes_its_metric_as_in_a_simulation(grid: MemoryGrid) -> None:
 
 def test_a_hostile_matrix_ends_no_run(grid: MemoryGrid) -> None:
     grid.tamper = hostile(lambda v: -v)
-    history = train(ScaffPD(ChiSquare(0.5)), flower_clients(grid, task()), rounds=3)
+    history = train(FairNewton(ChiSquare(0.5)), flower_clients(grid, task()), rounds=3)
     reasons = [e for e in history.events if e["event"] == "quarantine"]
     assert {e["client"] for e in reasons} == {"client-2"} and len(history.rounds) == 3
 
