@@ -40,6 +40,7 @@ PACKAGE = Path(equifed.__file__).parent
 
 
 @data_app.command(name="show")
+@explain_errors()
 def show_data(
     name: Annotated[
         str,
@@ -52,24 +53,23 @@ def show_data(
     json: Json = False,
 ) -> None:
     """Show who has how many samples of what; of a table, also gaps and scales."""
-    with explain_errors():
-        from equifed.runs.build import load_data
-        from equifed.runs.config import ConfigError, RunConfig, read_data
+    from equifed.runs.build import load_data
+    from equifed.runs.config import ConfigError, RunConfig, read_data
 
-        wrong = [text for text in settings or [] if not text.startswith("data.")]
-        if wrong:
-            raise ConfigError([f"--set {text}: only data.KEY matters here" for text in wrong])
-        if name.endswith(".toml"):
-            data = RunConfig.read(name, settings or []).data
-        else:
-            data = read_data(name, settings or [])
-        tables, document = describe_data(data, load_data(data))
-        if json:
-            print_json(document)
-            return
-        out = open_console(stdout=True)
-        for table in tables:
-            out.print(table if out.is_terminal else f"{table}\n", highlight=False, soft_wrap=True)
+    wrong = [text for text in settings or [] if not text.startswith("data.")]
+    if wrong:
+        raise ConfigError([f"--set {text}: only data.KEY matters here" for text in wrong])
+    if name.endswith(".toml"):
+        data = RunConfig.read(name, settings or []).data
+    else:
+        data = read_data(name, settings or [])
+    tables, document = describe_data(data, load_data(data))
+    if json:
+        print_json(document)
+        return
+    out = open_console(stdout=True)
+    for table in tables:
+        out.print(table if out.is_terminal else f"{table}\n", highlight=False, soft_wrap=True)
 
 
 def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:
@@ -100,26 +100,26 @@ def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[An
 
 
 @data_app.command(name="fetch")
+@explain_errors()
 def fetch_data(name: DataName) -> None:
     """Get the files of a data set from its publisher, checked by their SHA-256."""
-    with explain_errors():
-        from equifed.datasets.registry import DATASETS, fetch
+    from equifed.datasets.registry import DATASETS, fetch
 
-        paths = fetch(name)
-        if DATASETS[name].embedded:
-            typer.echo(f"{name} is part of the package.")
-        for path in paths:
-            typer.echo(path)
+    paths = fetch(name)
+    if DATASETS[name].embedded:
+        typer.echo(f"{name} is part of the package.")
+    for path in paths:
+        typer.echo(path)
 
 
+@explain_errors()
 def doctor(json: Json = False) -> None:
     """Say what is installed, what is found and what is missing."""
-    with explain_errors():
-        found = examine()
-        if json:
-            print_json(found)
-        else:
-            typer.echo("\n".join(_describe_findings(found)))
+    found = examine()
+    if json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(_describe_findings(found)))
 
 
 def examine() -> dict[str, Any]:
@@ -219,16 +219,16 @@ def write_examples(out: Path, overwrite: bool = False) -> list[Path]:
 
 
 @examples_app.command(name="copy")
+@explain_errors()
 def copy_examples(
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("examples"),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Copy the examples: configurations to run, and a table of hospitals to begin with."""
-    with explain_errors():
-        for path in write_examples(out, overwrite):
-            if not quiet:
-                typer.echo(path)
+    for path in write_examples(out, overwrite):
+        if not quiet:
+            typer.echo(path)
 
 
 # -- list -------------------------------------------------------------------------------------
@@ -247,6 +247,7 @@ def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in section.entries() if name.startswith(incomplete)] if section else []
 
 
+@explain_errors()
 def list_names(
     section: Annotated[
         str | None,
@@ -259,15 +260,14 @@ def list_names(
     json: Json = False,
 ) -> None:
     """List algorithms, objectives, schedules, data sets, models, losses, engines; or settings."""
-    with explain_errors():
-        from equifed.runs.catalogue import SECTIONS, unknown
+    from equifed.runs.catalogue import SECTIONS, unknown
 
-        if section is not None and section not in SECTIONS:
-            raise ValueError(unknown("section", section, SECTIONS))
-        if section is not None and name is not None:
-            _show_entry(section, name, json)
-        else:
-            _show_sections([section] if section else list(SECTIONS), json)
+    if section is not None and section not in SECTIONS:
+        raise ValueError(unknown("section", section, SECTIONS))
+    if section is not None and name is not None:
+        _show_entry(section, name, json)
+    else:
+        _show_sections([section] if section else list(SECTIONS), json)
 
 
 def _show_sections(names: list[str], json: bool) -> None:

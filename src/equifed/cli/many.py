@@ -40,6 +40,7 @@ TERMINAL = {
 """What fits into a terminal; the report has the rest."""
 
 
+@explain_errors()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
     page: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
@@ -54,16 +55,15 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
-    with explain_errors():
-        from equifed.report import build, read_methods, write_report
+    from equifed.report import build, read_methods, write_report
 
-        def write(refresh: float | None = None) -> Path:
-            made = build(read_methods(folders), baseline=baseline)
-            return write_report(made, page, per_client=per_client, refresh=refresh)
+    def write(refresh: float | None = None) -> Path:
+        made = build(read_methods(folders), baseline=baseline)
+        return write_report(made, page, per_client=per_client, refresh=refresh)
 
-        path = follow_report(folders, write, every, quiet) if watch else write()
-        if not quiet:
-            typer.echo(f"report: {path}")
+    path = follow_report(folders, write, every, quiet) if watch else write()
+    if not quiet:
+        typer.echo(f"report: {path}")
 
 
 def follow_report(
@@ -105,6 +105,7 @@ def _watch_all(folders: Sequence[Path], every: float) -> Iterator[bool]:
         time.sleep(every)
 
 
+@explain_errors("the same command")
 def compare(
     configs: Annotated[
         list[Path], typer.Argument(help="Configuration files, or one with tables variants.NAME.")
@@ -122,29 +123,29 @@ def compare(
     json: Json = False,
 ) -> None:
     """Run methods on the same data and seeds; only what is missing in the folder is run."""
-    with explain_errors("the same command"):
-        from json import loads
+    from json import loads
 
-        from equifed.report import PLAN
-        from equifed.runs.comparison import compare_configs
-        from equifed.runs.many import read_variants
+    from equifed.report import PLAN
+    from equifed.runs.comparison import compare_configs
+    from equifed.runs.many import read_variants
 
-        made = compare_configs(
-            read_variants(configs, settings or []),
-            out,
-            seeds=seeds,
-            jobs=jobs,
-            overwrite=overwrite,
-            baseline=baseline,
-            target=target,
-            console=open_console(quiet),
-        )
-        if json:
-            numbers = loads((out / PLAN).read_text(encoding="utf-8"))
-            print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
-        _show_end(made, out / "report.html", quiet or json)
+    made = compare_configs(
+        read_variants(configs, settings or []),
+        out,
+        seeds=seeds,
+        jobs=jobs,
+        overwrite=overwrite,
+        baseline=baseline,
+        target=target,
+        console=open_console(quiet),
+    )
+    if json:
+        numbers = loads((out / PLAN).read_text(encoding="utf-8"))
+        print_json({"folder": str(out), **numbers, "problems": list(made.problems)})
+    _show_end(made, out / "report.html", quiet or json)
 
 
+@explain_errors("the same command")
 def frontier(
     config: Config,
     out: Annotated[Path, typer.Option(help="Folder for table, picture and chosen run.")] = Path(
@@ -164,20 +165,20 @@ def frontier(
 
     Data need a validation split: data.holdout.validation=0.2.
     """
-    with explain_errors("the same command"):
-        from equifed.runs.frontier import walk_config
+    from equifed.runs.frontier import walk_config
 
-        found = walk_config(
-            config, settings or [], out, points=points, give_up=give_up, gap=gap,
-            overwrite=overwrite, progress=None if not (quiet or json) else False,
-        )  # fmt: skip
-        if json:
-            print_json({"folder": str(out), "points": found.rows()})
-        elif not quiet:
-            typer.echo(str(found))
-            typer.echo(f"chosen run: {out / 'chosen'}")
+    found = walk_config(
+        config, settings or [], out, points=points, give_up=give_up, gap=gap,
+        overwrite=overwrite, progress=None if not (quiet or json) else False,
+    )  # fmt: skip
+    if json:
+        print_json({"folder": str(out), "points": found.rows()})
+    elif not quiet:
+        typer.echo(str(found))
+        typer.echo(f"chosen run: {out / 'chosen'}")
 
 
+@explain_errors("the same command")
 def sweep(
     config: Config,
     over: Annotated[
@@ -193,24 +194,23 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Try values of one or two settings and draw average against worst client."""
-    with explain_errors("the same command"):
-        from equifed.runs import sweep as runs
+    from equifed.runs import sweep as runs
 
-        parsed = [runs.Over.parse(text) for text in over]
-        made = runs.sweep(
-            config,
-            parsed,
-            out,
-            overrides=settings or [],
-            seeds=seeds,
-            jobs=jobs,
-            overwrite=overwrite,
-            console=open_console(quiet),
-        )
-        if json:
-            points = runs.list_points(made, parsed)
-            print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
-        _show_end(made, out / "frontier.html", quiet or json)
+    parsed = [runs.Over.parse(text) for text in over]
+    made = runs.sweep(
+        config,
+        parsed,
+        out,
+        overrides=settings or [],
+        seeds=seeds,
+        jobs=jobs,
+        overwrite=overwrite,
+        console=open_console(quiet),
+    )
+    if json:
+        points = runs.list_points(made, parsed)
+        print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
+    _show_end(made, out / "frontier.html", quiet or json)
 
 
 def demo(

@@ -37,6 +37,7 @@ Personalised = Annotated[
 ]
 
 
+@explain_errors()
 def predict(
     run: Run,
     rows: Rows,
@@ -54,29 +55,28 @@ def predict(
 
     The target's column need not be there. Columns are matched by name; others are ignored.
     """
-    with explain_errors():
-        from equifed.data.columns import read_columns
-        from equifed.runs.load import find_strangers, load_predictor
+    from equifed.data.columns import read_columns
+    from equifed.runs.load import find_strangers, load_predictor
 
-        predictor = load_predictor(run, personalised=personalised, trust=trust)
-        table = read_columns(rows)
-        for sentence in find_strangers(predictor, table, client):
-            typer.echo(f"equifed: warning: {sentence}", err=True)
-        columns = _predict_columns(predictor, table, client)
-        if keep:
-            twice = [name for name in columns if name in table]
-            if twice:
-                raise ValueError(f"The table has a column {twice[0]!r} already; leave out --keep.")
-            columns = {**table, **columns}
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
-        if out is None:
-            typer.echo(text.getvalue(), nl=False)
-            return
-        out.write_text(text.getvalue(), encoding="utf-8")
-        typer.echo(f"{len(next(iter(columns.values())))} predictions: {out}", err=True)
+    predictor = load_predictor(run, personalised=personalised, trust=trust)
+    table = read_columns(rows)
+    for sentence in find_strangers(predictor, table, client):
+        typer.echo(f"equifed: warning: {sentence}", err=True)
+    columns = _predict_columns(predictor, table, client)
+    if keep:
+        twice = [name for name in columns if name in table]
+        if twice:
+            raise ValueError(f"The table has a column {twice[0]!r} already; leave out --keep.")
+        columns = {**table, **columns}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    if out is None:
+        typer.echo(text.getvalue(), nl=False)
+        return
+    out.write_text(text.getvalue(), encoding="utf-8")
+    typer.echo(f"{len(next(iter(columns.values())))} predictions: {out}", err=True)
 
 
 def _predict_columns(
@@ -94,6 +94,7 @@ def _predict_columns(
     return columns
 
 
+@explain_errors()
 def personalise(
     run: RunOnly,
     rows: Annotated[
@@ -130,35 +131,34 @@ def personalise(
     a client that took no part, fit its own part where the run's clients have one, and write its
     model for equifed predict.
     """
-    with explain_errors():
-        from equifed.runs.personalise import describe
-        from equifed.runs.personalise import personalise as fit
+    from equifed.runs.personalise import describe
+    from equifed.runs.personalise import personalise as fit
 
-        if rows is not None:
-            if {own, temperature, penalty, lr, steps} != {None}:
-                raise ValueError(
-                    "--own, --temperature, --penalty, --lr and --steps are for the run's clients."
-                )
-            _personalise_newcomer(run, rows, client, out, own_l2, personalised, trust, json)
-            return
-        if (client, out, own_l2) != (None, None, None) or personalised:
+    if rows is not None:
+        if {own, temperature, penalty, lr, steps} != {None}:
             raise ValueError(
-                "--client, --out, --own-l2 and --personalised are about a new client's rows: "
-                "equifed personalise RUN rows.csv --client NAME --out FOLDER"
+                "--own, --temperature, --penalty, --lr and --steps are for the run's clients."
             )
-        found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
-                    steps=steps, trust=trust)  # fmt: skip
-        path = found.save(run)
-        if json:
-            print_json({"run": str(run), **found.to_dict()})
-            return
-        title = f"{found.metric or 'no test split, nothing measured'}: before and after"
-        right = ("test", "before", "after", "change", "95 % limits")
-        _print_table(title, ("client", "fitted on"), right, map(_list_changes, found.rows()))
-        if (average := found.average) is not None:
-            told = f"{average.lower:+.3g} to {average.upper:+.3g}"
-            typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
-        typer.echo(f"{describe(found)}: {path}", err=True)
+        _personalise_newcomer(run, rows, client, out, own_l2, personalised, trust, json)
+        return
+    if (client, out, own_l2) != (None, None, None) or personalised:
+        raise ValueError(
+            "--client, --out, --own-l2 and --personalised are about a new client's rows: "
+            "equifed personalise RUN rows.csv --client NAME --out FOLDER"
+        )
+    found = fit(run, own=own or "bias", temperature=temperature, penalty=penalty, lr=lr,
+                steps=steps, trust=trust)  # fmt: skip
+    path = found.save(run)
+    if json:
+        print_json({"run": str(run), **found.to_dict()})
+        return
+    title = f"{found.metric or 'no test split, nothing measured'}: before and after"
+    right = ("test", "before", "after", "change", "95 % limits")
+    _print_table(title, ("client", "fitted on"), right, map(_list_changes, found.rows()))
+    if (average := found.average) is not None:
+        told = f"{average.lower:+.3g} to {average.upper:+.3g}"
+        typer.echo(f"average over clients {average.estimate:+.3g} (95 %: {told})")
+    typer.echo(f"{describe(found)}: {path}", err=True)
 
 
 def _list_changes(row: dict[str, Any]) -> list[str]:
@@ -211,33 +211,34 @@ def _personalise_newcomer(
     )
 
 
+@explain_errors()
 def evaluate(
     run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False, json: Json = False
 ) -> None:
     """Measure the model on new labelled rows, client by client, beside its numbers at training."""
-    with explain_errors():
-        from equifed.runs.load import evaluate as measure
+    from equifed.runs.load import evaluate as measure
 
-        found = measure(run, rows, client, trust=trust)
-        if json:
-            measured = {d.metric: {"split": d.split, "clients": d.rows()} for d in found}
-            print_json({"run": str(run), "rows": str(rows), "metrics": measured})
-            return
-        for drift in found:
-            then = f"at training ({drift.split})" if drift.split else "at training"
-            lines = (
-                (row["client"], str(row["rows"]), _show(row["now"]), _show(row["at_training"]),
-                 _show(row["change"], "+"))
-                for row in drift.rows()
-            )  # fmt: skip
-            title, right = f"{drift.metric} on {rows}", ("rows", "now", then, "change")
-            _print_table(title, ("client",), right, lines)
+    found = measure(run, rows, client, trust=trust)
+    if json:
+        measured = {d.metric: {"split": d.split, "clients": d.rows()} for d in found}
+        print_json({"run": str(run), "rows": str(rows), "metrics": measured})
+        return
+    for drift in found:
+        then = f"at training ({drift.split})" if drift.split else "at training"
+        lines = (
+            (row["client"], str(row["rows"]), _show(row["now"]), _show(row["at_training"]),
+             _show(row["change"], "+"))
+            for row in drift.rows()
+        )  # fmt: skip
+        title, right = f"{drift.metric} on {rows}", ("rows", "now", then, "change")
+        _print_table(title, ("client",), right, lines)
 
 
 def _show(value: float | None, sign: str = "") -> str:
     return "" if value is None or math.isnan(value) else f"{value:{sign}.4g}"
 
 
+@explain_errors()
 def export(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/export.")] = None,
@@ -258,20 +259,20 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write the model as files: weights, description, preparation; programs and card if asked."""
-    with explain_errors():
-        from equifed.models.export import export as write
-        from equifed.runs.load import load_predictor, write_model_card
+    from equifed.models.export import export as write
+    from equifed.runs.load import load_predictor, write_model_card
 
-        folder = run / "export" if out is None else out
-        predictor = load_predictor(run, personalised=personalised, trust=trust)
-        predictor = predictor if client is None else predictor.for_client(client)
-        files = write(predictor, folder, program=torch, onnx=onnx)
-        if card:
-            files.append(write_model_card(run, folder, trust=trust))
-        for path in files:
-            typer.echo(path)
+    folder = run / "export" if out is None else out
+    predictor = load_predictor(run, personalised=personalised, trust=trust)
+    predictor = predictor if client is None else predictor.for_client(client)
+    files = write(predictor, folder, program=torch, onnx=onnx)
+    if card:
+        files.append(write_model_card(run, folder, trust=trust))
+    for path in files:
+        typer.echo(path)
 
 
+@explain_errors()
 def evidence(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Zip file to write; RUN-evidence.zip.")] = None,
@@ -283,11 +284,8 @@ def evidence(
     quiet: Quiet = False,
 ) -> None:
     """Pack what an auditor asks about a run into one zip: files, and which answers what."""
-    with explain_errors():
-        from equifed.runs.evidence import pack_evidence
+    from equifed.runs.evidence import pack_evidence
 
-        path = pack_evidence(
-            run, out, with_model=not without_model, overwrite=overwrite, trust=trust
-        )
-        if not quiet:
-            typer.echo(f"evidence: {path}")
+    path = pack_evidence(run, out, with_model=not without_model, overwrite=overwrite, trust=trust)
+    if not quiet:
+        typer.echo(f"evidence: {path}")

@@ -49,6 +49,7 @@ Track = Annotated[
 ]
 
 
+@explain_errors()
 def init(
     table: Rows,
     client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
@@ -63,20 +64,19 @@ def init(
     json: Json = False,
 ) -> None:
     """Look at a table and write a commented configuration for it, ready to run."""
-    with explain_errors():
-        from equifed.runs.init import write_first_config
+    from equifed.runs.init import write_first_config
 
-        if out.exists() and not overwrite:
-            raise ValueError(f"{out} is there already; give --overwrite, or another --out.")
-        ask = not (quiet or json) and _is_terminal()
-        guess = _guess(table, client, target, categorical or [], ask)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(write_first_config(guess, table, out), encoding="utf-8")
-        _try(out)
-        if json:
-            print_json({"out": str(out), **asdict(guess)})
-        elif not quiet:
-            typer.echo("\n".join(_describe(guess, out)))
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} is there already; give --overwrite, or another --out.")
+    ask = not (quiet or json) and _is_terminal()
+    guess = _guess(table, client, target, categorical or [], ask)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(write_first_config(guess, table, out), encoding="utf-8")
+    _try(out)
+    if json:
+        print_json({"out": str(out), **asdict(guess)})
+    elif not quiet:
+        typer.echo("\n".join(_describe(guess, out)))
 
 
 def _guess(
@@ -295,21 +295,21 @@ def _show_estimate(config: RunConfig, workers: int, json: bool) -> None:
         typer.echo(f"            in one process; {workers} workers share the time of the rounds")
 
 
+@explain_errors()
 def watch(run: Folder, every: Every = 1.0) -> None:
     """Follow a run that another process does: rounds, worst client, gap, who is missing."""
-    with explain_errors():
-        from equifed.runs.watch import follow
+    from equifed.runs.watch import follow
 
-        console = open_console(stdout=True)
-        if console.is_terminal:
-            last = show_live(run, every)
-        else:
-            last = None
-            for look in follow(run, every):
-                if last is None or look.round != last.round or look.stage != last.stage:
-                    typer.echo(look.to_line())
-                last = look
-        tell_end(run, last)
+    console = open_console(stdout=True)
+    if console.is_terminal:
+        last = show_live(run, every)
+    else:
+        last = None
+        for look in follow(run, every):
+            if last is None or look.round != last.round or look.stage != last.stage:
+                typer.echo(look.to_line())
+            last = look
+    tell_end(run, last)
 
 
 def show_live(run: Path, every: float) -> Look | None:

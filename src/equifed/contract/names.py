@@ -12,6 +12,8 @@ def show_text(text: str) -> str:
     >>> show_text("north\x1b[31m\n")
     'north\\x1b[31m\\n'
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else _write_out(c) for c in text)
 
 

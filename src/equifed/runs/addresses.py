@@ -63,8 +63,8 @@ class Section:
         Returns the entries by name; called when needed.
     given : tuple of str
         Constructor arguments that the program supplies, so that they are no settings.
-    own : bool
-        Whether an address of one's own code is accepted beside the names.
+    code : bool
+        Whether the address of your code is accepted beside the names.
     provides : tuple of str
         Attributes that everything of this kind has.
     """
@@ -72,17 +72,17 @@ class Section:
     title: str
     entries: Callable[[], Mapping[str, Entry]]
     given: tuple[str, ...] = ()
-    own: bool = True
+    code: bool = True
     provides: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Entry:
         entries = self.entries()
         if name in entries:
             return entries[name]
-        if self.own and ":" in name:
+        if self.code and ":" in name:
             return Entry(name, "")
-        own = ", or your own code as package.module:Name" if self.own else ""
-        raise UnknownName(unknown(self.title, name, entries) + own)
+        more = ", or your own code as package.module:Name" if self.code else ""
+        raise UnknownName(unknown(self.title, name, entries) + more)
 
     def lack(self, made: object) -> str | None:
         """Say what an object lacks to be of this kind, if anything."""
@@ -172,15 +172,11 @@ def source_file(address: str) -> str:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Load a module by its path: in a package of its own name whose folder is the file's.
-
-    The name depends on the file alone, so that a checkpoint's classes are found again. A file in a
-    package (a folder with ``__init__.py``) is loaded as part of it.
-    """
+    """Load a module by its path, under a name by which a checkpoint's classes are found again."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     inside = path.name == "__init__.py"
-    root, parts = path.parent, [] if inside else [path.stem]
+    root, parts = path.parent, [] if inside else [path.stem]  # in a package, as part of it
     while (root / "__init__.py").is_file():
         root, parts = root.parent, [root.name, *parts]
     space = OWN + hashlib.sha256(str(root).encode()).hexdigest()[:12]

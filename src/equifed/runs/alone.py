@@ -195,7 +195,7 @@ def alone(
 
 
 @dataclass(frozen=True, eq=False)
-class _Own:
+class _Found:
     """One client's own model: what was measured, its training loss, and how it was found."""
 
     measured: list[Any]
@@ -215,7 +215,7 @@ class _Fit:
     rounds: int | None
     seed: int
 
-    def of(self, data: Federation) -> _Own:
+    def of(self, data: Federation) -> _Found:
         """Return the own model of the only client of the data."""
         stream, held = Stream(self.seed).at("alone"), _held(data)
         clients = self._clients(data, self.l2, torch.float64)
@@ -225,7 +225,7 @@ class _Fit:
             clients = self._clients(data, self.l2, self.dtype)
             x = self._train(clients)
             found = float(clients.losses(x, stream)[0])
-            return _Own(clients.evaluate(x, held), found, self.l2, False, clients.predictor(x))
+            return _Found(clients.evaluate(x, held), found, self.l2, False, clients.predictor(x))
         best = self._solve(clients, x, stream)
         found = float(clients.losses(best, stream)[0])
         tries = [(self.l2, clients, best)]
@@ -238,7 +238,7 @@ class _Fit:
             tries = [tries[int(np.argmin(scores))]]
         strength, clients, best = tries[0]
         told = clients.evaluate(best, held)
-        return _Own(told, found, strength, True, clients.predictor(best))
+        return _Found(told, found, strength, True, clients.predictor(best))
 
     def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Simulated:
         return simulate(data, **self.given, l2=l2, dtype=dtype)

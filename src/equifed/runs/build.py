@@ -29,7 +29,16 @@ from equifed.runs.addresses import load_address
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.modules import build_module, freeze_features
-from equifed.runs.schema import AUTO, ConfigError, Table, choose, construct, settings
+from equifed.runs.schema import (
+    AUTO,
+    Checker,
+    ConfigError,
+    Sizes,
+    Table,
+    choose,
+    construct,
+    settings,
+)
 from equifed.training.folder import RunFolder
 from equifed.training.given_out import Giver
 from equifed.training.history import History
@@ -224,6 +233,18 @@ def measure_step(
             clients = clients.subset(left)
     chosen = {**holder, "lr": measured.local.lr}
     return ({**table, "local": chosen} if "local" in table else chosen), measured
+
+
+def resolve_algorithm(given: Any, clients: Clients, seed: int, sizes: Sizes = None) -> AnyAlgorithm:
+    """Return an algorithm that is given as one, as a name or as a table."""
+    if not isinstance(given, str | Mapping):
+        algorithm: AnyAlgorithm = given
+        return algorithm
+    checker = Checker(measures=True)
+    table = checker.choice("algorithms", given, "algorithm")
+    checker.raise_problems()
+    made = build_algorithm(table, clients.sizes.tolist() if sizes is None else sizes)
+    return measure_step(table, made, clients, seed)[1]
 
 
 # -- what data, engine or metrics must have, known before anything is trained ------------------

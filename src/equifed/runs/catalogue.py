@@ -393,7 +393,7 @@ SECTIONS = {
             "own_l2",
             "own_steps",
         ),
-        own=False,
+        code=False,
     ),
     "models": Section(
         "model", _models, given=("input_shape", "outputs"), provides=("forward", "parameters")
@@ -402,7 +402,7 @@ SECTIONS = {
     "metrics": Section(
         "metric", _metrics, given=("name", "y", "predicted", "score", "probability", "losses")
     ),
-    "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), own=False),
+    "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), code=False),
 }
 
 KINDS = {

@@ -17,14 +17,14 @@ from rich.progress import Progress
 from torch import nn
 from typing_extensions import override
 
-from equifed.contract.algorithm import AnyAlgorithm, Info
+from equifed.contract.algorithm import Info
 from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
 from equifed.runs import run as runs
 from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
-from equifed.runs.build import limit_threads, measure_step
-from equifed.runs.config import RunConfig, apply_override, build_algorithm, read_table
-from equifed.runs.schema import Checker, ConfigError, Table
+from equifed.runs.build import limit_threads, resolve_algorithm
+from equifed.runs.config import RunConfig, apply_override, read_table
+from equifed.runs.schema import ConfigError, Table
 from equifed.training.files import RunFolderError, digest, read_sealed, refuse_links
 from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
 from equifed.training.history import History
@@ -264,18 +264,6 @@ class Task:
                 "another folder, or give overwrite=True to run everything again."
             )
         return History.load(self.folder)
-
-
-def resolve_algorithm(given: Any, clients: Any, seed: int) -> AnyAlgorithm:
-    """Return an algorithm that is given as one, as a name or as a table."""
-    if not isinstance(given, str | Mapping):
-        algorithm: AnyAlgorithm = given
-        return algorithm
-    checker = Checker(measures=True)
-    table = checker.choice("algorithms", given, "algorithm")
-    checker.raise_problems()
-    made = build_algorithm(table, clients.sizes.tolist())
-    return measure_step(table, made, clients, seed)[1]
 
 
 # -- all of them ------------------------------------------------------------------------------

@@ -133,10 +133,7 @@ def _read_kept(path: Path) -> dict[str, Any] | None:
 
 
 def _digest(module: nn.Module, federation: Federation, wanted: FrozenFeatures, device: str) -> str:
-    """Return a text that changes with the samples, the module, its weights and the layer.
-
-    What it makes of a few samples is part of it: code may change where names and weights do not.
-    """
+    """Return a text that changes with samples, module, weights, layer, and what comes of a few."""
     inputs = federation.train.client(0)[0][:PROBED]
     probe = Federation.from_clients({"probe": (inputs, np.zeros(len(inputs)))})
     seen = features(module, probe, wanted.layer, device=device, chunk=wanted.chunk)

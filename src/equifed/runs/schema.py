@@ -78,17 +78,17 @@ class Setting:
         records: Iterator[Any] = filter(dataclasses.is_dataclass, self.parts)
         return next(records, None)
 
-    @property
+    @cached_property
     def per_client(self) -> bool:
         """Whether the argument is a sequence of numbers, one per client."""
         return tuple[float, ...] in self.parts
 
-    @property
+    @cached_property
     def is_path(self) -> bool:
         """Whether the argument is a path."""
         return Path in self.parts
 
-    @property
+    @cached_property
     def takes_none(self) -> bool:
         """Whether ``"none"`` stands for no value; where text is taken it is text."""
         return types.NoneType in self.parts and str not in self.parts
@@ -122,7 +122,7 @@ def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> di
         if not required:
             factory = made.get(name, dataclasses.MISSING)
             usual = parameter.default if factory is dataclasses.MISSING else factory()
-            setting = dataclasses.replace(setting, default=describe(usual, setting))
+            object.__setattr__(setting, "default", describe(usual, setting))
         out[name] = setting
     return out
 

@@ -22,8 +22,7 @@ from equifed.models.architectures import build
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import binary_logistic, cross_entropy
 from equifed.objectives.base import SaddleObjective
-from equifed.runs import config
-from equifed.runs.build import measure_step
+from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.newton import Newton, State
 from equifed.runs.schema import Checker, choose, settings
@@ -109,10 +108,7 @@ def warn_if_unfinished(
 def _estimate_gap(
     history: History, algorithm: AnyAlgorithm, engine: Simulated, tol: float
 ) -> float | None:
-    """Return by how much a linear model's objective can still fall, by one step of Newton's method.
-
-    A certificate that is good enough comes first; networks have no such number.
-    """
+    """Return a certificate that is good enough, else what a step of Newton's method gains."""
     proof, objective = history.certificate(), getattr(unwrap(algorithm), "objective", None)
     if isinstance(proof, dict) and proof["gap"] <= tol:
         return proof["gap"]
@@ -219,13 +215,8 @@ def _build_named(
     named = isinstance(objective, str | Mapping)
     if takes:
         table = {"objective": objective if named else "average", **table}
-    checker = Checker(measures=True)
-    resolved = checker.choice("algorithms", table, "algorithm")
-    checker.raise_problems()
-    built: Any = config.build_algorithm(resolved, counts)
-    if not named:
-        built = replace(built, objective=objective)
-    return measure_step(resolved, built, engine, seed)[1]
+    built: Any = resolve_algorithm(table, engine, seed, counts)
+    return built if named else replace(built, objective=objective)  # type: ignore[no-any-return]
 
 
 def _build_objective(objective: Any, counts: list[int]) -> SaddleObjective:
