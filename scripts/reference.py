@@ -55,7 +55,7 @@ FURTHER = {
         "equifed.models.predictor.Predictor",
         "equifed.runs.comparison.Comparison",
         "equifed.runs.config.RunConfig",
-        "equifed.training.given_out.Giver",
+        "equifed.training.final_model.Giver",
         "equifed.training.trackers.MLflow",
         "equifed.training.trackers.TensorBoard",
     ),

@@ -46,7 +46,7 @@ from equifed.flower.wire import Request, digest_model
 from equifed.objectives import ChiSquare, CVaR
 from equifed.runs.catalogue import ALGORITHMS, NEED_GRAM
 from equifed.training.loop import train
-from equifed.training.missing import MissingPolicy, TrainingError
+from equifed.training.play_round import MissingPolicy, TrainingError
 
 CLIENTS, ROUNDS, LOST = 6, 3, 2
 CLOSE, EXACT = 0.01, 1e-6

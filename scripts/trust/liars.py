@@ -38,7 +38,7 @@ from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar
 from equifed.training.history import History, RoundRecord
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
 from equifed.training.trackers import Callback
 
 PAGE = Path(__file__).parents[2] / "docs" / "trust.md"

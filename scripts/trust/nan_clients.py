@@ -24,7 +24,7 @@ from equifed.engines.simulate import simulate
 from equifed.testing.liars import with_liar
 from equifed.training.events import check_finite
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
 
 CLIENTS, ROUNDS = 10, 3
 LIES = {

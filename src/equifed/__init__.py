@@ -16,7 +16,7 @@ _HOMES = {
     "Guard": "algorithms.guard",
     "History": "training.history",
     "LocalSGD": "contract.local",
-    "MissingPolicy": "training.missing",
+    "MissingPolicy": "training.play_round",
     "StopWhen": "training.stopping",
     "alone": "runs.alone",
     "compare": "runs.comparison",

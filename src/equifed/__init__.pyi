@@ -53,7 +53,7 @@ from equifed.runs.run import resume as resume
 from equifed.runs.run import run as run
 from equifed.training.history import History as History
 from equifed.training.loop import train as train
-from equifed.training.missing import MissingPolicy as MissingPolicy
+from equifed.training.play_round import MissingPolicy as MissingPolicy
 from equifed.training.stopping import StopWhen as StopWhen
 from equifed.training.trackers import Callback as Callback
 

@@ -16,7 +16,7 @@ from equifed.runs.config import RunConfig
 from equifed.training import loop as training
 from equifed.training.history import History, RoundRecord
 from equifed.training.show import describe_events, tabulate_clients
-from equifed.training.stopping import NoImprovement, Reached, StopWhen, TimeLimit
+from equifed.training.stopping import StopWhen
 
 
 def equifed(*arguments: object) -> Result:
@@ -287,23 +287,26 @@ def scored(*accuracies: list[float]) -> History:
 
 def test_target_looks_at_the_worst_client_or_the_average() -> None:
     history = scored([0.5, 0.9])
-    assert Reached(0.7, "accuracy", "validation", "average")(history) is not None
-    assert Reached(0.7, "accuracy", "validation", "worst")(history) is None
-    assert Reached(0.5, "accuracy", "validation", "worst")(history) is not None
-    assert Reached(0.5, "loss", "validation", "worst")(history) is None  # there is no such metric
+    assert StopWhen(target=0.7, metric="accuracy", of="average")(history) is not None
+    assert StopWhen(target=0.7, metric="accuracy", of="worst")(history) is None
+    assert StopWhen(target=0.5, metric="accuracy", of="worst")(history) is not None
+    assert (
+        StopWhen(target=0.5, metric="loss", of="worst")(history) is None
+    )  # there is no such metric
 
 
 def test_patience_counts_evaluations_without_a_better_one() -> None:
-    rule = NoImprovement(2, "accuracy", "validation", "worst")
+    rule = StopWhen(patience=2)
     assert rule(scored([0.1, 0.5], [0.3, 0.5], [0.2, 0.9])) is None
     assert rule(scored([0.1, 0.5], [0.3, 0.5], [0.2, 0.9], [0.3, 0.9])) is not None
     assert rule(scored([0.1, 0.5], [0.3, 0.5], [0.2, 0.9], [0.4, 0.9])) is None
 
 
 def test_time_limit_adds_up_the_rounds() -> None:
-    assert TimeLimit(2.5)(scored([0, 0], [0, 0])) is None
-    assert TimeLimit(2.0)(scored([0, 0], [0, 0])) is not None
-    assert [type(r) for r in StopWhen(seconds=1, patience=3).rules()] == [TimeLimit, NoImprovement]
+    assert StopWhen(seconds=2.5)(scored([0, 0], [0, 0])) is None
+    assert StopWhen(seconds=2.0)(scored([0, 0], [0, 0])) is not None
+    both = StopWhen(seconds=1, patience=3)
+    assert both.rules() == (both,) and StopWhen().rules() == ()
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])

@@ -43,7 +43,7 @@ from equifed.steps.schedules import ConstantSteps
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
 
 pytestmark = pytest.mark.long
 

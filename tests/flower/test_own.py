@@ -36,7 +36,7 @@ from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.folder import RunFolder
 from equifed.training.loop import train
-from equifed.training.missing import MissingPolicy
+from equifed.training.play_round import MissingPolicy
 
 pytestmark = pytest.mark.long
 

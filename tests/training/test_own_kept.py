@@ -18,10 +18,11 @@ from equifed.engines.simulate import simulate
 from equifed.objectives import ChiSquare
 from equifed.runs.config import RunConfig
 from equifed.runs.run import run
+from equifed.training.final_model import Kept
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.own_part import KeepingOwn
+from equifed.training.play_round import MissingPolicy, Played, play_round
 from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
@@ -75,26 +76,35 @@ def test_a_resumed_run_has_the_same_bits(
         np.testing.assert_array_equal(a.values, b.values)
 
 
+def play(algorithm: Any, here: Any, state: Any, own: torch.Tensor, r: int) -> Played:
+    kept, policy = Kept(own=own), MissingPolicy()
+    return play_round(algorithm, state, here, Stream(1), r, policy, kept, print)
+
+
 @pytest.mark.parametrize("kind", ["joint", "alternating"])
 def test_those_who_take_no_part_keep_theirs(kind: str) -> None:
-    here, algorithm = clients(kind), KeepingOwn(FedAvg(WORK, participation=0.4))
-    state = algorithm.init(here, here.initial(Stream(0)))
+    here, algorithm = clients(kind), FedAvg(WORK, participation=0.4)
+    x = here.initial(Stream(0))
+    state, own = algorithm.init(here, x), here.own_parts(x)
     for r in range(3):
-        after, info = algorithm.round(state, here, Stream(1).at("round", r))
-        absent = np.setdiff1d(np.arange(5), info.index)
+        played = play(algorithm, here, state, own, r)
+        index, after = played.info.index, played.kept.own
+        absent = np.setdiff1d(np.arange(5), index)
         assert len(absent) == 3
-        assert torch.equal(after.own[absent], state.own[absent])
-        assert all((after.own[info.index] != state.own[info.index]).any(dim=1))
-        state = after
+        assert torch.equal(after[absent], own[absent])
+        assert all((after[index] != own[index]).any(dim=1))
+        state, own = played.state, after
 
 
 def test_a_round_is_a_function_of_the_state() -> None:
-    here, algorithm = clients("joint"), KeepingOwn(FedAvg(WORK))
-    state = algorithm.init(here, here.initial(Stream(0)))
-    first, _ = algorithm.round(state, here, Stream(1))
-    algorithm.round(first, here, Stream(2))
-    again, _ = algorithm.round(state, here, Stream(1))
-    assert torch.equal(first.own, again.own) and torch.equal(first.x, again.x)
+    here, algorithm = clients("joint"), FedAvg(WORK)
+    x = here.initial(Stream(0))
+    state, own = algorithm.init(here, x), here.own_parts(x)
+    first = play(algorithm, here, state, own, 1)
+    play(algorithm, here, first.state, first.kept.own, 2)
+    again = play(algorithm, here, state, own, 1)
+    assert torch.equal(first.kept.own, again.kept.own)
+    assert torch.equal(first.state.x, again.state.x)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

@@ -26,7 +26,7 @@ from equifed.training.files import RunFolderError
 from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.missing import MissingPolicy, TrainingError
+from equifed.training.play_round import MissingPolicy, TrainingError
 from equifed.training.stopping import StopWhen
 from equifed.training.trackers import Callback
 

@@ -17,6 +17,7 @@ from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.cvar import Average
+from equifed.steps.schedule import share_of_latest
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class Averaged(Wrapper):
             duals = (*state.duals, info.weights)[-self.last :]
             x = torch.stack(models).mean(dim=0)
             return AveragedState(inner, x, np.mean(duals, axis=0), t, models, duals), info
-        share = (self.decay + 1) / (t + self.decay)
+        share = share_of_latest(t, self.decay)
         if self.exponential is not None:
             share = (1 - self.exponential) / (1 - self.exponential**t)
         last = info.weights if state.weights is None else state.weights

@@ -234,7 +234,7 @@ def demo(
 def _show_end(made: Report, page: Path, quiet: bool) -> None:
     """Show the comparison and where its page is, and fail if some runs did."""
     from equifed.report import describe_warnings, write_headline
-    from equifed.training.missing import TrainingError
+    from equifed.training.play_round import TrainingError
     from equifed.training.show import print_line
 
     console = open_console(quiet, stdout=True)

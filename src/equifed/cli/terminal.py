@@ -122,7 +122,7 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
 
 def tell_end(run: Path, look: Look | None) -> None:
     """Refuse a run that nobody works on any more and that has not ended."""
-    from equifed.training.missing import TrainingError
+    from equifed.training.play_round import TrainingError
 
     if look is not None and look.stage == "interrupted":
         raise TrainingError(
@@ -139,7 +139,7 @@ def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
 def _explain(error: Exception) -> tuple[str, int]:
     from equifed.training.checkpoint import CheckpointError
     from equifed.training.files import RunFolderError
-    from equifed.training.missing import TrainingError
+    from equifed.training.play_round import TrainingError
 
     if isinstance(error, TrainingError | CheckpointError):
         return str(error), FAILED

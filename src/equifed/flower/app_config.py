@@ -35,7 +35,7 @@ from equifed.runs.config import (
     find_metrics,
 )
 from equifed.runs.schema import Checker, ConfigError, Table, choose, construct, settings
-from equifed.training.given_out import GiveOut
+from equifed.training.final_model import GiveOut
 from equifed.training.stopping import StopWhen
 
 TABLES = ("data", "model", "algorithm", "evaluate", "stop", "guard")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from equifed.training.missing import MissingPolicy
+from equifed.training.play_round import MissingPolicy
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from equifed.flower.hello import StartError
 from equifed.flower.joining import JOINS
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
 from equifed.training.trackers import Callback
 
 GOOD_EVENTS = ("given out", "resume", "stop")

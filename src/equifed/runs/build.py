@@ -39,10 +39,12 @@ from equifed.runs.schema import (
     construct,
     settings,
 )
+from equifed.training.events import show_algorithm
+from equifed.training.final_model import Giver
 from equifed.training.folder import RunFolder
-from equifed.training.given_out import Giver
 from equifed.training.history import History
 from equifed.training.loop import train
+from equifed.training.play_round import as_run
 from equifed.training.tables import FORMAT, package_versions
 from equifed.training.trackers import Callback
 
@@ -92,6 +94,7 @@ class Run:
         return {
             "format": FORMAT,
             "versions": package_versions(),
+            "ran": show_algorithm(as_run(guard_algorithm(self.algorithm, self.config.guard))),
             "data": self.clients.origin().get("data") or describe_data(data),
             "samples": describe_samples(data) | {"outputs": outputs_for(data, loss)},
         }
@@ -287,7 +290,7 @@ def _check_give_out(config: RunConfig, data: Federation) -> None:
     with blame("give_out: "):
         Giver(config.give_out, config.stop.needs_proof)
         held = "validation" in data.splits() and "validation" in config.evaluate.splits
-        if config.give_out.startswith("validation") and not held:
+        if config.give_out == "validation" and not held:
             raise ValueError(
                 "the validation split is not there or not evaluated; see [data.holdout] and "
                 "evaluate.splits"

@@ -39,7 +39,7 @@ from equifed.runs.many import Job, Overall, Task, check_folders, make_job, run_a
 from equifed.runs.schema import ConfigError
 from equifed.training.files import RunFolderError, lock_folder
 from equifed.training.history import History
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
 from equifed.training.show import open_axes, tabulate_history
 
 

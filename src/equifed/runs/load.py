@@ -35,7 +35,14 @@ from equifed.runs.modules import build_module
 from equifed.training.files import RunFolderError, digest, read_json, read_sealed
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History
-from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, PREPARATION, RUN
+from equifed.training.tables import (
+    CLIENTS,
+    CONFIG,
+    MODEL,
+    OWN,
+    PREPARATION,
+    RUN,
+)
 
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"

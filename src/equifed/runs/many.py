@@ -26,12 +26,22 @@ from equifed.runs.build import limit_threads, resolve_algorithm
 from equifed.runs.config import RunConfig, apply_override, read_table
 from equifed.runs.schema import ConfigError, Table
 from equifed.training.files import RunFolderError, digest, read_sealed, refuse_links
-from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
+from equifed.training.folder import (
+    RunFolder,
+    find_addresses,
+    find_code,
+    is_complete,
+)
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
 from equifed.training.show import print_line
-from equifed.training.tables import CONFIG, RUN, RoundRecord, describe_value
+from equifed.training.tables import (
+    CONFIG,
+    RUN,
+    RoundRecord,
+    describe_value,
+)
 from equifed.training.trackers import Callback, draw_bar
 
 POLL_SECONDS = 0.5

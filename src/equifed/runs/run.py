@@ -33,7 +33,13 @@ from equifed.training.files import (
 from equifed.training.folder import RunFolder, is_complete, open_run_folder
 from equifed.training.folder import refuse_existing as refuse_run
 from equifed.training.history import History
-from equifed.training.tables import CONFIG, PREPARATION, RUN, SUMMARY, check_format
+from equifed.training.tables import (
+    CONFIG,
+    PREPARATION,
+    RUN,
+    SUMMARY,
+    check_format,
+)
 from equifed.training.trackers import Callback
 
 POLL_SECONDS, GRACE_SECONDS = 0.1, 10.0

@@ -136,3 +136,17 @@ class Schedule(Protocol):
     def next(self, sizes: StepSizes, turned: WeightChange) -> StepSizes:
         """Return the step sizes of the round after the one that used ``sizes``."""
         ...
+
+
+def share_of_latest(t: int, decay: float = 3.0) -> float:
+    r"""Return what the last of t values counts in their mean, in which later ones count more.
+
+    .. math:: \bar x_t = \bar x_{t-1} + \frac{\eta + 1}{t + \eta} (x_t - \bar x_{t-1})
+
+    (polynomial-decay averaging, Shamir and Zhang 2013, Section 4). Value s counts about as
+    :math:`s^\eta`: all alike for 0, those of the last half about 94 % for 3.
+
+    >>> share_of_latest(1), share_of_latest(4, decay=0)
+    (1.0, 0.25)
+    """
+    return (decay + 1) / (t + decay)

@@ -7,6 +7,7 @@ records the sentences as events; a report asks again, so that older runs are che
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.metrics.metric import DIRECTED, METRICS, Metric, find_metric
-from equifed.training.given_out import Kept
-from equifed.training.history import History
+from equifed.training.final_model import Kept
+from equifed.training.history import History, MetricRecord
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ Pair = tuple[Losses, Losses]
 
 
 def tell_touches(
-    kept: Kept, history: History, r: int, info: Info, tell: Callable[[dict[str, Any]], None]
+    kept: Kept, history: History, r: int, info: Info, tell: Callable[..., None]
 ) -> Kept:
     """Tell what a guard did, once per client what it only saw, and who has led for long.
 
@@ -50,10 +51,10 @@ def tell_touches(
         name = history.names[i]
         if kind != "watch" or name not in seen:
             seen.add(name)
-            tell({"event": kind, "round": r, "client": name, "reason": reason})
+            tell(kind, r, reason, client=name)
     kept, leader = follow_leader(kept, info.weights)
     if leader is not None:
-        tell({"event": "watch", "round": r, "client": history.names[leader], "reason": LEADS})
+        tell("watch", r, LEADS, client=history.names[leader])
     return kept
 
 
@@ -77,10 +78,36 @@ def follow_leader(kept: Kept, weights: Weights) -> tuple[Kept, int | None]:
     return replace(kept, leader=first, leads=leads), first if leads == ROUNDS else None
 
 
-def tell_choice(clients: Clients) -> list[dict[str, Any]]:
-    """Return the event that says which engine was chosen by measuring."""
-    told = clients.choice
-    return [{"event": "note", "round": 0, "reason": told}] if told else []
+def tell_start(given: Any, algorithm: Any, clients: Clients) -> list[tuple[str, str]]:
+    """Return kind and reason of the events that say what runs: engine, own parts, wrappers."""
+    told = [
+        ("note", clients.choice),
+        ("note", clients.describe_own()),
+        ("warning", clients.warn_of_own()),
+        ("note", describe_wrapper(given, algorithm)),
+    ]
+    return [(kind, reason) for kind, reason in told if reason]
+
+
+def describe_wrapper(given: Any, ran: Any) -> str | None:
+    """Say what a default has put around an algorithm, and why: its docstring's first line."""
+    known = {type(part) for part in _layers(given)}
+    added = [type(part) for part in _layers(ran) if type(part) not in known]
+    if not added:
+        return None
+    why = (f"{cls.__name__}: {(cls.__doc__ or '').strip().partition(chr(10))[0]}" for cls in added)
+    return f"{type(given).__name__} runs as {show_algorithm(ran)}. {' '.join(why)}"
+
+
+def _layers(algorithm: Any) -> list[Any]:
+    """Return an algorithm and those inside it."""
+    inner = getattr(algorithm, "algorithm", None)
+    return [algorithm, *([] if inner is None else _layers(inner))]
+
+
+def show_algorithm(algorithm: Any) -> str:
+    """Return an algorithm with its settings, without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(algorithm))
 
 
 def describe_directions(asked: Sequence[Metric]) -> list[str]:
@@ -91,6 +118,28 @@ def describe_directions(asked: Sequence[Metric]) -> list[str]:
         for metric in asked
         if metric.name not in METRICS and not metric.name.endswith(DIRECTED)
     ]
+
+
+def describe_samples(
+    clients: Clients, history: History, asked: Sequence[Metric], x: Vector
+) -> None:
+    """Add what single samples say about the final model, and what it is worth without own parts.
+
+    The latter is the main metric with the mean of all own parts.
+    """
+    shown = history.main_metric()
+    if shown is None:
+        return
+    metric, split = shown
+    known = {**METRICS, **{metric.name: metric for metric in asked}}
+    names = dict.fromkeys(r.metric for r in history.metrics if r.split == split)
+    history.details = clients.describe(x, split, [known[name] for name in names if name in known])
+    shared = () if history.own is None else clients.evaluate_shared(x, (split,))
+    for found in shared:
+        if metric in found.metrics:
+            last = history.rounds[-1].round
+            values = found.metrics[metric]
+            history.without_own = MetricRecord(last, split, metric, values, found.sizes)
 
 
 def find_warnings(

@@ -125,16 +125,16 @@ class RunFolder:
             (self.path / EVENTS).touch()
         self.wait()
 
-    def describe(self, told: Mapping[str, Any], preparation: bytes | None) -> None:
+    def describe(self, told: Mapping[str, Any], trained: Any) -> None:
         """Say what the run was made of, unless whoever made the folder has said it."""
         if self.writes and not (self.path / RUN).exists():
-            write_provenance(self.path, told, preparation)
+            write_provenance(self.path, told, format_preparation(trained, self.path))
 
-    def round(self, record: RoundRecord) -> None:
-        """Append a round."""
+    def round(self, record: RoundRecord, info: Any = None) -> None:
+        """Append a round; rounds, evaluations and events are told as to a ``Callback``."""
         self._append("rounds.csv", [record.to_row()])
 
-    def evaluation(self, records: Sequence[MetricRecord]) -> None:
+    def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
         """Append an evaluation."""
         for record in records:
             self._append("metrics.csv", record.to_rows(self.names))
@@ -198,6 +198,7 @@ class RunFolder:
         state, kept = checkpoint.collect(state), checkpoint.collect(kept)
         if not self.writes:
             return
+        self.hits(hits)
         lengths = {}
         for name in GROWING:
             with (self.path / name).open("ab") as file:

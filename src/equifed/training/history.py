@@ -15,13 +15,13 @@ from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics.metric import METRICS, find_metric
 from equifed.training import tables
 from equifed.training.files import RunFolderError
+from equifed.training.final_model import GivenOut, certified
 from equifed.training.folder import (
     RunFolder,
     format_preparation,
     open_run_folder,
     write_provenance,
 )
-from equifed.training.given_out import GivenOut, certified
 from equifed.training.show import describe_history, draw_history, render_clients, tabulate_history
 from equifed.training.tables import MetricRecord, RoundRecord
 
@@ -307,6 +307,11 @@ class History:
         return str(self.provenance.get("algorithm", {}).get("name", "run"))
 
     @property
+    def algorithm(self) -> str | None:
+        """What ran, wrappers included, with all its settings; None if it is not known."""
+        return self.provenance.get("ran")
+
+    @property
     def seed(self) -> int | None:
         """Seed of the run, if it is known."""
         return self.provenance.get("seed")
@@ -339,7 +344,7 @@ class History:
         out.create(overwrite)
         for record in self.rounds:
             out.round(record)
-        out.evaluation(self.metrics)
+        out.evaluation(0, self.metrics)
         for round, weights in self.weights.items():
             out.weights(round, weights)
         for event in self.events:

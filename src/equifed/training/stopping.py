@@ -5,35 +5,25 @@ Each looks at the history alone, so that a resumed run stops where it would have
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from equifed.contract.arrays import Losses
 from equifed.metrics.metric import as_metric, find_metric
 from equifed.training.history import History
-from equifed.training.loop import StopRule
 
 SplitName = Literal["train", "validation", "test"]
 Of = Literal["worst", "average"]
 
+StopRule = Callable[[History], str | None]
+"""Looks at the history after a round and returns why to stop, or None.
 
-@dataclass(frozen=True)
-class TimeLimit:
-    """Stop when the rounds have taken this many seconds together.
-
-    >>> from equifed.training.history import RoundRecord
-    >>> TimeLimit(1.0)(History(("a",), rounds=[RoundRecord(1, None, 1, 0, 0, seconds=2.0)]))
-    'the time limit of 1 s is over'
-    """
-
-    seconds: float
-
-    def __call__(self, history: History) -> str | None:
-        """Return why to stop, or None."""
-        spent = sum(record.seconds for record in history.rounds)
-        return f"the time limit of {self.seconds:g} s is over" if spent >= self.seconds else None
+One that looks at the certificate has an attribute ``proof`` that is true: the model that is then
+given out must be the one that the certificate is about.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,47 +57,13 @@ class StopAtGap:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """Stop when the worst client, or the average over clients, is as good as wanted."""
-
-    value: float
-    metric: str
-    split: SplitName
-    of: Of
-
-    def __call__(self, history: History) -> str | None:
-        """Return why to stop, or None."""
-        scores = _scores(history, self.metric, self.split, self.of)
-        wanted = _gain(self.metric) * self.value
-        if not len(scores) or not scores[-1] >= wanted:
-            return None
-        return f"{self.split} {self.metric} ({self.of}) reached {abs(scores[-1]):.6g}"
-
-
-@dataclass(frozen=True)
-class NoImprovement:
-    """Stop when this many evaluations in a row brought nothing better."""
-
-    evaluations: int
-    metric: str
-    split: SplitName
-    of: Of
-
-    def __call__(self, history: History) -> str | None:
-        """Return why to stop, or None."""
-        scores = _scores(history, self.metric, self.split, self.of)
-        if len(scores) <= self.evaluations:
-            return None
-        recent = scores[-self.evaluations :].max()
-        if recent > scores[: -self.evaluations].max():
-            return None
-        what = f"{self.split} {self.metric} ({self.of})"
-        return f"{what} has not improved for {self.evaluations} evaluations"
-
-
-@dataclass(frozen=True)
 class StopWhen:
     """When to stop before the last round; all of it is optional.
+
+    >>> from equifed.training.history import RoundRecord
+    >>> record = RoundRecord(1, None, 1, 0, 0, seconds=2.0)
+    >>> StopWhen(seconds=1.0)(History(("a",), rounds=[record]))
+    'the time limit of 1 s is over'
 
     Parameters
     ----------
@@ -145,42 +101,66 @@ class StopWhen:
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
+    def __call__(self, history: History) -> str | None:
+        """Return why to stop, or None."""
+        spent = sum(record.seconds for record in history.rounds)
+        if self.seconds is not None and spent >= self.seconds:
+            return f"the time limit of {self.seconds:g} s is over"
+        gaps = ((self.at_gap, False), (self.at_relative_gap, True))
+        found = (StopAtGap(gap, relative)(history) for gap, relative in gaps if gap is not None)
+        return next(filter(None, found), None) or self._check_metric(history)
+
+    def _check_metric(self, history: History) -> str | None:
+        """Look at the clients' metric: is it good enough, or does it no longer improve."""
+        scores = self._scores(history) if self.needs_metric else np.empty(0)
+        what, wanted = f"{self.split} {self.metric} ({self.of})", self.target
+        if (
+            wanted is not None
+            and len(scores)
+            and scores[-1] >= find_metric(self.metric).sign * wanted
+        ):
+            return f"{what} reached {abs(scores[-1]):.6g}"
+        n = self.patience
+        if n is None or len(scores) <= n or scores[-n:].max() > scores[:-n].max():
+            return None
+        return f"{what} has not improved for {n} evaluations"
+
+    def _scores(self, history: History) -> Losses:
+        """Return one number an evaluation, larger is better; those without samples are left out."""
+        _, values = history.series(self.metric, self.split)
+        gains = find_metric(self.metric).sign * values[:, ~np.isnan(values).all(axis=0)]
+        if gains.size == 0:
+            return np.empty(0)
+        reduce = np.nanmin if self.of == "worst" else np.nanmean
+        return np.asarray(reduce(gains, axis=1))
+
     @property
     def needs_metric(self) -> bool:
-        """Whether a rule looks at an evaluation."""
+        """Whether it looks at an evaluation."""
         return self.target is not None or self.patience is not None
 
     @property
     def needs_proof(self) -> bool:
-        """Whether a rule looks at the certificate."""
+        """Whether it looks at the certificate."""
         return self.at_gap is not None or self.at_relative_gap is not None
 
+    proof = needs_proof
+
     def rules(self) -> tuple[StopRule, ...]:
-        """Return the rules for :func:`equifed.train`."""
-        watched = (self.metric, self.split, self.of)
-        rules: list[StopRule] = []
-        if self.seconds is not None:
-            rules.append(TimeLimit(self.seconds))
-        if self.at_gap is not None:
-            rules.append(StopAtGap(self.at_gap))
-        if self.at_relative_gap is not None:
-            rules.append(StopAtGap(self.at_relative_gap, relative=True))
-        if self.target is not None:
-            rules.append(Reached(self.target, *watched))
-        if self.patience is not None:
-            rules.append(NoImprovement(self.patience, *watched))
-        return tuple(rules)
+        """Return it as a rule for :func:`equifed.train`; none if nothing was asked for."""
+        asked = self.needs_metric or self.needs_proof or self.seconds is not None
+        return (self,) if asked else ()
 
 
-def _gain(metric: str) -> float:
-    """Return the sign that makes larger better."""
-    return find_metric(metric).sign
-
-
-def _scores(history: History, metric: str, split: SplitName, of: Of) -> Losses:
-    """Return one number an evaluation, larger is better; clients without samples are left out."""
-    _, values = history.series(metric, split)
-    gains = _gain(metric) * values[:, ~np.isnan(values).all(axis=0)]
-    if gains.size == 0:
-        return np.empty(0)
-    return np.asarray(np.nanmin(gains, axis=1) if of == "worst" else np.nanmean(gains, axis=1))
+def as_rules(given: Any) -> tuple[StopRule, ...]:
+    """Return rules that were asked for: none, one, several, or those of a ``StopWhen``."""
+    if isinstance(given, StopWhen):
+        return given.rules()
+    found = () if given is None else tuple(given) if isinstance(given, Iterable) else (given,)
+    if any(isinstance(rule, type) or not callable(rule) for rule in found):
+        raise ValueError(
+            f"stop must be a rule, a sequence of rules or None, got {given!r}; say "
+            "ef.StopWhen(at_gap=1e-3), or give a function of the history that returns why to stop, "
+            "or None."
+        )
+    return found

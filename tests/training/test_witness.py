@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from equifed.training.overflow import CheckedClients, CheckedVectors
 from scripts.trust.federations import ALGORITHMS, draw_federation
 from tests.problems import regression
 
@@ -23,7 +22,8 @@ from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
 from equifed.testing import with_liar
 from equifed.training.loop import train
-from equifed.training.missing import TrainingError
+from equifed.training.play_round import TrainingError
+from equifed.training.witness import Witness, WitnessedVectors
 
 pytestmark = pytest.mark.long
 
@@ -63,8 +63,8 @@ def test_only_the_liar_is_missing_and_the_model_stays_finite(
 LARGEST = 1e100  # as documented
 
 
-def checked() -> CheckedClients:
-    return CheckedClients(simulate(regression((7, 5, 9, 8)), "linear", dtype=torch.float64))
+def checked() -> Witness:
+    return Witness(simulate(regression((7, 5, 9, 8)), "linear", dtype=torch.float64))
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -94,7 +94,7 @@ def test_a_vector_is_absurd_beyond_a_million_times_the_median_and_the_model(
         rows = usual * torch.eye(4, dtype=torch.float64)
         rows[2, 2] = factor * limit
         x = torch.tensor([model, 0.0, 0.0, 0.0], dtype=torch.float64)
-        vectors = CheckedVectors(DenseVectors(rows), checked(), "gradient", x)
+        vectors = WitnessedVectors(DenseVectors(rows), checked(), "gradient", x)
         for ask in (vectors.squared_norms, lambda v=vectors: v.weighted_sum(np.ones(4))):
             if not refused:
                 ask()

@@ -7,10 +7,9 @@ about.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,27 +17,11 @@ from equifed.contract.absence import Memory
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Index, Vector, Weights
 from equifed.metrics.metric import METRICS
+from equifed.steps.schedule import share_of_latest
 from equifed.training.tables import MetricRecord, RoundRecord
 
-Kind = Literal[
-    "last", "certified", "average",
-    "validation", "validation-tail", "validation-average", "validation-mix",
-]  # fmt: skip
+Kind = Literal["last", "certified", "average", "validation"]
 GiveOut = Literal["auto", Kind]
-
-VALIDATION = {
-    "validation": "whose worst client is served best",
-    "validation-tail": "whose worst fifth of the clients is served best",
-    "validation-average": "whose clients are served best on average",
-    "validation-mix": "whose average plus worst fifth of the clients is best",
-}
-"""Ways to choose by the validation split, and what they say of the model."""
-
-TAIL = 0.2
-"""The worst-served part of the clients that counts: the mean over its clients, rounded up."""
-
-DECAY = 3.0
-"""Of the mean of the models: round t counts about as t^3, those of the last half 94 %."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +33,8 @@ class GivenOut:
     kind : str
         ``"last"``: what the algorithm gives out after its last round; ``"certified"``: the model
         with the smallest certified gap; ``"average"``: the mean of the models of the rounds, later
-        ones counting more; ``"validation"``: the best one on validation data by its worst client,
-        or, with ``-tail``, ``-average`` or ``-mix`` behind it, by its worst fifth of the clients,
-        the average, or the sum of these two.
+        ones counting more; ``"validation"``: the one whose worst client is served best on
+        validation data.
     round : int
         It is the model after this many rounds.
     gap, distance, objective : float, optional
@@ -73,10 +55,10 @@ class GivenOut:
             return f"gave out the last model, that of round {self.round}"
         if self.kind == "average":
             return f"gave out the mean of the models up to round {self.round}, later ones more"
-        which = f"gave out the model of round {self.round}"
-        if self.kind in VALIDATION:
-            return f"{which}, {VALIDATION[self.kind]} on validation data"
-        return f"{which}, {self.proof()}"
+        why = "whose worst client is served best on validation data"
+        if self.kind == "certified":
+            why = self.proof()
+        return f"gave out the model of round {self.round}, {why}"
 
     def proof(self) -> str:
         """Say what its certificate proves.
@@ -109,18 +91,21 @@ def certified(round: int, numbers: Mapping[str, float], objective: float | None)
 
 
 @dataclass(frozen=True, eq=False)
-class Proved:
-    """The model with the smallest certified gap, and the weights with which that was proved."""
+class FinalModel:
+    """A model that a run may give out, and what it is.
+
+    ``weights`` and ``own`` are the clients' weights and own parts that go with it; None: the last.
+    """
 
     x: Vector
-    weights: Weights
-    about: GivenOut
-    latest: int  # the last round that had a certificate
+    weights: Weights | None
+    given: GivenOut
+    own: Vector | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Mean:
-    """The mean of models and weights."""
+    """The mean of models and weights, later ones counting more."""
 
     x: Vector
     weights: Weights
@@ -128,50 +113,28 @@ class Mean:
     changed: int  # the last round that did without others than the one before
 
     def add(self, x: Vector, weights: Weights, changed: int) -> Mean:
-        """Return the mean with one more model, by polynomial decay (Shamir and Zhang 2013)."""
-        t = self.count + 1
-        share = (DECAY + 1) / (t + DECAY)
+        """Return the mean with one more model."""
+        share = share_of_latest(self.count + 1)
         mean, dual = self.x + share * (x - self.x), self.weights + share * (weights - self.weights)
-        return Mean(mean, dual, t, max(changed, self.changed))
-
-
-@dataclass(frozen=True, eq=False)
-class Validated:
-    """The model that is best on validation data."""
-
-    x: Vector
-    weights: Weights | None
-    round: int
-    score: tuple[float, ...]
-    own: Vector | None = None  # own parts of that round, where they are more than a function of x
+        return Mean(mean, dual, self.count + 1, max(changed, self.changed))
 
 
 @dataclass(frozen=True, eq=False)
 class Kept:
     """What training remembers beside the algorithm's state; checkpoints hold it, too."""
 
-    proved: Proved | None = None
+    proved: FinalModel | None = None  # the model with the smallest certified gap
+    latest: int = 0  # the last round that had a certificate
+    lower: float | None = None  # the objective was proved not to fall below this
     mean: Mean | None = None
-    validated: Validated | None = None
+    validated: FinalModel | None = None  # the best one on validation data
+    score: tuple[float, ...] = ()  # and how good it is
     lost: Index | None = None  # who gave no usable answer in the last round; None: nobody
+    memory: Memory = Memory()  # noqa: RUF009 - what absent clients sent last
+    own: Vector | None = None  # own parts (N, p) of all clients, where local steps move them
     stopped: str | None = None  # why, if a rule has ended the run
     leader: int = -1  # who has more than half of the weight; -1: nobody
     leads: int = 0  # for so many rounds
-    lower: float | None = None  # the objective was proved not to fall below this
-    memory: Memory = Memory()  # noqa: RUF009 - what absent clients sent last
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """A model, the weights that belong to it if they are not the last ones, and what it is.
-
-    ``own`` are the own parts that go with it, if they are not those of the last state.
-    """
-
-    x: Vector
-    weights: Weights | None
-    given: GivenOut
-    own: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -215,89 +178,65 @@ class Giver:
         changed = 0 if np.array_equal(before, lost) else r
         kept = replace(kept, lost=lost if len(lost) else None)
         if self.wanted in ("auto", "certified") and "gap" in record.numbers:
-            kept = replace(kept, proved=_better(kept.proved, record, start, info.weights))
+            here = certified(r, record.numbers, record.objective)
+            best = kept.proved
+            if best is None or not (best.given.gap or 0.0) <= record.numbers["gap"]:
+                best = FinalModel(start, info.weights, here)
+            kept = replace(kept, proved=best, latest=r)
         if kept.mean is not None:
-            kept = replace(kept, mean=kept.mean.add(end, info.weights, changed))
-        elif self.wanted == "average" or (self.wanted == "auto" and changed):
-            kept = replace(kept, mean=Mean(end, info.weights, 1, changed))
+            return replace(kept, mean=kept.mean.add(end, info.weights, changed))
+        if self.wanted == "average" or (self.wanted == "auto" and changed):
+            return replace(kept, mean=Mean(end, info.weights, 1, changed))
         return kept
 
     def after_evaluation(
-        self,
-        kept: Kept,
-        r: int,
-        x: Vector,
-        weights: Weights | None,
-        found: Sequence[MetricRecord],
-        own: Vector | None = None,
+        self, kept: Kept, r: int, x: Vector, weights: Weights | None, found: Sequence[MetricRecord]
     ) -> Kept:
         """Return what to keep after the evaluation of the model after round r."""
-        if self.wanted not in VALIDATION:
+        if self.wanted != "validation":
             return kept
-        score, best = _score(found, self.wanted), kept.validated
-        if score is None and best is None:
+        score = _score(found)
+        if score is None and kept.validated is None:
             raise ValueError(
-                f"give_out={self.wanted!r} chooses by the validation split, which is not "
+                "give_out='validation' chooses by the validation split, which is not "
                 "evaluated or which no client has: hold one out, and name it in evaluate."
             )
-        if score is None or (best is not None and score <= best.score):
+        if score is None or score <= kept.score:
             return kept
-        return replace(kept, validated=Validated(x, weights, r, score, own))
+        best = FinalModel(x, weights, GivenOut("validation", r), kept.own)
+        return replace(kept, validated=best, score=score)
 
-    def choose(self, kept: Kept, r: int, model: Vector, own: bool) -> Choice:
+    def choose(self, kept: Kept, r: int, model: Vector, own: bool) -> FinalModel:
         """Return what to give out after round r.
 
         ``model`` is what the algorithm gives out; ``own`` tells that it is not its last iterate.
         """
-        kind, proved, best = self._kind(kept, r, own), kept.proved, kept.validated
-        if kind == "certified" and proved is not None:
-            return Choice(proved.x, proved.weights, proved.about)
-        if kind == "average" and kept.mean is not None:
-            return Choice(kept.mean.x, kept.mean.weights, GivenOut("average", r))
-        if kind in VALIDATION and best is not None:
-            about = GivenOut(cast(Kind, kind), best.round)
-            return Choice(best.x, best.weights, about, best.own)
-        return Choice(model, None, GivenOut("last", r))
+        kind, mean = self._kind(kept, r, own), kept.mean
+        last = FinalModel(model, None, GivenOut("last", r))
+        if kind == "average" and mean is not None:
+            return FinalModel(mean.x, mean.weights, GivenOut("average", r))
+        return {"certified": kept.proved, "validation": kept.validated}.get(kind) or last
 
     def _kind(self, kept: Kept, r: int, own: bool) -> GiveOut:
-        proved, mean = kept.proved, kept.mean
         if self.wanted != "auto":
             return self.wanted
-        recent = proved is not None and 2 * proved.latest > r
-        says = proved is not None and not (own or proved.about.capped)
-        if recent and (says or self.proof):
+        proved, mean = kept.proved, kept.mean
+        says = proved is not None and (self.proof or not (own or proved.given.capped))
+        if says and 2 * kept.latest > r:
             return "certified"
-        if mean is not None and 2 * mean.changed > r and not own:
-            return "average"
-        return "last"
+        return "average" if mean is not None and 2 * mean.changed > r and not own else "last"
 
 
-def _better(best: Proved | None, record: RoundRecord, start: Vector, weights: Weights) -> Proved:
-    """Return the better one of the best model so far and the one that a round started from."""
-    if best is not None and (best.about.gap or 0.0) <= record.numbers["gap"]:
-        return replace(best, latest=record.round)
-    here = certified(record.round, record.numbers, record.objective)
-    return Proved(start, weights, here, record.round)
-
-
-def _score(records: Sequence[MetricRecord], by: str) -> tuple[float, ...] | None:
+def _score(records: Sequence[MetricRecord]) -> tuple[float, ...] | None:
     """Return how good a model is on validation data, None if there are none: larger is better.
 
-    Accuracy decides where there is one, else the loss: of the worst client, of the worst fifth of
-    the clients, on average, or the sum of these two; then the average. A model that fewer clients
-    have measured is worse, because the missing one may be the worst.
+    Accuracy decides where there is one, else the loss: of the worst client, then the average. A
+    model that fewer clients have measured is worse, because the missing one may be the worst.
     """
     found = {record.metric: record for record in records if record.split == "validation"}
     for name, metric in METRICS.items():
         values = found[name].values if name in found else np.empty(0)
         gains = np.sort(metric.sign * values[~np.isnan(values)])
         if gains.size:
-            mean, tail = gains.mean(), gains[: math.ceil(TAIL * gains.size)].mean()
-            first = {
-                "validation": gains[0],
-                "validation-tail": tail,
-                "validation-average": mean,
-                "validation-mix": mean + tail,
-            }
-            return float(gains.size), float(first[by]), float(mean)
+            return float(gains.size), float(gains[0]), float(gains.mean())
     return None

@@ -36,8 +36,8 @@ from equifed.report import as_methods, build, write_report
 from equifed.runs import run as runs
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.steps.certificate import Certificate, certificate
+from equifed.training.final_model import GiveOut
 from equifed.training.folder import RunFolder
-from equifed.training.given_out import GiveOut
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.show import describe_events
@@ -208,20 +208,6 @@ def test_validation_is_the_model_whose_worst_client_is_served_best() -> None:
         assert history.given_out is not None and history.given_out.round == rounds[best]
         shown = list(history.per_client("loss", "validation").values())
         np.testing.assert_array_equal(shown, losses[best])
-
-
-@pytest.mark.parametrize("by", ["validation-tail", "validation-average", "validation-mix"])
-def test_validation_by_the_worst_fifth_the_average_or_both(by: str) -> None:
-    algorithm = FedAvg(LocalSGD(lr=0.05, steps=3, batch_size=1))
-    rounds, losses = play(algorithm, rounds=12, give_out="last").series("loss", "validation")
-    known = [np.sort(row[~np.isnan(row)])[::-1] for row in losses]
-    mean = np.array([row.mean() for row in known])
-    tail = np.array([row[: -(-len(row) // 5)].mean() for row in known])
-    score = {"validation-tail": tail, "validation-average": mean, "validation-mix": mean + tail}
-    history = play(algorithm, rounds=12, give_out=by)
-    assert history.given_out is not None and history.given_out.kind == by
-    assert history.given_out.round == rounds[int(np.argmin(score[by]))]
-    assert "on validation data" in str(history.given_out)
 
 
 def test_without_validation_data_there_is_nothing_to_choose_by() -> None:
@@ -460,7 +446,6 @@ def test_a_configuration_says_what_to_give_out() -> None:
     [
         ({"give_out": "best"}, "give_out"),
         ({"give_out": "validation"}, "validation split is not there or not evaluated"),
-        ({"give_out": "validation-tail"}, "validation split is not there or not evaluated"),
         ({"give_out": "last", "stop": {"at_gap": 0.1}}, "gives out the certified model"),
     ],
 )
