@@ -14,8 +14,10 @@ from tests.problems import PROBLEMS, rounds, start
 from equifed.algorithms import AFL, DRFA, DeltaFL, FedAvg, FedEBA, Scaffold, ScaffPD, TiltedERM
 from equifed.contract import absence
 from equifed.contract.absence import PATIENCE, Memory, Recall
+from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
+from equifed.contract.views import ClientsView
 from equifed.objectives import Average, CVaR, WorstCase
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.checkpoint import pack, unpack
@@ -155,6 +157,23 @@ def test_the_memory_ends_when_everybody_is_there_again() -> None:
     who = [np.arange(N - 1)] + 2 * [np.arange(N)]
     assert recall(algorithm, who)[1].sent is not None
     assert recall(algorithm, [*who, np.arange(N)])[1].sent is None
+
+
+class Forgetful(ClientsView):
+    """An engine that keeps nothing for anybody."""
+
+    remembered, remember, can_remember = Clients.remembered, Clients.remember, Clients.can_remember
+
+
+def test_an_engine_without_memories_runs_as_without() -> None:
+    who, clients = present(4, 6), Forgetful(PROBLEM.clients("loop"))
+    assert not clients.can_remember() and PROBLEM.clients("loop").can_remember()
+    state, memory = FedAvg(ONE).init(clients, torch.as_tensor(start(PROBLEM))), Memory()
+    for r, here in enumerate(who):
+        view = Recall(clients.subset(here), memory)
+        state, _ = FedAvg(ONE).round(state, view, Stream(0).at("round", r))
+        memory = view.memory()
+    np.testing.assert_allclose(state.x, play(FedAvg(ONE), who, "loop").x, atol=1e-12)
 
 
 def test_too_many_numbers_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

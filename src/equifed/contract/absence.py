@@ -307,7 +307,8 @@ class Recall(ClientsView):
         super().__init__(behind)
         self.patience, self._old = patience, memory
         n, here = len(self.names), self.index
-        self.on = not behind.hides_sums and (memory.away is not None or len(here) < n)
+        may = behind.can_remember() and not behind.hides_sums
+        self.on = may and (memory.away is not None or len(here) < n)
         self.away = count_absence(memory.away, here, n) if self.on else None
         forget = self.away is None or bool((self.away == patience).any())
         self.sent = None if forget else memory.sent

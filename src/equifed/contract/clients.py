@@ -171,6 +171,10 @@ class Clients(ABC):
 
     # -- memories of an algorithm -----------------------------------------------------------------
 
+    def can_remember(self) -> bool:
+        """Tell whether clients keep vectors from round to round: an engine with the next two."""
+        return type(self).remember is not Clients.remember
+
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
         """Return what clients ``index`` keep of a memory of all clients; zeros if it is None."""
         raise TypeError(NO_MEMORY)

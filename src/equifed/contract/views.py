@@ -231,6 +231,7 @@ class ClientsView(Clients):
     flatten: Any = _pass_on("flatten")
     parameters: Any = _pass_on("parameters")
     curvature: Any = _pass_on("curvature")
+    can_remember: Any = _pass_on("can_remember")
     hessian: Any = _pass_on("hessian")
     inexactness: Any = _pass_on("inexactness")
     evaluate: Any = _pass_on("evaluate")
