@@ -35,6 +35,7 @@ from tests.flower.grid import (
 )
 
 from equifed.algorithms.fedavg import FedAvg
+from equifed.contract.absence import Memory, Recall
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
@@ -503,10 +504,9 @@ def test_absent_clients_are_not_remembered_where_sums_are_hidden(
 ) -> None:
     """The sum of what those present sent before would show those who are not."""
     clients = Witness(flower_clients(grid, task(), hidden=privacy()))
-    algorithm = FedAvg(LocalSGD(lr=0.1, steps=2)).wrapped()
-    state = algorithm.init(clients, clients.initial(Stream(0)))
-    state, _ = algorithm.round(state, clients.subset(np.arange(4)), Stream(0).at("round", 1))
-    assert state.memory is None
+    algorithm, view = FedAvg(LocalSGD(lr=0.1, steps=2)), Recall(clients.subset(range(4)), Memory())
+    algorithm.round(algorithm.init(clients, clients.initial(Stream(0))), view, Stream(0))
+    assert view.memory().sent is None
 
 
 # -- who is to blame, and whose keys they are -------------------------------------------------

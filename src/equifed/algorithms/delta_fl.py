@@ -51,7 +51,7 @@ class DeltaFL:
     quantile with their last loss, and those of T who are there have
     :math:`p_i N/|\text{present}|`: a tail of those who happen to be there would be that of another
     objective. In such a round all who are there train, so that
-    :class:`~equifed.contract.absence.Recall` can take back what is no longer in T.
+    training can take back what is no longer in T.
 
     Parameters
     ----------

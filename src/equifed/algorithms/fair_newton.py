@@ -62,7 +62,7 @@ class FairNewton:
     :math:`\min_\delta \Phi(l + c\,\delta) + |\delta|_P^2 / (2\tau)`, so for the average this is
     Newton's method, for a maximum sequential quadratic programming. :math:`\tau` is 1 and is
     shortened where a step lowers the objective by less than a tenth of what it should. Between two
-    sums of Hessians the steps correct P (:meth:`equifed.steps.metric.Metric.with_secant`).
+    sums of Hessians the steps correct P (BFGS).
 
     It is for linear models and for heads on frozen features, with all clients and all samples in
     every round, on engines that show inner products of the clients' gradients. For networks,
