@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.objectives import ChiSquare
+from equifed.report import write_report
 from equifed.runs.run import run
 from equifed.training.history import History
 from equifed.training.loop import train
@@ -49,6 +51,8 @@ def test_the_folder_of_a_configuration_names_it(tmp_path: Path) -> None:
     history = run(table, tmp_path)
     assert history.algorithm is not None and history.algorithm.startswith("Safeguarded(algorithm=")
     assert History.load(tmp_path).algorithm == history.algorithm
+    page = write_report(history, tmp_path / "report.html").read_text("utf-8")
+    assert f"What ran</dt><dd>{history.algorithm}</dd>" in unescape(page)
 
 
 class Unnamed:

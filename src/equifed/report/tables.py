@@ -321,6 +321,7 @@ def _list_facts(method: Method) -> list[tuple[str, str]]:
     unfinished = sum(not run.complete for run in method.runs)
     facts = {
         "Seeds": ", ".join("not recorded" if s is None else str(s) for s in method.seeds),
+        "What ran": first.history.algorithm or "",
         "Data": data.get("name", ""),
         "Source": str(source),
         "Preparation": str(told.get("preparation", "")),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
-from equifed.metrics.metric import METRICS, find_metric
+from equifed.metrics.metric import METRICS
 from equifed.training import tables
 from equifed.training.files import RunFolderError
 from equifed.training.final_model import GivenOut, certified
@@ -22,7 +22,13 @@ from equifed.training.folder import (
     open_run_folder,
     write_provenance,
 )
-from equifed.training.show import describe_history, draw_history, render_clients, tabulate_history
+from equifed.training.show import (
+    describe_history,
+    draw_history,
+    find_worst,
+    render_clients,
+    tabulate_history,
+)
 from equifed.training.tables import MetricRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -248,29 +254,33 @@ class History:
         known, a bound on the distance from the best model. Of a run that has not ended it is the
         smallest one so far.
         """
+        best = self._proved()
+        if not isinstance(best, GivenOut):
+            return best
+        assert best.gap is not None
+        more = {} if best.distance is None else {"distance": best.distance}
+        return {"round": best.round, "gap": best.gap, **more}
+
+    def describe_certificate(self) -> str | None:
+        """Return in words what is proved about the model given out, or why nothing is."""
+        about = self._proved()
+        if not isinstance(about, GivenOut):
+            return about
+        which = "best model so far" if self.given_out is None else "model given out"
+        return f"the {which}, that of round {about.round}, is {about.proof()}"
+
+    def _proved(self) -> GivenOut | str | None:
+        """Return what is proved about the model given out, or else the best one; or why nothing."""
         given = self.given_out
         best = self._smallest_gap() if given is None or given.gap is None else given
-        if best is None or best.gap is None:
+        if best is None:
             notes = (e["reason"] for e in self.events if e["event"] == "note")
             return next((note for note in notes if note.startswith("no certificate")), None)
         if best.capped:
             return f"no certificate: {best.proof()}"
         if given is not None and given is not best:
             return f"no certificate: {given}; that of round {best.round} was {best.proof()}"
-        more = {} if best.distance is None else {"distance": best.distance}
-        return {"round": best.round, "gap": best.gap, **more}
-
-    def describe_certificate(self) -> str | None:
-        """Return in words what is proved about the model given out, or why nothing is."""
-        found = self.certificate()
-        if not isinstance(found, dict):
-            return found
-        about = self.given_out
-        if about is None or about.gap is None:
-            about = self._smallest_gap()
-        assert about is not None
-        which = "best model so far" if self.given_out is None else "model given out"
-        return f"the {which}, that of round {about.round}, is {about.proof()}"
+        return best
 
     def _smallest_gap(self) -> GivenOut | None:
         """Return the best certificate of the rounds."""
@@ -290,7 +300,7 @@ class History:
         clients = self.per_client(metric, split)
         if not clients:
             return {"average": None, "worst": None, "worst_client": None, "round": record.round}
-        worst = min(clients, key=lambda name: find_metric(metric).sign * clients[name])
+        worst = find_worst(clients, metric)
         lost = np.isnan(record.values) & (record.sizes > 0)
         undefined = [self.names[i] for i in np.flatnonzero(lost)]
         return {

@@ -15,16 +15,7 @@ from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Evaluator
 from equifed.contract.streams import Stream
 from equifed.metrics.metric import Metric, as_metrics
-from equifed.training.events import (
-    check_finite,
-    describe_directions,
-    describe_samples,
-    find_warnings,
-    lacks_losses,
-    show_algorithm,
-    tell_start,
-    tell_touches,
-)
+from equifed.training import events
 from equifed.training.final_model import FinalModel, GiveOut, Giver, Kept
 from equifed.training.folder import RunFolder
 from equifed.training.history import History, MetricRecord, RoundRecord
@@ -80,28 +71,25 @@ def train(
     x : Vector, module or state dict, optional
         Model to start from; the engine's initial one if not given.
     evaluate : sequence of str, or callable
-        Splits on which the clients measure the model before the first round and after every
-        ``every``-th and the last one; or whatever else measures a model. After the last round the
-        model that is given out is measured.
+        Splits on which the clients measure the model before the first round, after every
+        ``every``-th, and at the end the one that is given out; or whatever else measures a model.
     every : int
         Rounds from one evaluation to the next.
     metrics : sequence of str, Metric or callable
         What to measure beside loss and accuracy (or MSE), by name (``equifed.metrics.METRICS``) or
-        as a function ``f(y, prediction)`` of one client's samples; see
-        :func:`equifed.metrics.as_metric`.
+        as ``f(y, prediction)`` of one client's samples; see :func:`equifed.metrics.as_metric`.
     stop : StopWhen, callable or sequence of callables, optional
         Reasons to stop early.
     give_out : {"auto", "last", "certified", "average", "validation"}
         Which model: that of the last round, the one with the smallest certified gap, the mean of
-        the models, or the one whose worst client is served best on the validation split.
-        ``"auto"`` is explained in :class:`equifed.training.final_model.Giver`;
-        ``history.given_out`` says what it came to.
+        the models, or the one whose worst client is served best on the validation split; for
+        ``"auto"`` see :class:`equifed.training.final_model.Giver`, and ``history.given_out``.
     callbacks : sequence of Callback
         Who wants to be told.
     missing : MissingPolicy
         What to do about clients that give no usable answer.
     progress : bool, optional
-        Show a bar while training; by default in terminals and notebooks.
+        Show a bar; by default in terminals and notebooks.
     folder : RunFolder, optional
         Where to write tables and checkpoints; must have been created, or hold a run to resume.
     resume : bool
@@ -125,13 +113,13 @@ def train(
     bar = follow_by_default(callbacks, progress)
     settings: dict[str, Any] = {"rounds": rounds, "every": every, "give_out": give_out}
     settings |= {} if x is None else {"start": "given"}
-    made_of = describe_run(algorithm, clients, seed, settings) | {"ran": show_algorithm(ran)}
+    made_of = describe_run(algorithm, clients, seed, settings) | {"ran": events.show_algorithm(ran)}
     giver = Giver(give_out, any(getattr(rule, "proof", False) for rule in rules))
     training = _Training(
         algorithm=ran, clients=clients, rounds=rounds, stream=Stream(seed), evaluate=evaluate,
         every=every, metrics=asked, stop=rules, giver=giver, missing=missing, folder=folder,
         callbacks=callbacks if bar is None else [*callbacks, bar], made_of=made_of,
-        first=tell_start(algorithm, ran, clients),
+        first=events.tell_start(algorithm, ran, clients),
     )  # fmt: skip
     with bar or nullcontext():
         return training.run(None if x is None else clients.flatten(x), resume)
@@ -223,7 +211,7 @@ class _Training:
         for note in info.notes:
             if note not in said:
                 self._event("note", r, note)
-        kept = tell_touches(self.kept, self.history, r, info, self._event)
+        kept = events.tell_touches(self.kept, self.history, r, info, self._event)
         self.kept = self.giver.after_round(kept, record, state.x, played.state.x, info, played.lost)
         return played.state, info
 
@@ -325,22 +313,22 @@ class _Training:
 
     def _check_end(self, last: int, clients: Clients, final: FinalModel) -> None:
         """Refuse a model that is not finite, record what samples say and what else is wrong."""
-        wrong = check_finite(self.history.parameters or {})
+        wrong = events.check_finite(self.history.parameters or {})
         if wrong is not None:
             self._event("stopped", last, wrong)
             raise TrainingError(f"After round {last} {wrong}")
         if not callable(self.evaluate):
-            for note in describe_directions(self.metrics):
+            for note in events.describe_directions(self.metrics):
                 self._event("note", 0, note)
-            describe_samples(clients, self.history, self.metrics, final.x)
+            events.describe_samples(clients, self.history, self.metrics, final.x)
             if self.folder is not None:
                 self.folder.details(self.history.details)
                 self.folder.without_own(self.history.without_own)
         scales, losses = self.clients.feature_scales(), None
         known = None if isinstance(scales, str) else scales
-        if known is not None and final.own is None and lacks_losses(self.history):
+        if known is not None and final.own is None and events.lacks_losses(self.history):
             # Only here: elsewhere another evaluation would cost an exchange.
             before, after = (self.clients.evaluate(x, ("train",))[0] for x in (self.start, final.x))
             losses = before.metrics["loss"], after.metrics["loss"]
-        for sentence in find_warnings(self.history, known, losses):
+        for sentence in events.find_warnings(self.history, known, losses):
             self._event("warning", last, sentence)
