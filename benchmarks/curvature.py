@@ -1,12 +1,11 @@
-"""SCAFF-PD in the metric of the clients' curvature: what certified relative gaps cost.
+"""FairNewton and SCAFF-PD: what certified relative gaps cost.
 
 Run ``python -m benchmarks.curvature`` for all problems, or with their names; ``EQUIFED_DATA`` is
 where the data sets are. For every problem and objective it prints rounds, exchanges, megabytes (up
 and down, all clients) and CPU seconds (of all threads; by the clock with ``--wall``) to certified
-relative gaps of 1e-1, 1e-2 and 1e-3, for SCAFF-PD with the metric that ``"auto"`` takes and without
-one. ``--tuned ROUNDS`` adds
-DRFA and AFL, each with the best of eight settings; as they prove nothing, they are judged by the
-bound that the metric proved.
+relative gaps of 1e-1, 1e-2 and 1e-3, for FairNewton and for SCAFF-PD with automatic steps.
+``--tuned ROUNDS`` adds DRFA and AFL, each with the best of eight settings; as they prove nothing,
+they are judged by the bound that the others proved.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from rich.console import Console
 import equifed as ef
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.drfa import DRFA
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.algorithm import AnyAlgorithm
@@ -111,20 +111,21 @@ def measure(
     clock: Callable[[], float] = time.process_time,
 ) -> tuple[Reached, float, float]:
     """Return what each level took that was reached, the last gap, and the bound it proved."""
-    started = clock()
-    state, out = algorithm.init(clients, clients.initial(Stream(0))), []
+    started, out = clock(), []
     relative, lower = math.inf, -math.inf
-    for r in range(1, rounds + 1):
-        state, info = algorithm.round(state, clients, Stream(0).at("round", r))
-        assert info.objective is not None
-        relative = info.numbers["gap"] / info.objective
-        lower = info.objective - info.numbers["gap"]
-        spent = clock() - started
+
+    def judge(history: ef.History) -> str | None:
+        nonlocal relative, lower
+        last, spent = history.rounds[-1], clock() - started
+        assert last.objective is not None
+        relative = last.numbers["gap"] / last.objective
+        lower = last.objective - last.numbers["gap"]
         exchanges, up, down = clients.traffic.totals()
         while len(out) < len(LEVELS) and relative <= LEVELS[len(out)]:
-            out.append((r, exchanges, (up + down) / 1e6, spent))
-        if len(out) == len(LEVELS) or spent > seconds:
-            break
+            out.append((len(history.rounds), exchanges, (up + down) / 1e6, spent))
+        return "measured" if len(out) == len(LEVELS) or spent > seconds else None
+
+    ef.train(algorithm, clients, rounds=rounds, stop=[judge], evaluate=(), progress=False)
     return out, relative, lower
 
 
@@ -169,20 +170,20 @@ def show(name: str, title: str, method: str, out: Reached, last: float) -> None:
     cells = [f"{r} / {e} / {mb:.3g} / {s:.1f}" for r, e, mb, s in out]
     cells += ["-"] * (len(LEVELS) - len(out))
     end = "" if len(out) == len(LEVELS) else f"  (last {last:.2e})"
-    print(f"{name:15} {title:11} {method:8}", " | ".join(cells) + end, flush=True)
+    print(f"{name:15} {title:11} {method:10}", " | ".join(cells) + end, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("problems", nargs="*", default=list(PROBLEMS), metavar="PROBLEM")
     parser.add_argument("--rounds", type=int, default=120)
-    parser.add_argument("--plain-rounds", type=int, default=300, help="0 leaves it out")
+    parser.add_argument("--scaff-pd-rounds", type=int, default=300, help="0 leaves it out")
     parser.add_argument("--tuned", type=int, default=0, metavar="ROUNDS", help="of DRFA and AFL")
     parser.add_argument("--seconds", type=float, default=300.0, help="at most, per run")
     parser.add_argument("--wall", action="store_true", help="seconds by the clock, not of the CPU")
     parser.add_argument("--metric", default="auto")
     parser.add_argument("--device", default="cpu", help="seconds are then of little meaning")
-    parser.add_argument("--horizon", type=float, default=4.0, help="of rounds without a metric")
+    parser.add_argument("--horizon", type=float, default=4.0, help="of SCAFF-PD's steps")
     parser.add_argument("--objective", choices=list(OBJECTIVES), help="this one alone")
     asked = parser.parse_args()
     steps = AutoSteps(horizon=asked.horizon)
@@ -192,13 +193,13 @@ def main() -> None:
         federation = PROBLEMS[name]()
         for title in [asked.objective] if asked.objective else OBJECTIVES:
             objective, lower = OBJECTIVES[title](len(federation.names)), -math.inf
-            for metric, rounds in ((asked.metric, asked.rounds), ("none", asked.plain_rounds)):
+            newton, paper = FairNewton(objective, asked.metric), ScaffPD(objective, steps=steps)
+            for algorithm, rounds in ((newton, asked.rounds), (paper, asked.scaff_pd_rounds)):
                 if rounds:
-                    algorithm = ScaffPD(objective, steps=steps, metric=metric).wrapped()
                     clients = make_clients(name, federation, asked.device)
                     out, last, bound = measure(algorithm, clients, rounds, asked.seconds, clock)
                     lower = max(lower, bound)
-                    show(name, title, metric, out, last)
+                    show(name, title, type(algorithm).__name__, out, last)
             best: dict[str, tuple[Reached, float]] = {}
             judge = make_clients(name, federation, asked.device)
             for rival in settings(judge, objective) if asked.tuned else ():

@@ -2,7 +2,7 @@
 
     python -m benchmarks.frontier [PROBLEM ...] [--turns 3] [--every 1]
 
-Logistic regression, SCAFF-PD, every objective certified to be within 0.5 % of its minimum. A cold
+Logistic regression, FairNewton, every objective certified to be within 0.5 % of its minimum. A cold
 run is ``ef.train`` from the beginning for the objective of a point, evaluated on the validation
 split as the point is; it counts with the median over the path's objectives (``--every 3``: over
 every third one), four times. Seconds are the least of the turns: of the whole call (the
@@ -44,7 +44,7 @@ Cost = np.ndarray[Any, Any]
 def walk(clients: Clients) -> tuple[Cost, list[Any]]:
     """Return what a path costs, and its objectives."""
     begun = time.process_time()
-    path = ef.frontier(ef.ScaffPD(ef.objectives.Average()), clients, gap=GAP, rounds=ROUNDS)
+    path = ef.frontier(ef.FairNewton(ef.objectives.Average()), clients, gap=GAP, rounds=ROUNDS)
     spent = time.process_time() - begun
     assert all(p.gap is not None for p in path.points)
     inside = sum(r.seconds for p in path.points for r in (*p.way, *p.history.rounds))
@@ -56,7 +56,7 @@ def begin(clients: Clients, objective: Any) -> Cost:
     """Return what a cold run costs."""
     begun = time.process_time()
     history = ef.train(
-        ef.ScaffPD(objective), clients, rounds=ROUNDS, evaluate=[SPLIT], every=ROUNDS,
+        ef.FairNewton(objective), clients, rounds=ROUNDS, evaluate=[SPLIT], every=ROUNDS,
         stop=StopAtGap(GAP, relative=True), progress=False,
     )  # fmt: skip
     spent, rounds = time.process_time() - begun, history.rounds

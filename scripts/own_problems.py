@@ -1,14 +1,13 @@
-"""SCAFF-PD on profile losses, against an interior-point solution of the joint problem.
+"""FairNewton and SCAFF-PD on profile losses, against an interior-point solution.
 
     python scripts/own_problems.py [--problems 40] [--rounds 1000] [--first 0]
 
 Every client of a random problem has an intercept of its own: least squares, logistic regression
 and softmax regression in turn, with shifted targets, rare and absent classes and one-class clients,
-under every saddle objective in turn. SCAFF-PD runs as it is, in the metric of the profile losses'
-curvature, and again with plain local steps (``metric="none"``). The interior-point
-solver (Clarabel) has shared and own parameters as unknowns of one problem and knows nothing of
-profile losses. Exits 1 if a problem is not solved to 1e-6 of its objective, is not proved to be, or
-if a certificate is below the truth.
+under every saddle objective in turn. FairNewton runs with its defaults, then SCAFF-PD with
+automatic steps. The interior-point solver (Clarabel) has shared and own parameters as unknowns of
+one joint problem and knows nothing of profile losses. Exits 1 if a problem is not solved to 1e-6 of
+its objective, is not proved to be, or if a certificate is below the truth.
 """
 
 from __future__ import annotations

@@ -14,7 +14,17 @@ from experiments.harness.drawing import Line, figure
 from experiments.harness.experiment import Check, Context, Outcome, Settings, Table
 from numpy.typing import NDArray
 
-from equifed import FedAvg, Federation, LocalSGD, ScaffPD, ServerOptimised, alone, simulate, train
+from equifed import (
+    FairNewton,
+    FedAvg,
+    Federation,
+    LocalSGD,
+    ScaffPD,
+    ServerOptimised,
+    alone,
+    simulate,
+    train,
+)
 from equifed.datasets import EMBEDDED
 from equifed.metrics import mean_interval
 from equifed.objectives import Average, ChiSquare
@@ -87,13 +97,14 @@ def published_methods(settings: Settings) -> dict[str, Any]:
 
 
 def exact_methods(settings: Settings) -> dict[str, tuple[Any, str | None]]:
-    """Return the convex problems that are solved: objective, and the own part or None."""
+    """Return what solves the convex problems: an algorithm, and the own part or None."""
     fair, mean = ChiSquare(settings["rho"]), Average()
     return {
-        "average, solved": (mean, None),
-        "SCAFF-PD": (fair, None),
-        "average, own bias": (mean, "bias"),
-        "ours": (fair, "bias"),
+        "average, solved": (FairNewton(mean), None),
+        "SCAFF-PD": (ScaffPD(fair), None),
+        "FairNewton": (FairNewton(fair), None),
+        "average, own bias": (FairNewton(mean), "bias"),
+        "ours": (FairNewton(fair), "bias"),
     }
 
 
@@ -115,11 +126,11 @@ def solve(data: Federation, settings: Settings) -> tuple[dict[str, Array], float
     majority = [np.mean(data.test.client(i)[1] == round(float(data.train.client(i)[1].mean())))
                 for i in range(len(SITES))]  # fmt: skip
     out, gaps = {"alone": own.record.values, "majority class": np.array(majority)}, [0.0]
-    for name, (objective, part) in exact_methods(settings).items():
+    for name, (algorithm, part) in exact_methods(settings).items():
         clients = simulate(data, "logistic", l2=settings["l2"], dtype=torch.float64, own=part)
         last = settings["fair_rounds"]
         found = train(
-            ScaffPD(objective), clients, rounds=last, evaluate=("test",), every=last, progress=False
+            algorithm, clients, rounds=last, evaluate=("test",), every=last, progress=False
         )
         out[name] = found.last("accuracy", "test").values
         gaps.append(float(found.rounds[-1].numbers["gap"]))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from equifed.runs import apply_override, unknown
 from experiments.harness.choice import stored_edges
-from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table
+from experiments.harness.experiment import EXPERIMENTS, ROOT, Outcome, Table, definition
 from experiments.harness.running import reproduce
 
 PAGE = ROOT.parent / "docs" / "reproductions.md"
@@ -114,6 +114,7 @@ def page() -> str:
         if not stored.exists():
             parts.append("**Built, but the project has stored no results of it yet.**")
             continue
+        parts += [f"**Not run yet**: {row}." for row in definition(name).get("not_run_yet", [])]
         parts += _measured(json.loads(stored.read_text(encoding="utf-8")))
     return "\n\n".join(parts) + "\n"
 

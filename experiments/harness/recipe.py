@@ -34,6 +34,8 @@ Array = NDArray[np.float64]
 OURS, BASE, OWN, ALONE = "ours", "FedAvg", "FedAvg, own part", "alone"
 OWN_SOLVED, SOLVED = "own part, solved for the average", "solved for the average"
 """Ours without its fair objective, and that without an own part."""
+NEWTON = "FairNewton"
+"""Ours without an own part. It solves SCAFF-PD's problem, so it counts as a published method."""
 FIFTH, FEW = 0.2, 10
 """The worst fifth, and below how many clients the worst one stands for it."""
 

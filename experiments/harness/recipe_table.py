@@ -15,6 +15,7 @@ from experiments.harness.recipe import (
     ALONE,
     BASE,
     FEW,
+    NEWTON,
     OURS,
     OWN,
     OWN_SOLVED,
@@ -35,7 +36,7 @@ from experiments.harness.recipe import (
 SOURCE = "our aim"
 PIECES = (
     ("the fair objective, with own parts", OURS, OWN_SOLVED),
-    ("the fair objective, one model", "SCAFF-PD", SOLVED),
+    ("the fair objective, one model", NEWTON, SOLVED),
     ("own parts, solved for the average", OWN_SOLVED, SOLVED),
     ("being solved, with own parts", OWN_SOLVED, OWN),
     ("being solved, one model", SOLVED, BASE),
@@ -111,7 +112,7 @@ def pieces_table(found: Found, settings: Settings) -> Table:
     rows: list[list[Cell]] = []
     for name, methods in found.items():
         for piece, one, other in PIECES:
-            if one == "SCAFF-PD" and not _has_own(settings, name):
+            if one == NEWTON and not _has_own(settings, name):
                 one = OURS  # that is what it is there
             if {one, other} <= methods.keys():
                 told = [difference(methods, other, k, one) for k in ("worst", "average")]

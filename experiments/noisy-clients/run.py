@@ -23,7 +23,7 @@ from experiments.harness.running import Part, compute_parts
 from numpy.typing import NDArray
 
 import equifed as ef
-from equifed.algorithms import ScaffPD
+from equifed.algorithms import FairNewton
 from equifed.metrics import Interval, paired_difference
 from equifed.objectives import Average, ChiSquare, CVaR, ExcessRisk, SaddleObjective, WorstCase
 
@@ -110,7 +110,7 @@ def train(
     """Return accuracies, the last weights and the certified gap of one model."""
     clients = ef.simulate(data, "logistic", "logistic", l2=l2)
     history = ef.train(
-        ScaffPD(objective), clients, rounds=settings["rounds"], progress=False,
+        FairNewton(objective), clients, rounds=settings["rounds"], progress=False,
         stop=ef.StopWhen(at_relative_gap=settings["gap"]), evaluate=("validation", "test"),
         every=settings["rounds"],
     )  # fmt: skip

@@ -1,10 +1,10 @@
 """One recipe for all data sets, against every method, with equal tries.
 
-Ours is SCAFF-PD with a chi-square objective and an own output bias for every client beside a shared
-one, solved until the gap is proved; how strongly own biases are held to the shared one is chosen on
-validation samples. Step sizes and penalty of the methods with local steps are, for each data set,
-those that suit FedAvg best on validation samples of splits that are not reported. Every method
-tries nine settings in every split and keeps what that split's validation samples choose.
+Ours is FairNewton with a chi-square objective and an own output bias for every client beside a
+shared one, solved until the gap is proved; how strongly own biases are held to the shared one is
+chosen on validation samples. Step sizes and penalty of the methods with local steps are, for each
+data set, those that suit FedAvg best on validation samples of splits that are not reported. Every
+method tries nine settings in every split and keeps what that split's validation samples choose.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def choose_scale(scores: Mapping[tuple[float, float], float], scale: Settings) -
 
 
 def _scaled(settings: Settings, method: Settings, lr: float, l2: float) -> Settings:
-    """Return a method's variant with the step size and the penalty of a set, unless it has both."""
+    """Return a variant with the step size (unless it is solved) and the penalty of a set."""
     out = merge_tables({"model": {"l2": l2}}, method)
-    if "local" not in out["algorithm"]:
+    if "stop" not in out:
         out = merge_tables(out, {"algorithm": {"local": {**settings["work"], "lr": lr}}})
     return out
 
@@ -158,9 +158,9 @@ def set_methods(settings: Settings, name: str, scale: Settings) -> dict[str, lis
         if method not in given.get("left_out", ())
     }
     tried = {method: settings["tried"].get(method, steps) for method in methods}
-    if not given.get("own", True):  # then ours tries what SCAFF-PD does
+    if not given.get("own", True):  # then ours tries what FairNewton does
         del methods[OURS]["model"]["own"]
-        tried[OURS] = settings["tried"]["SCAFF-PD"]
+        tried[OURS] = settings["tried"]["FairNewton"]
     known = {"methods": methods, "tried": tried, "places": settings["places"]}
     return {m: list(map(list, alternatives(known, m).values())) for m in methods}
 

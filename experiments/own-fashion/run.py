@@ -1,7 +1,7 @@
 """Fashion-MNIST under label skew: one softmax regression, own output biases, models alone.
 
-Shared and own-bias models are trained by SCAFF-PD in a metric of low rank until the certified gap
-is small; own models are scikit-learn's, one per client and penalty. Test samples follow the
+Shared and own-bias models are trained by FairNewton with Hessians of low rank until the certified
+gap is small; own models are scikit-learn's, one per client and penalty. Test samples follow the
 clients' class mixtures.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 import equifed as ef
-from equifed.algorithms import ScaffPD
+from equifed.algorithms import FairNewton, ScaffPD
 from equifed.metrics import paired_difference, worst_fraction
 from equifed.objectives import Average, ChiSquare
 
@@ -32,6 +32,7 @@ MEASURES: dict[str, Callable[[Array], float]] = {
 }
 OWN, SHARED = "own bias", "shared"
 KINDS = {"shared": SHARED, "own": OWN}
+METHODS: dict[str, Any] = {"SCAFF-PD": ScaffPD, "FairNewton": FairNewton}
 Found = dict[int, dict[int, dict[str, Any]]]
 """By number of samples and seed."""
 
@@ -42,10 +43,10 @@ def run(context: Context) -> Outcome:
     sizes = {int(k): seeds for k, seeds in settings["seeds"].items() if seeds}
     parts, given = {}, {key: settings[key] for key in ("clients", "alpha")}
     for l2 in settings["gaps"]["l2"]:
-        for steps in ("plain", "metric"):
+        for method, rounds in settings["gaps"]["rounds"].items():
             told = {key: settings["gaps"][key] for key in ("samples", "rho")} | given
-            told |= {"l2": l2, "steps": steps, "rounds": settings["gaps"][steps]}
-            parts[_gap_name(steps, l2)] = Part(follow_gap, told)
+            told |= {"l2": l2, "method": method, "rounds": rounds}
+            parts[_gap_name(method, l2)] = Part(follow_gap, told)
     for samples in sorted(sizes, reverse=True):  # what takes longest comes first
         for seed in sizes[samples]:
             told = {"samples": samples, "seed": seed} | given
@@ -58,9 +59,9 @@ def run(context: Context) -> Outcome:
     answers = compute_parts(context, parts)
     found = {n: {k: _joined(answers, n, k) for k in sizes[n]} for n in sorted(sizes)}
     curves = {
-        f"{steps}, l2 = {l2:g}": answers[_gap_name(steps, l2)]
+        f"{method}, l2 = {l2:g}": answers[_gap_name(method, l2)]
         for l2 in settings["gaps"]["l2"]
-        for steps in ("plain", "metric")
+        for method in METHODS
     }
     tables = {"accuracy": accuracy_table(found), "against-shared": differences(found)}
     figures = {"samples": draw_samples(found, "worst 20 %")}
@@ -70,8 +71,8 @@ def run(context: Context) -> Outcome:
     return Outcome(checks(found, curves, settings), tables, figures)
 
 
-def _gap_name(steps: str, l2: float) -> str:
-    return f"gaps-{steps}-{l2:g}"
+def _gap_name(method: str, l2: float) -> str:
+    return f"gaps-{method}-{l2:g}"
 
 
 def _joined(answers: dict[str, Any], samples: int, seed: int) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def train_together(
         return "the gap is proved" if done else None
 
     history = ef.train(
-        ScaffPD(Average(), metric="low-rank"), clients, rounds=rounds, stop=[proved],
+        FairNewton(Average(), metric="low-rank"), clients, rounds=rounds, stop=[proved],
         evaluate=("test",), every=rounds, progress=False,
     )  # fmt: skip
     record, proof = history.last("accuracy", "test"), history.certificate()
@@ -135,11 +136,11 @@ def _one_alone(data: ef.Federation, i: int, l2: float) -> float:
 
 
 def follow_gap(
-    steps: str, l2: float, rho: float, rounds: int, **division: Any
+    method: str, l2: float, rho: float, rounds: int, **division: Any
 ) -> dict[str, list[float]]:
-    """Return the certified relative gap of SCAFF-PD with an own bias, round by round."""
+    """Return the certified relative gap with an own bias, round by round."""
     clients = ef.simulate(load(seed=0, **division), "logistic", l2=l2, own="bias")
-    algorithm = ScaffPD(ChiSquare(rho), metric="none" if steps == "plain" else "auto")
+    algorithm = METHODS[method](ChiSquare(rho))
     history = ef.train(algorithm, clients, rounds=rounds, progress=False)
     gaps = [float(r.numbers["gap"]) / float(r.objective or 1.0) for r in history.rounds]
     return {"gap": np.minimum.accumulate(gaps).tolist(),
@@ -194,8 +195,8 @@ def gap_table(curves: dict[str, Any]) -> Table:
     for name, told in curves.items():
         reached = [rounds_to(told["gap"], part) for part in (0.1, 0.01, 0.001)]
         rows.append([name, len(told["gap"]), float(told["gap"][-1]), *reached])
-    title = "SCAFF-PD with own biases, chi-square: certified gap as a part of the objective"
-    return Table(title, ("steps", "rounds", "gap at the end", "10 %", "1 %", "0.1 %"), rows)
+    title = "Own biases, chi-square: certified gap as a part of the objective"
+    return Table(title, ("method", "rounds", "gap at the end", "10 %", "1 %", "0.1 %"), rows)
 
 
 def rounds_to(gaps: list[float], part: float) -> int | None:
@@ -244,10 +245,8 @@ def checks(found: Found, curves: dict[str, Any], settings: Settings) -> list[Che
                              "our aim", f"{with_limits(told)} points against {against}",
                              told.estimate > 0))  # fmt: skip
     for l2 in settings["gaps"]["l2"]:
-        plain, metric = (
-            rounds_to(curves[f"{s}, l2 = {l2:g}"]["gap"], 0.001) for s in ("plain", "metric")
-        )
-        out.append(Check(f"in its metric SCAFF-PD proves 0.1 % in fewer rounds, l2 = {l2:g}",
-                         "our aim", f"{metric or 'not reached'}, plain {plain or 'not reached'}",
-                         metric is not None and (plain is None or metric < plain)))  # fmt: skip
+        first, second = (rounds_to(curves[f"{m}, l2 = {l2:g}"]["gap"], 0.001) for m in METHODS)
+        out.append(Check(f"FairNewton proves 0.1 % in fewer rounds than SCAFF-PD, l2 = {l2:g}",
+                         "our aim", f"{second or 'not reached'}, SCAFF-PD {first or 'not reached'}",
+                         second is not None and (first is None or second < first)))  # fmt: skip
     return out

@@ -20,7 +20,7 @@ from experiments.harness.running import Part, compute_parts
 from numpy.typing import NDArray
 
 import equifed as ef
-from equifed.algorithms import ScaffPD
+from equifed.algorithms import FairNewton
 from equifed.metrics import Interval, mean_interval
 from equifed.objectives import Average, ChiSquare, ExcessRisk, SaddleObjective, WorstCase
 
@@ -121,7 +121,7 @@ def train(
         return f"the gap is {gap:.1e}" if gap <= settings["gap"] else None
 
     history = ef.train(
-        ScaffPD(objective), clients, rounds=settings["rounds"], stop=[proved], progress=False,
+        FairNewton(objective), clients, rounds=settings["rounds"], stop=[proved], progress=False,
         evaluate=("validation", "test"), every=settings["rounds"],
     )  # fmt: skip
     held, test = history.last("loss", "validation"), history.last("accuracy", "test")

@@ -1,4 +1,4 @@
-"""SCAFF-PD against an interior-point solver: the model that is given out, and its certificate.
+"""FairNewton against an interior-point solver: the model that is given out, and its certificate.
 
     python -m scripts.trust.exactness --problems 60
 
@@ -17,7 +17,7 @@ from statistics import median
 from tests.optima import interior_point
 from tests.problems import convex_problem, drawn_objective
 
-from equifed.algorithms.scaff_pd import ScaffPD
+from equifed.algorithms.fair_newton import FairNewton
 from equifed.training.loop import train
 from equifed.training.stopping import StopWhen
 
@@ -33,7 +33,7 @@ def play(seed: int) -> tuple[int, str | None]:
     size = abs(best)
     rules = StopWhen(at_gap=CLOSE * size).rules()
     given = {"rounds": 400, "x": problem.start(), "stop": rules}
-    history = train(ScaffPD(objective), problem.clients(), **given)
+    history = train(FairNewton(objective), problem.clients(), **given)
     parameters, chosen = history.parameters, history.given_out
     assert parameters is not None
     off = objective.value(problem.losses(parameters["weight"].numpy().ravel())) - best

@@ -275,6 +275,8 @@ def test_the_page_is_made_from_the_stored_results() -> None:
     for name in EXPERIMENTS:
         path = ROOT / name / "results" / "results.json"
         assert f"## {name}\n" in written
+        for row in definition(name).get("not_run_yet", []):
+            assert f"**Not run yet**: {row}" in written
         if path.exists():  # else the page says that there is nothing stored yet
             assert f"`{json.loads(path.read_text(encoding='utf-8'))['command']}`" in written
 

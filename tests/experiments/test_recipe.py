@@ -69,7 +69,7 @@ def test_every_method_has_as_many_tries_and_each_can_be_run(name: str) -> None:
         for variant in variants:
             table = merge_tables(settings["run"], {"data": module.seeded(data, 7)})
             config = RunConfig.from_dict(merge_tables(table, variant))
-            solved = method in ("ours", "SCAFF-PD", OWN_SOLVED, SOLVED)
+            solved = method in ("ours", "SCAFF-PD", "FairNewton", OWN_SOLVED, SOLVED)
             assert (config.model["l2"] == SCALE["l2"]) != solved
             has_own = config.model.get("own") is not None
             assert has_own == (own and method in ("ours", "FedAvg, own part", OWN_SOLVED))
@@ -145,7 +145,7 @@ def test_ours_leads_only_beyond_the_interval_of_every_published_method() -> None
 def test_what_is_solved_for_the_average_is_no_published_method_and_tells_the_pieces() -> None:
     methods = {
         "FedAvg": trials([0.50, 0.52, 0.54]),
-        "SCAFF-PD": trials([0.60, 0.62, 0.64]),
+        "FairNewton": trials([0.60, 0.62, 0.64]),
         SOLVED: trials([0.80, 0.82, 0.84]),
         OWN_SOLVED: trials([0.70, 0.72, 0.74]),
         "ours": trials([0.66, 0.68, 0.70]),
@@ -153,10 +153,10 @@ def test_what_is_solved_for_the_average_is_no_published_method_and_tells_the_pie
     found: Found = {"set": methods}
     fair, first, *_ = checks(found, SETTINGS, [])
     assert not fair.agrees and "set -4.0" in fair.measured
-    assert first.agrees and "against SCAFF-PD" in first.measured
+    assert first.agrees and "against FairNewton" in first.measured
     told = {row[2]: row[3] for row in pieces_table(found, SETTINGS).rows}
     assert told[f"ours minus {OWN_SOLVED}"].startswith("-4.0")
-    assert told[f"SCAFF-PD minus {SOLVED}"].startswith("-20.0")
+    assert told[f"FairNewton minus {SOLVED}"].startswith("-20.0")
     assert told[f"{OWN_SOLVED} minus {SOLVED}"].startswith("-10.0")
     assert told[f"{SOLVED} minus FedAvg"].startswith("+30.0")
     shared = {"wanted": 1, "data": {"set": {"own": False}}}  # ours has no own part either
@@ -255,7 +255,7 @@ def test_an_own_bias_that_is_held_to_the_shared_one_is_the_shared_model() -> Non
     whole, more = load_table(data), with_constant(data)
     np.testing.assert_array_equal(more.train.inputs[:, :-1], whole.train.inputs)
     assert (more.train.inputs[:, -1] == 1).all()
-    fair = {"name": "scaff-pd", "objective": {"name": "chi-square", "rho": 1.0}}
+    fair = {"name": "fair-newton", "objective": {"name": "chi-square", "rho": 1.0}}
     run = {"rounds": 30, "evaluate": {"every": 30, "splits": ["validation", "test"]},
            "stop": {"at_relative_gap": 1e-4}, "model": {"name": "logistic", "l2": 0.01},
            "algorithm": fair}  # fmt: skip
