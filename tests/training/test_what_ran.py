@@ -37,10 +37,10 @@ def test_history_names_the_algorithm_with_its_wrappers(
 ) -> None:
     history = train(given, clients(), rounds=1)
     assert history.algorithm == repr(ran)
-    notes = [event["reason"] for event in history.events if "runs as" in event.get("reason", "")]
+    notes = [event["reason"] for event in history.events if "by default" in event.get("reason", "")]
     assert len(notes) == added
     if added:
-        assert repr(ran) in notes[0] and "halves the step sizes" in notes[0]
+        assert "Safeguarded" in notes[0] and "halves the step sizes" in notes[0]
     history.save(tmp_path)
     assert History.load(tmp_path).algorithm == repr(ran)
 

@@ -444,16 +444,13 @@ class MetricSizes(StepSizes):
         if self.metric is None or self.origin is None or self.sums > 1 or self.age > 0:
             return ()
         basis = self.metric.basis
-        (b, q), kind, numbers = basis.shape[:2], "low rank", basis.numel()
+        (b, q), kind, numbers = basis.shape[:2], "low-rank ", basis.numel()
         if self.metric.values is None:
-            kind = "diagonal" if basis.dim() == 2 else "whole"
-            numbers = b * q if kind == "diagonal" else b * q * (q + 1) // 2
-        cost, what = numbers * self.origin.element_size(), f"{b} block{'s' if b > 1 else ''}"
+            kind = "diagonal " if basis.dim() == 2 else ""
+            numbers = b * q if kind else b * q * (q + 1) // 2
+        cost = numbers * self.origin.element_size()
         size = f"{cost / 1e6:.3g} MB" if cost >= 1e5 else f"{cost / 1e3:.3g} kB"
-        return (
-            f"steps in the metric of the clients' curvature ({what} of {q} x {q}, {kind}): {size} "
-            "more per client whenever it is summed, in place of local steps",
-        )
+        return (f"Using {kind}second-order steps ({size} extra per client and update).",)
 
 
 def rounding(x: Vector, value: float) -> float:
