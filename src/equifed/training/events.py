@@ -96,7 +96,7 @@ def describe_wrapper(given: Any, ran: Any) -> str | None:
     if not added:
         return None
     why = (f"{cls.__name__}: {(cls.__doc__ or '').strip().partition(chr(10))[0]}" for cls in added)
-    return f"Added to {type(given).__name__} by default: {' '.join(why)}"
+    return f"Added to {type(_layers(given)[-1]).__name__} by default: {' '.join(why)}"
 
 
 def _layers(algorithm: Any) -> list[Any]:
