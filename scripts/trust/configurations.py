@@ -10,9 +10,9 @@ would call unexpected, a run of more than ``--seconds``, or a model that is not 
 error is printed, and the exit code is 1; so it is where a name was drawn fewer than 20 times in
 10,000, or fewer than a fifth of all were trained.
 
-What asks for more than two rounds, or for more than 10,000 local steps, epochs or clients, gets
-what it asks for, however long that takes: it is checked and not trained here. More than ten million
-are refused.
+What asks for more than two rounds, or for more than 10,000 local steps, epochs, clients or hidden
+units, gets what it asks for, however long that takes: it is checked and not trained here. More than
+ten million are refused.
 """
 
 from __future__ import annotations
@@ -249,10 +249,12 @@ def try_one(table: dict[str, Any], seconds: int) -> tuple[str, str]:
 
 
 def asks_for_much(table: Any) -> bool:
-    """Tell whether a configuration asks for more local work or clients than are tried here."""
+    """Tell whether a configuration asks for more work, clients or units than are tried here."""
     if not isinstance(table, dict):
         return False
     counts = [table.get(name) for name in ("steps", "epochs", "clients", "own_steps")]
+    widths = table.get("hidden")
+    counts += widths if isinstance(widths, list) else [widths]
     much = any(isinstance(count, int) and MUCH < count <= ABSURD for count in counts)
     return much or any(asks_for_much(value) for value in table.values())
 

@@ -155,17 +155,14 @@ def _build(config: RunConfig) -> Run:
 
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     data = freeze_features(config, shared.features, load_data(config.data))
-    shared = replace(shared, loss=resolve_loss(shared.loss, data.classes))
-    config = replace(
-        config,
-        model={**config.model, "loss": shared.loss},
-        threads=config.threads or torch.get_num_threads(),
-    )
+    loss = resolve_loss(shared.loss, data.classes)
+    threads = config.threads or torch.get_num_threads()
     algorithm = build_algorithm(config.algorithm, data.train.sizes.tolist())
-    with limit_threads(config.threads):
-        clients = _build_engine(config, shared, data, algorithm)
+    with limit_threads(threads):
+        clients = _build_engine(config, shared, loss, data, algorithm)
     table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
-    config = replace(config, algorithm=table, engine=_settle_engine(config.engine, clients))
+    engine, model = _settle_engine(config.engine, clients), {**config.model, "loss": loss}
+    config = replace(config, model=model, algorithm=table, engine=engine, threads=threads)
     _check_metrics(config, data)
     _check_stop(config, data)
     _check_give_out(config, data)
@@ -173,13 +170,13 @@ def _build(config: RunConfig) -> Run:
 
 
 def _build_engine(
-    config: RunConfig, shared: ModelSettings, data: Federation, algorithm: AnyAlgorithm
+    config: RunConfig, shared: ModelSettings, named: str, data: Federation, algorithm: AnyAlgorithm
 ) -> Clients:
 
     with blame("model.loss: "):
-        outputs = outputs_for(data, shared.loss)
+        outputs = outputs_for(data, named)
     with blame("model."):
-        plain = SECTIONS["losses"][shared.loss].load()
+        plain = SECTIONS["losses"][named].load()
         loss = weigh_classes(plain, shared.class_weights, data)
     _check_device(config.engine.get("device", "cpu"))
     module, steps = build_module(config, data.input_shape, outputs), shared.own_steps

@@ -389,7 +389,8 @@ def complete_guard(given: Any, mode: str) -> Any:
 def check_guard(algorithm: AnyAlgorithm, guard: Guard | None) -> None:
     """Refuse an algorithm whose weights cannot be bounded as the guard wants it."""
     try:
-        guard_algorithm(algorithm, guard or Guard("off"))
+        if guard is not None and guard.mode == "on":
+            guard_algorithm(algorithm, guard)
     except ValueError as error:
         raise ConfigError([f"guard: {error}"]) from error
 

@@ -85,13 +85,14 @@ def run(
         refuse_existing(Path(out), overwrite)
         callbacks = [*callbacks, *open_trackers(track, Path(out), config.to_dict())]
     built = build_run(config if with_alone is None else replace(config, with_alone=with_alone))
+    more = wants_alone(built)  # refuses before anything is trained, or written
     if out is None:
-        wanted = wants_alone(built)  # refuses before anything is trained
         history = built.train(callbacks, progress=progress)
-        return add_alone(history, built, None) if wanted else history
+        return add_alone(history, built, None) if more else history
     with _lock(Path(out)):
         refuse_existing(Path(out), overwrite)  # somebody may have been faster
-        return _start(built, Path(out), callbacks, progress)
+        history = start(built, Path(out), callbacks, progress, more)
+        return add_alone(history, built, Path(out)) if more else history
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Callback]:
@@ -103,15 +104,6 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     """Refuse a folder that holds a run, unless to be replaced, or cannot be one."""
     if is_first():  # to the others it looks as if the run that the first one begins had been there
         refuse_run(out, overwrite, CONFIG)
-
-
-def _start(
-    built: Run, out: Path, callbacks: Sequence[Callback], progress: bool | None = False
-) -> History:
-    """Run from the first round, with own models if they are wanted."""
-    more = wants_alone(built)
-    history = start(built, out, callbacks, progress, more)
-    return add_alone(history, built, out) if more else history
 
 
 def start(
@@ -181,12 +173,13 @@ def resume(
         more = wants_alone(built)
         folder = RunFolder(out, built.federation.names, built.clients.group(), more)
         if not any(folder.checkpoints.glob("*.json")):
-            return _start(built, out, callbacks)
-        if told["data"]["sha256"] != built.provenance["data"]["sha256"]:
+            history = start(built, out, callbacks, more=more)
+        elif told["data"]["sha256"] == built.provenance["data"]["sha256"]:
+            history = built.train(callbacks, folder, resume=True)
+        else:
             raise RunFolderError(
                 f"{out} was trained on other data than its configuration now loads; start it again."
             )
-        history = built.train(callbacks, folder, resume=True)
         return add_alone(history, built, out) if more else history
 
 
