@@ -1,176 +1,149 @@
-"""Do two versions of equifed compute the same? Run on each, then compare the files.
+"""Do this version and version 0.2 compute the same? Every algorithm of the catalogue, both run.
 
-    python scripts/agreement.py dump OUT.npz        # with the version that is installed
-    python scripts/agreement.py compare A.npz B.npz
+    git worktree add ../before c8e8bd3
+    python scripts/agreement.py --before ../before
 
-Every algorithm of the catalogue runs 12 rounds, and 60 where step sizes are meant to be too bold,
-on a convex problem (softmax regression with an L2 penalty) and on a network (one hidden layer), in
-float64 on both engines; the last model, the weights, the objective and the certified gap of every
-round and the halvings of the step sizes are stored. Version 0.1 had other names for some
-arguments; the few lines under ``OLD`` translate.
+Every algorithm plays 12 rounds on a convex problem (softmax regression with an L2 penalty) and on a
+network (one hidden layer), in float64, with its defaults and with minibatches. Models, weights,
+losses and objectives are compared: equal to the bit, or the largest relative difference. Algorithms
+run bare; SCAFF-PD is that of 0.2 without a metric, FairNewton 0.2's SCAFF-PD as it was by default,
+and both are trained once more as usual. Exits 1 if anything but ``BY_DESIGN`` differs.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
+import inspect
+import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-try:
-    from equifed.algorithms.scaff_pd import ScaffPD
-    from equifed.algorithms.scaff_pd_ia import ScaffPDIA
-    from equifed.contract.local import LocalSGD
-    from equifed.data import Federation
-    from equifed.engines.loop import LoopClients
-    from equifed.engines.stacked.clients import StackedClients
-    from equifed.objectives import ChiSquare, CVaR
-    from equifed.runs.catalogue import ALGORITHMS
-    from equifed.steps.automatic import AutoSteps
-    from equifed.training.loop import train
+import equifed as ef
+from equifed.contract.local import LocalSGD
+from equifed.contract.streams import Stream
+from equifed.objectives import ChiSquare
+from equifed.runs.catalogue import ALGORITHMS
 
-    OLD = False
-except ImportError:  # version 0.1
-    from equifed.auto_steps import AutoSteps
-    from equifed.catalogue import ALGORITHMS
-    from equifed.local import LocalSGD
-
-    from equifed.algorithms.scaff_pd import ScaffPD
-    from equifed.algorithms.scaff_pd_ia import ScaffPDIA
-    from equifed.data import Federation
-    from equifed.engines.loop import LoopClients
-    from equifed.engines.stacked import StackedClients
-    from equifed.objectives import ChiSquare, CVaR
-    from equifed.training import train
-
-    OLD = True
-
-ROUNDS = 12
-SIZES = (40, 25, 60, 12, 33)
+ROUNDS, ROUNDING, BEFORE = 12, 1e-9, "fair-newton" not in ALGORITHMS
+REFUSES = "it refuses networks, where 0.2 ran SCAFF-PD"
+BY_DESIGN = {
+    "convex/scaff-pd, trained": "0.2 added Anderson's acceleration to automatic steps",
+    "network/fair-newton": REFUSES,
+    "network/fair-newton, trained": REFUSES,
+}
+"""What is meant to differ, and why."""
 
 
-def federation() -> Federation:
+def federation() -> ef.Federation:
     """Return five clients of unequal sizes whose classes overlap differently."""
-    draw = np.random.default_rng(7)
-    clients = {}
-    for i, m in enumerate(SIZES):
+    draw, clients = np.random.default_rng(7), {}
+    for i, m in enumerate((40, 25, 60, 12, 33)):
         inputs = draw.standard_normal((m, 6)) + 0.4 * i
         scores = inputs @ draw.standard_normal((6, 3)) + draw.gumbel(size=(m, 3))
         clients[f"client {i}"] = (inputs, scores.argmax(axis=1))
-    return Federation.from_clients(clients)
+    return ef.Federation.from_clients(clients)
 
 
-def work(**more: object) -> LocalSGD:
-    """Return local work on minibatches."""
-    size = {"batch" if OLD else "batch_size": 8}
-    return LocalSGD(lr=0.05, steps=5, **size, **more)
+def problems() -> dict[str, Any]:
+    """Return the clients of the convex problem and of the network."""
+    nn, given = torch.nn, {"engine": "stacked", "dtype": torch.float64}
+    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    models = {"convex": nn.Linear(6, 3), "network": network}
+    return {name: ef.simulate(federation(), one, l2=1e-2, **given) for name, one in models.items()}
 
 
-def cases() -> dict[str, object]:
-    """Return the algorithms: with defaults, with minibatches, with sampled clients."""
-    out = {}
-    draws = "participants" if OLD else "clients_per_round"
-    gradients = "gradient_batch" if OLD else "gradient_batch_size"
+def algorithms() -> dict[str, Any]:
+    """Return the algorithms by this version's names; wrappers are around FedAvg, or SCAFF-PD."""
+    fair, out = ChiSquare(0.1), {}
+    plain: dict[str, Any] = {"metric": "none"} if BEFORE else {}
     for name, entry in ALGORITHMS.items():
-        if "algorithm" in getattr(entry.load(), "__dataclass_fields__", ()):
-            continue  # wrappers, which 0.1 had inside SCAFF-PD
-        make = entry.load()
-        fields = (
-            {f.name for f in dataclasses.fields(make)} if dataclasses.is_dataclass(make) else set()
-        )
-        first = {"objective": ChiSquare(0.1)} if name == "scaff-pd" else {}
+        make: Any = entry.load()
+        takes = inspect.signature(make).parameters
+        required = {k for k, one in takes.items() if one.default is inspect.Parameter.empty}
+        inner = ef.ScaffPD(fair, **plain) if name == "safeguarded" else ef.FedAvg()
+        first = {k: v for k, v in {"objective": fair, "algorithm": inner}.items() if k in required}
+        first |= plain if name == "scaff-pd" else {}
         out[name] = make(**first)
-        if "local" in fields:
-            out[f"{name}, minibatches"] = make(**first, local=work())
-        if "participation" in fields:
-            out[f"{name}, part"] = make(**first, participation=0.6)
-        if draws in fields:
-            out[f"{name}, drawn"] = make(**first, **{draws: 3})
-        if gradients in fields:
-            out[f"{name}, noisy"] = make(**first, local=work(), **{gradients: 8})
-        if name in ("afl", "drfa", "agnostic-fedavg"):
-            out[f"{name}, cvar"] = make(objective=CVaR(0.5))
-    # Steps so bold that the safeguard has to act, by each of its measures.
-    for horizon in (16.0, 60.0):
-        bold = {"steps": AutoSteps(horizon=horizon), "local": LocalSGD(lr=1.0, steps=60)}
-        noisy = {"local": LocalSGD(lr=1.0, steps=60), gradients: 8}
-        out[f"bold, cvar, {horizon}"] = ScaffPD(CVaR(0.5), **bold)
-        out[f"bold, part, {horizon}"] = ScaffPD(ChiSquare(0.1), participation=0.6, **bold)
-        out[f"bold, noisy, {horizon}"] = ScaffPD(ChiSquare(0.1), **bold | noisy)
-        out[f"bold, signed, {horizon}"] = ScaffPDIA(0.4, **bold)
-        out[f"bold, chosen, {horizon}"] = ScaffPDIA("auto", warmup=20, rho=0.5, **bold)
+        if "local" in takes:
+            out[f"{name}, minibatches"] = make(**first, local=LocalSGD(0.05, 5, batch_size=8))
+    out["fair-newton"] = ef.ScaffPD(fair) if BEFORE else ef.FairNewton(fair)
     return out
 
 
-def engines(network: bool) -> dict[str, object]:
-    """Return both engines with the same model."""
-    torch.manual_seed(3)
-    hidden = [torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)]
-    module = torch.nn.Sequential(*hidden) if network else torch.nn.Linear(6, 3)
-    loss = LOSS
-    given = {"l2": 0.0 if network else 1e-2, "dtype": torch.float64}
-    given |= {} if OLD else {"init": "fresh"}  # version 0.1 redrew every module
-    return {
-        "loop": LoopClients(federation(), module, loss, **given),
-        "stacked": StackedClients(federation(), module, loss, **given),
-    }
+def play(algorithm: Any, clients: Any, x: torch.Tensor) -> list[Any]:
+    """Return the last model, and weights, losses and objective of every round."""
+    state, told = algorithm.init(clients, x), []
+    for r in range(1, ROUNDS + 1):
+        state, info = algorithm.round(state, clients, Stream(5).at("round", r))
+        told += [info.weights, () if info.losses is None else info.losses, info.objective or 0.0]
+    return [algorithm.model(state).numpy(), *told]
 
 
-def dump(path: str) -> None:
-    """Run everything and write it down."""
+def train(algorithm: Any, clients: Any, x: torch.Tensor) -> list[Any]:
+    """Return the same of a training run, with all that training puts around an algorithm."""
+    history = ef.train(algorithm, clients, rounds=ROUNDS, seed=5, x=x, give_out="last")
+    model, objectives = history.parameters.values(), [r.objective for r in history.rounds]
+    return [*(p.numpy() for p in model), *history.weights.values(), objectives]
+
+
+def run_all(path: Path) -> None:
+    """Run everything with the version that is imported; write down numbers, or a refusal."""
     torch.set_num_threads(1)
     found = {}
-    for problem in ("convex", "network"):
-        for engine, clients in engines(problem == "network").items():
-            for name, algorithm in cases().items():
-                if name.startswith("bold") and engine == "loop":
-                    continue  # slow, and about the algorithm, not the engine
-                rounds = 5 * ROUNDS if name.startswith("bold") else ROUNDS
-                given = {} if OLD else {"give_out": "last"}  # what 0.1 always gave out
-                history = train(algorithm, clients, rounds=rounds, seed=5, **given)
-                key = f"{problem}/{engine}/{name}"
-                flat = [p.double().numpy().ravel() for p in history.parameters.values()]
-                found[f"{key}/model"] = np.concatenate(flat)
-                values = [r.objective for r in history.rounds if r.objective is not None]
-                found[f"{key}/objective"] = np.array(values)
-                proved = [r.numbers for r in history.rounds if "gap" in r.numbers]
-                gaps = [n.get("uncapped_gap", n["gap"]) for n in proved]  # 0.1 had no cap
-                found[f"{key}/gap"] = np.array(gaps)
-                halved = [r.numbers["halvings"] for r in history.rounds if "halvings" in r.numbers]
-                found[f"{key}/halvings"] = np.array(halved)
-                found[f"{key}/weights"] = np.array([*history.weights.values()])
+    for problem, clients in problems().items():
+        x = torch.as_tensor(np.random.default_rng(3).normal(0, 0.1, clients.model.size))
+        for name, algorithm in algorithms().items():
+            both = {name: play, f"{name}, trained": train}
+            for title in both if name in ("scaff-pd", "fair-newton") else (name,):
+                try:
+                    told = both[title](algorithm, clients, x)
+                    found[f"{problem}/{title}"] = np.concatenate([np.ravel(one) for one in told])
+                except ValueError as error:
+                    found[f"{problem}/{title}"] = np.array(str(error))
     np.savez(path, **found)
-    print(f"{len(found) // 5} runs of {ROUNDS} rounds written to {path}")
 
 
-def compare(first: str, second: str) -> int:
-    """Say where two files differ and by how much; return 1 if they differ beyond rounding."""
-    a, b = np.load(first), np.load(second)
-    keys = sorted(set(a) & set(b))
-    for key in sorted(set(a) ^ set(b)):
-        print(f"only in one: {key}")
-    worst = 0.0
-    same = 0
-    for key in keys:
-        if a[key].shape == b[key].shape and np.array_equal(a[key], b[key]):
-            same += 1
-            continue
-        if a[key].shape != b[key].shape:
-            print(f"{key}: shapes {a[key].shape} and {b[key].shape}")
-            worst = np.inf
-            continue
-        off = float(np.max(np.abs(a[key] - b[key]) / (1e-300 + np.abs(b[key]).max())))
-        worst = max(worst, off)
-        print(f"{key}: relative difference {off:.1e}")
-    print(f"{same} of {len(keys)} arrays are equal to the bit; largest difference {worst:.1e}")
-    return int(worst > 1e-9)
+def compare(a: NDArray[Any] | None, b: NDArray[Any] | None) -> tuple[str, bool]:
+    """Return in words how two runs differ, and whether by no more than rounding."""
+    if a is None or b is None:
+        return "only now" if a is None else "gone", True
+    if "U" in (a.dtype.kind, b.dtype.kind) or a.shape != b.shape:
+        return (f"refused now: {b}" if b.dtype.kind == "U" else "other shapes"), False
+    if np.array_equal(a, b):
+        return "bit equal", True
+    off = float(np.abs(a - b).max() / np.abs(a).max())
+    return f"{off:.1e}", off <= ROUNDING
+
+
+def main() -> int:
+    """Run both versions and print a line for each algorithm and problem."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, help="a worktree of version 0.2")
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.into:
+        run_all(asked.into)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = Path(folder, "before.npz"), Path(folder, "now.npz")
+        there = os.environ | {"PYTHONPATH": str(asked.before.resolve() / "src")}
+        subprocess.run([sys.executable, __file__, "--into", old], check=True, env=there)
+        run_all(new)
+        before, after = dict(np.load(old)), dict(np.load(new))
+    wrong = 0
+    for key in dict.fromkeys([*after, *before]):
+        (words, close), why = compare(before.get(key), after.get(key)), BY_DESIGN.get(key)
+        wrong += not close and why is None
+        print(f"{key:38} {words}" + (f" (by design: {why})" if why else ""))
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":
-    if OLD:
-        from equifed.losses import cross_entropy as LOSS
-    else:
-        from equifed.models.losses import cross_entropy as LOSS
-    command, *paths = sys.argv[1:]
-    sys.exit(dump(*paths) if command == "dump" else compare(*paths))
+    sys.exit(main())
