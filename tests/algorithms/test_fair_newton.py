@@ -332,4 +332,3 @@ def test_a_run_that_was_killed_resumes_bit_by_bit(
 def test_relative_gaps_are_fractions() -> None:
     with pytest.raises(ValueError, match="at_relative_gap must lie in"):
         StopWhen(at_relative_gap=1.5)
-    assert StopWhen(at_relative_gap=0.01).rules() == (StopAtGap(0.01, relative=True),)

@@ -323,6 +323,10 @@ class Recall(ClientsView):
         )
 
     @override
+    def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:
+        return self.behind.remembered(vectors, index)
+
+    @override
     def subset(self, index: Iterable[int] | Index) -> Any:
         return self.behind.subset(index)
 
