@@ -11,7 +11,7 @@ from tests.problems import classification, regression
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from equifed.algorithms import ScaffPD
+from equifed.algorithms import FairNewton
 from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
@@ -249,7 +249,7 @@ def test_a_head_on_fixed_parts_is_solved_as_a_linear_model_on_their_features(los
         one, two = (c.curvature_sum(x, np.full(5, 0.2), form) for c in (there, fixed))
         torch.testing.assert_close(one.blocks, two.blocks)
     torch.testing.assert_close(*(c.hessian(x, np.full(5, 0.2)) for c in (there, fixed)))
-    runs = [train(ScaffPD(CVaR(0.5)), c, rounds=30) for c in (there, fixed)]
+    runs = [train(FairNewton(CVaR(0.5)), c, rounds=30) for c in (there, fixed)]
     assert all(run.certificate()["gap"] < 1e-9 for run in runs)
     np.testing.assert_allclose(*(run.rounds[-1].objective for run in runs))
 

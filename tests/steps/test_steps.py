@@ -177,7 +177,7 @@ def test_the_measured_smoothness_is_the_largest_eigenvalue(
 def test_the_chosen_sizes_are_recorded_and_said_once() -> None:
     problem = convex_problem(24)
     history = train(ScaffPD(CVaR(0.5)), problem.clients(), rounds=3, x=problem.start())
-    (note,) = (e["reason"] for e in history.events if e["event"] == "note")
+    _, note = (e["reason"] for e in history.events if e["event"] == "note")
     first = history.rounds[0].numbers
     for name in ("smoothness", "primal_step", "local_step", "dual_step"):
         assert f"{first[name]:.4g}" in note

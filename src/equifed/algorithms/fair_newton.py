@@ -15,7 +15,7 @@ from equifed.contract.arrays import Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
-from equifed.objectives.base import SaddleObjective, check_saddle
+from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
     MetricKind,
     MetricSizes,
@@ -103,7 +103,7 @@ class FairNewton:
         if self.metric not in get_args(MetricKind):
             known = ", ".join(get_args(MetricKind))
             raise ValueError(f"FairNewton metric must be one of {known}, got {self.metric!r}.")
-        if math.isinf(self.objective.l1_norm(2)):
+        if isinstance(self.objective, FreeSum):
             raise ValueError(
                 f"FairNewton needs weights with a fixed sum, which {self.objective!r} has not; "
                 "use ScaffPD."
@@ -156,6 +156,8 @@ class FairNewton:
     def _without_convexity(self, clients: Clients) -> str | None:
         """Say why signed weights would not lead to a solution, if so."""
         norm = self.objective.l1_norm(len(clients.names))
+        if math.isinf(norm):
+            return "its weights have no fixed sum"
         if norm <= 1 + 1e-9 or self.metric != "auto":
             return None
         known = clients.curvature()
