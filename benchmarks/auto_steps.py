@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from tests.optima import interior_point
 from tests.problems import LeastSquares, Problem, convex_problem, drawn_objective
 
+from equifed.algorithms.accelerated import Accelerated
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -31,7 +33,16 @@ from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
-METHODS = {"ScaffPD": ScaffPD, "FairNewton": FairNewton}
+
+
+def accelerated(objective: SaddleObjective, **options: Any) -> Accelerated:
+    """SCAFF-PD that jumps ahead."""
+    return Accelerated(ScaffPD(objective, **options))
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "ScaffPD": ScaffPD, "Accelerated": accelerated, "FairNewton": FairNewton
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ def solve(
     objective: SaddleObjective,
     best: float,
     rounds: int = ROUNDS,
-    method: type = ScaffPD,
+    method: Callable[..., Any] = ScaffPD,
     **options: Any,
 ) -> Outcome:
     """Run SCAFF-PD or FairNewton until the certificate says that it is done."""
@@ -258,7 +269,8 @@ def main() -> None:
     torch.set_num_threads(1)
     started, asked = time.perf_counter(), parser.parse_args()
     steps, local = AutoSteps(horizon=asked.horizon), LocalSGD(lr=1.0, steps=asked.local_steps)
-    options: dict[str, dict[str, Any]] = {"ScaffPD": {"steps": steps, "local": local}}
+    given = {"steps": steps, "local": local}
+    options: dict[str, dict[str, Any]] = {"ScaffPD": given, "Accelerated": given}
     for name, method in METHODS.items():
         if asked.only in ("", name):
             print(f"\n{name}")

@@ -5,6 +5,7 @@ from equifed import metrics as metrics
 from equifed import objectives as objectives
 from equifed import steps as steps
 from equifed import testing as testing
+from equifed.algorithms.accelerated import Accelerated as Accelerated
 from equifed.algorithms.afl import AFL as AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg as AgnosticFedAvg
 from equifed.algorithms.around import Averaged as Averaged

@@ -1,5 +1,6 @@
 """Algorithms: a state, and a round that maps it to the next; one file each."""
 
+from equifed.algorithms.accelerated import Accelerated
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.agnostic_fedavg import AgnosticFedAvg
 from equifed.algorithms.around import Averaged, Certified
@@ -33,6 +34,7 @@ __all__ = [
     "DRDM",
     "DRFA",
     "AAggFF",
+    "Accelerated",
     "AgnosticFedAvg",
     "Algorithm",
     "AnyAlgorithm",

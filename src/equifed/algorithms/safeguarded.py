@@ -23,7 +23,7 @@ from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.curvature import Curvature
 from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
-from equifed.steps.certificate import certificate
+from equifed.steps.certificate import gap_of_round
 
 GRACE = 10
 """Rounds after a step back in which nothing is judged: the best point may have been a lucky one."""
@@ -187,22 +187,15 @@ class Safeguarded(Wrapper):
 
     def _merit(self, state: State, info: Info) -> float | None:
         """Return what a round is judged by; smaller is better."""
-        proof = info.proof
+        proof, known = info.proof, state.curvature
         if state.measure == "mean":
             return state.mean
         if state.measure == "value":
             return info.objective
         if not isinstance(proof, Proof) or info.objective is None:
             return None
-        told = proof.losses, proof.weights, proof.gradient
         if state.measure == "gap":
-            if info.index is not None and len(info.index) < len(info.weights):
-                return None
-            assert isinstance(state.curvature, Curvature)
-            found = certificate(proof.objective, state.curvature, *told)
-            if isinstance(found, str):
-                return None
-            return found.gap if found.uncapped is None else found.uncapped
+            return None if known is None else gap_of_round(info, known)
         slack = info.objective - float(proof.weights @ proof.losses)
         slack += proof.objective.penalty(proof.weights)
         primal = inner_state(state.inner).sizes.primal

@@ -152,6 +152,11 @@ ALGORITHMS = {
         "equifed.algorithms.safeguarded:Safeguarded",
         "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold",
     ),
+    "accelerated": Entry(
+        "equifed.algorithms.accelerated:Accelerated",
+        "SCAFF-PD with automatic steps; jumps ahead as far as its proofs allow",
+        "Walker and Ni 2011",
+    ),
     "averaged": Entry(
         "equifed.algorithms.around:Averaged",
         "any of these; gives out a mean of its last models",
@@ -178,8 +183,8 @@ ALGORITHMS = {
 }
 
 WRAPPERS = (
-    "certified", "safeguarded", "averaged", "server-optimised", "normalised", "paced",
-    "guarded",
+    "certified", "safeguarded", "accelerated", "averaged", "server-optimised", "normalised",
+    "paced", "guarded",
 )  # fmt: skip
 """Algorithms that add to another one, which they need."""
 

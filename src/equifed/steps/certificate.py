@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.contract.algorithm import Proof
+from equifed.contract.algorithm import Info, Proof
 from equifed.contract.arrays import Losses, Vector, Weights
 from equifed.contract.curvature import Curvature, Inexactness
 from equifed.objectives.base import SaddleObjective
@@ -116,6 +116,22 @@ def certificate(
     uncapped, gap = gap if gap > most else None, min(gap, most)
     least = curvature.least_modulus(norm) if math.isfinite(norm) else 0.0  # free sums reach zero
     return Certificate(gap, math.sqrt(2 * gap / least) if least > 0 else math.inf, uncapped)
+
+
+def gap_of_round(info: Info, curvature: Curvature | str) -> float | None:
+    """Return the formula's bound of a round by itself, to judge it by; None where it has none.
+
+    What a run records is made by :func:`certify` of what the clients said.
+    """
+    proof = info.proof
+    complete = info.index is None or len(info.index) == len(info.weights)
+    if not isinstance(proof, Proof) or isinstance(curvature, str) or not complete:
+        return None
+    told = proof.losses, proof.weights, proof.gradient
+    found = certificate(proof.objective, curvature, *told)
+    if isinstance(found, str):
+        return None
+    return found.gap if found.uncapped is None else found.uncapped
 
 
 def certify(
