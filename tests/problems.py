@@ -41,13 +41,6 @@ SIZES = (1, 4, 7, 2, 9)
 # -- federations: data alone -----------------------------------------------------------------------
 
 
-def without_metric(algorithm: Any) -> Any:
-    """Return an algorithm without steps in a metric, however deep it is wrapped."""
-    if hasattr(algorithm, "algorithm"):
-        return replace(algorithm, algorithm=without_metric(algorithm.algorithm))
-    return replace(algorithm) if hasattr(algorithm, "metric") else algorithm
-
-
 def classification(
     sizes: Sequence[int] = SIZES,
     shape: tuple[int, ...] = (3,),

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the grid in memory is the tests'
 from tests.conformance import cases
 from tests.flower.grid import QUICK, MemoryGrid, convex, flower_clients, memory_grid, task
-from tests.problems import without_metric
 
 from equifed.algorithms.afl import AFL
 from equifed.algorithms.drfa import DRFA
@@ -52,9 +51,7 @@ CLIENTS, ROUNDS, LOST = 6, 3, 2
 CLOSE, EXACT = 0.01, 1e-6
 WORK = LocalSGD(lr=0.1, steps=3, batch_size=5)
 CASES: dict[str, Any] = {
-    name: without_metric(cases.CASES[f"{name}/plain"])
-    for name in ALGORITHMS
-    if name not in NEED_GRAM
+    name: cases.CASES[f"{name}/plain"] for name in ALGORITHMS if name not in NEED_GRAM
 } | {
     "scaffold stored": Scaffold(WORK),
     "scaffold stored-gradient": Scaffold(WORK, variates="stored-gradient"),

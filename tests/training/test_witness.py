@@ -117,8 +117,4 @@ def test_weights_that_are_not_feasible_prove_nothing() -> None:
     history = play(Claims(WorstCase()))
     notes = " ".join(e.get("reason", "") for e in history.events)
     assert "the weights are not feasible for the objective" in notes
-    best, _ = interior_point(PROBLEM, CVaR(0.9))
-    value = CVaR(0.9).value
-    for record in history.rounds:
-        if "gap" in record.numbers:  # equal weights are feasible
-            assert record.numbers["gap"] >= 0 and value is not None and best > 0
+    assert "gap" not in history.rounds[-1].numbers  # by then one client has most of the weight

@@ -17,6 +17,7 @@ from equifed.contract.streams import Stream
 from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
+    Metric,
     MetricKind,
     MetricSizes,
     choose_form,
@@ -205,9 +206,7 @@ class FairNewton:
         """Return model, weights and sizes after the dual and the primal step."""
         metric, tau, before = size.metric, size.primal, size.gain
         assert metric is not None
-        products = everyone.inner_products(c, metric.multiply)
-        if isinstance(products, str):
-            raise ValueError(f"FairNewton cannot run here: {products}. Use ScaffPD.")
+        products = _products(everyone, c, metric)
         value = everyone.objective.value(losses)
         weights, gain = step_exactly(everyone.objective, losses, products, everyone.weights, tau)
         pull = c.step(weights)
@@ -231,13 +230,18 @@ class FairNewton:
         metric = size.metric
         assert metric is not None
         if not size.steepest:
-            products = everyone.inner_products(c, metric.multiply)
-            if isinstance(products, str):
-                raise ValueError(f"FairNewton cannot run here: {products}. Use ScaffPD.")
-            size = replace(size, steepest=largest_coupling(products))
+            size = replace(size, steepest=largest_coupling(_products(everyone, c, metric)))
         sigma = 1 / max(size.steepest, 1e-300)  # 0.7 / (tau K)
         ahead = 2 * losses - everyone.previous(losses)
         weights = everyone.objective.prox(old + sigma * ahead, sigma)
         pull = c.step(weights)
         new_x = x - TAU * metric.solve(pull[None])[0].to(pull.dtype)
         return new_x, weights, replace(size, origin=None, pull=None)
+
+
+def _products(everyone: Everyone, c: ClientVectors, metric: Metric) -> Losses:
+    """Return the inner products of the clients' gradients in the metric, or refuse."""
+    products = everyone.inner_products(c, metric.multiply)
+    if isinstance(products, str):
+        raise ValueError(f"FairNewton cannot run here: {products}. Use ScaffPD.")
+    return products

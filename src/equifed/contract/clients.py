@@ -300,16 +300,6 @@ class Clients(ABC):
         return []
 
 
-def may_sum(vectors: ClientVectors, weights: Weights) -> bool:
-    """Tell whether a sum that is not needed may be asked for."""
-    return vectors.allows(weights)
-
-
-def hides_sums(clients: Clients) -> bool:
-    """Tell whether the server sees sums of the clients' vectors alone."""
-    return clients.hides_sums
-
-
 def inner_products(clients: Clients, vectors: ClientVectors, who: str) -> Losses:
     """Return the matrix of <v_i, v_j>, or refuse for an algorithm where an engine declines.
 
