@@ -30,7 +30,7 @@ import equifed, pathlib
 home = pathlib.Path(equifed.__file__).resolve()
 assert pathlib.Path('$outside').resolve() in home.parents, f'{home} is not the installed one'"
     "$equifed" demo --rounds 5 --out demo
-    "$equifed" examples copy
+    "$equifed" init --examples examples
     "$equifed" init examples/hospitals.csv --client hospital --target outcome --out run.toml
     "$equifed" run run.toml --out run --set rounds=20 --report
     "$equifed" predict run examples/hospitals.csv --out predictions.csv

@@ -262,15 +262,6 @@ def test_data_fetch_of_embedded_and_unknown_data() -> None:
     assert equifed("data", "fetch", "nothing").exit_code == 2
 
 
-def test_doctor_reports_versions_and_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("EQUIFED_DATA", str(tmp_path / "nowhere"))
-    lines = equifed("doctor").stdout.splitlines()
-    assert any(line.startswith("torch ") for line in lines)
-    assert any("CUDA" in line for line in lines)
-    assert "data set fashion-three: part of the package" in lines
-    assert any("nowhere (no such folder)" in line for line in lines)
-
-
 # -- what is shown and when to stop -----------------------------------------------------------
 
 

@@ -79,7 +79,8 @@ def test_out_says_whether_it_is_a_folder_or_a_file() -> None:
 def test_version_and_exit_codes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import version
 
-    assert equifed("--version").stdout == f"equifed {version('equifed')}\n"
+    lines = equifed("--version").stdout.splitlines()
+    assert lines[0] == f"equifed {version('equifed')}" and f"torch {version('torch')}" in lines
     monkeypatch.setenv("COLUMNS", "1000")
     assert EXIT_CODES in equifed("--help").stdout
     assert equifed("run", "--processes", 2).exit_code == 2
@@ -167,13 +168,6 @@ def test_json_of_data_adds_up() -> None:
     }  # fmt: skip
     for column, total in found["all"].items():
         assert total == sum(client[column] for client in found["clients"].values())
-
-
-def test_json_of_the_doctor_says_what_its_lines_say() -> None:
-    found, lines = json.loads(equifed("doctor", "--json").stdout), equifed("doctor").stdout
-    assert f"python {found['python']}" in lines
-    assert all(f"{name} {number}" in lines for name, number in found["packages"].items())
-    assert all(f"data set {name}: {state}" in lines for name, state in found["data"].items())
 
 
 def test_json_of_a_run_and_of_its_resumption(config: Any, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from equifed.runs.evidence import pack_evidence
 from equifed.runs.load import evaluate, write_model_card
 from equifed.runs.personalise import fit_newcomer
 from equifed.runs.schema import settings
-from equifed.runs.watch import look_at
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, read_json, seal
 from equifed.training.folder import (
@@ -241,7 +240,7 @@ def test_reading_needs_no_trust_and_runs_nothing(gift: Path, tmp_path: Path) -> 
     """Tables and weights are data: a report about a run of one's own code is nothing to ask for."""
     ran = plant_code(gift)
     page = tmp_path / "page.html"
-    for command in (("report", gift, "--page", page), ("watch", gift), ("resume", gift)):
+    for command in (("report", gift, "--page", page), ("resume", gift)):
         assert equifed(*command).exit_code == 0
     assert not ran.exists() and page.exists()
 
@@ -314,7 +313,7 @@ def test_a_program_is_code(made: Path, gift: Path, tmp_path: Path) -> None:
 READERS: dict[str, Callable[[Path, Path], object]] = {
     **{name: lambda g, m, c=command: equifed(*c(g, m)) for name, command in COMMANDS.items()},
     "report": lambda gift, made: equifed("report", gift, "--page", gift.parent / "page.html"),
-    "watch": lambda gift, made: equifed("watch", gift),
+    "watch": lambda g, m: equifed("report", g, "--watch", "--page", g.parent / "page.html"),
     "resume": lambda gift, made: equifed("resume", gift),
 }
 
@@ -399,7 +398,7 @@ def test_overwriting_a_run_writes_through_no_link(gift: Path, made: Path, secret
 
 def test_python_readers_refuse_links(gift: Path, secret: Path) -> None:
     (gift / "flower.json").symlink_to(secret)
-    for read in (ef.History.load, ef.load_predictor, look_at, lambda path: read_methods([path])):
+    for read in (ef.History.load, ef.load_predictor, lambda path: read_methods([path])):
         with pytest.raises(RunFolderError, match=r"flower\.json is a symbolic link"):
             read(gift)
 

@@ -1,25 +1,17 @@
-"""The commands that look around: ``list``, ``data``, ``doctor``, ``examples``."""
+"""The commands that look around: ``list`` and ``data``."""
 
 from __future__ import annotations
 
 import inspect
-import os
-import platform
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import equifed
 from equifed.cli.terminal import (
     DataName,
     Json,
-    Overwrite,
-    Quiet,
     Set,
     complete_names,
     explain_errors,
@@ -32,11 +24,6 @@ if TYPE_CHECKING:
     from equifed.runs.schema import Setting
 
 data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=True)
-examples_app = typer.Typer(help="Configurations and a table to start from.", no_args_is_help=True)
-
-PACKAGES = ("equifed", "torch", "numpy", "scipy", "safetensors", "rich", "typer")
-OPTIONAL = ("pandas", "pyarrow", "matplotlib", "flwr", "tensorboard", "mlflow-skinny")
-PACKAGE = Path(equifed.__file__).parent
 
 
 @data_app.command(name="show")
@@ -110,125 +97,6 @@ def fetch_data(name: DataName) -> None:
         typer.echo(f"{name} is part of the package.")
     for path in paths:
         typer.echo(path)
-
-
-@explain_errors()
-def doctor(json: Json = False) -> None:
-    """Say what is installed, what is found and what is missing."""
-    found = examine()
-    if json:
-        print_json(found)
-    else:
-        typer.echo("\n".join(_describe_findings(found)))
-
-
-def examine() -> dict[str, Any]:
-    """Return the findings; None stands for what is not there."""
-    import torch
-
-    from equifed.data.mapped import cache_folder
-
-    given = os.environ.get("EQUIFED_DATA")
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "packages": _find_versions(PACKAGES),
-        "optional": _find_versions(OPTIONAL),
-        "threads": torch.get_num_threads(),
-        "processors": os.cpu_count(),
-        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "EQUIFED_DATA": given and {"folder": given, "exists": Path(given).is_dir()},
-        "cache": str(cache_folder()),
-        "data": dict(_find_data()),
-        "writable": {
-            str(folder): os.access(folder, os.W_OK)
-            for folder in (Path.cwd(), Path(tempfile.gettempdir()))
-        },
-    }
-
-
-def _find_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    found: dict[str, str | None] = dict.fromkeys(packages)
-    for name in found:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _find_data() -> Iterator[tuple[str, str]]:
-    from equifed.datasets.registry import DATASETS
-
-    for name, entry in DATASETS.items():
-        missing = ", ".join(file.name for file in entry.files if file.find() is None)
-        if entry.embedded:
-            yield name, "part of the package"
-        elif not entry.files:
-            yield name, "read from EQUIFED_DATA when loaded"
-        else:
-            yield name, f"missing {missing}; equifed data fetch {name}" if missing else "found"
-
-
-def _describe_findings(found: dict[str, Any]) -> Iterator[str]:
-    """Return the findings, one line each."""
-    yield f"python {found['python']} on {found['system']}"
-    optional = [
-        f"{name} {number or 'is not installed'}" for name, number in found["optional"].items()
-    ]
-    yield from (
-        f"{name} {number or 'is not installed'}" for name, number in found["packages"].items()
-    )
-    yield f"optional: {', '.join(optional)}"
-    yield f"threads: {found['threads']} of {found['processors']} processors"
-    yield from (f"CUDA: cuda:{i} is {name}" for i, name in enumerate(found["cuda"]))
-    if not found["cuda"]:
-        yield "CUDA: none; use --device cpu"
-    given = found["EQUIFED_DATA"] or {"folder": "not set", "exists": True}
-    yield f"EQUIFED_DATA: {given['folder']}{'' if given['exists'] else ' (no such folder)'}"
-    yield f"cache for fetched data: {found['cache']}"
-    yield from (f"data set {name}: {state}" for name, state in found["data"].items())
-    for folder, writable in found["writable"].items():
-        yield f"{folder} is {'' if writable else 'NOT '}writable"
-
-
-def find_examples() -> Path:
-    """Return the folder of the examples: inside an installed package, or of its clone."""
-    for folder in (PACKAGE / "examples", PACKAGE.parents[1] / "examples"):
-        if (folder / "three-clients.toml").exists():
-            return folder
-    raise FileNotFoundError(
-        "The examples are not part of this installation; they are in the repository, "
-        "https://github.com/equifed/equifed, in the folder examples."
-    )
-
-
-def write_examples(out: Path, overwrite: bool = False) -> list[Path]:
-    """Copy all examples into a folder, and return the new files; none is replaced unasked."""
-    source = find_examples()
-    files = sorted(path for path in source.iterdir() if path.is_file())
-    there = [out / path.name for path in files if (out / path.name).exists()]
-    if out.resolve() == source.resolve():
-        raise ValueError(f"{out} is where the examples come from; give another --out.")
-    if there and not overwrite:
-        raise ValueError(f"{there[0]} is there already; give --overwrite, or another --out.")
-    out.mkdir(parents=True, exist_ok=True)
-    for path in files:
-        (out / path.name).write_bytes(path.read_bytes())
-    return [out / path.name for path in files]
-
-
-@examples_app.command(name="copy")
-@explain_errors()
-def copy_examples(
-    out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("examples"),
-    overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
-    """Copy the examples: configurations to run, and a table of hospitals to begin with."""
-    for path in write_examples(out, overwrite):
-        if not quiet:
-            typer.echo(path)
 
 
 # -- list -------------------------------------------------------------------------------------

@@ -21,13 +21,11 @@ app = typer.Typer(
 )
 for command in (
     many.demo, run.run, run.resume, run.init, many.report, many.compare, many.sweep, many.frontier,
-    data.doctor, model.predict, model.evaluate, model.personalise, model.export, run.watch,
-    model.evidence,
+    model.predict, model.evaluate, model.personalise, model.export, model.evidence,
 ):  # fmt: skip
     app.command()(command)
 app.command(name="list")(data.list_names)
 app.add_typer(data.data_app, name="data")
-app.add_typer(data.examples_app, name="examples")
 app.add_typer(flower_app, name="flower")
 
 
@@ -38,15 +36,21 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from equifed.training.tables import package_versions
 
-        typer.echo(f"equifed {version('equifed')}")
+        for name, number in package_versions().items():
+            typer.echo(f"{name} {number}")
         raise typer.Exit
 
 
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    typer.Option(
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Show the version, and those of what it uses.",
+    ),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,6 @@ import typer
 from equifed.cli.terminal import (
     Baseline,
     Config,
-    Every,
     Jobs,
     Json,
     Overwrite,
@@ -22,7 +20,6 @@ from equifed.cli.terminal import (
     explain_errors,
     open_console,
     print_json,
-    tell_end,
 )
 
 if TYPE_CHECKING:
@@ -49,60 +46,46 @@ def report(
     ] = False,
     baseline: Baseline = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Write it again while the runs go on; it reloads.")
+        bool, typer.Option("--watch", help="Follow runs: write the page again until they end.")
     ] = False,
-    every: Every = 2.0,
+    every: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between.")] = 2.0,
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about runs: who is served how well, and what fairness cost."""
     from equifed.report import build, read_methods, write_report
+    from equifed.training.folder import is_complete
+    from equifed.training.play_round import TrainingError
 
-    def write(refresh: float | None = None) -> Path:
+    def write(refresh: float | None = None) -> Report:
         made = build(read_methods(folders), baseline=baseline)
-        return write_report(made, page, per_client=per_client, refresh=refresh)
+        write_report(made, page, per_client=per_client, refresh=refresh)
+        return made
 
-    path = follow_report(folders, write, every, quiet) if watch else write()
-    if not quiet:
-        typer.echo(f"report: {path}")
-
-
-def follow_report(
-    folders: Sequence[Path],
-    write: Callable[[float | None], Path],
-    every: float,
-    quiet: bool = False,
-) -> Path:
-    """Write a report again and again while runs go on; the page reloads itself until the last."""
-    page: Path | None = None
-    for going in _watch_all(folders, every):
-        page = write(every if going else None)
-        if going and not quiet:
-            typer.echo(f"report: {page}; written again every {every:g} s until the run has ended")
-            quiet = True  # said once
-    assert page is not None
-    return page
-
-
-def _watch_all(folders: Sequence[Path], every: float) -> Iterator[bool]:
-    """Tell at every look whether any of the runs goes on; the last answer is no."""
-    from equifed.runs.watch import look_at
-    from equifed.training.files import RunFolderError
-
-    for folder in folders:
-        if not (folder / "rounds.csv").exists():
-            raise RunFolderError(
-                f"{folder} is not the folder of one run, which --watch follows: rounds.csv is "
-                "missing."
-            )
-    while True:
-        looks = [look_at(folder) for folder in folders]
-        going = any(look.stage == "running" for look in looks)
-        yield going
-        if not going:
-            for folder, look in zip(folders, looks, strict=True):
-                tell_end(folder, look)
-            return
+    told = 0
+    while watch and any(_is_running(folder) for folder in folders):
+        runs = [run for method in write(every).methods for run in method.runs]
+        played = max(len(run.history.rounds) for run in runs)
+        if played > told and not quiet:
+            typer.echo(f"round {played}: {page}")
+        told = max(played, told)
         time.sleep(every)
+    write()
+    if not quiet:
+        typer.echo(f"report: {page}")
+    for folder in folders if watch else ():
+        if not is_complete(folder):
+            raise TrainingError(f"The run in {folder} was interrupted: equifed resume {folder}")
+
+
+def _is_running(folder: Path) -> bool:
+    """Tell whether a run continues; that of a federation, which has no lock, does until its end."""
+    from equifed.training.files import RunFolderError, is_worked_on, refuse_links
+    from equifed.training.folder import is_complete
+
+    if not (folder / "rounds.csv").exists():
+        raise RunFolderError(f"--watch is for folders of single runs; {folder} has no rounds.csv.")
+    refuse_links(folder)
+    return not is_complete(folder) and (is_worked_on(folder) or (folder / "flower.json").exists())
 
 
 @explain_errors("the same command")

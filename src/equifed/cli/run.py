@@ -1,4 +1,4 @@
-"""The commands of one run: ``init``, ``run``, ``resume``, ``watch``."""
+"""The commands of one run: ``init``, ``run``, ``resume``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from equifed.cli.terminal import (
     Config,
-    Every,
     Folder,
     Json,
     Overwrite,
@@ -24,18 +23,13 @@ from equifed.cli.terminal import (
     explain_errors,
     open_console,
     print_json,
-    tell_end,
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from equifed.data.infer import Guess
     from equifed.runs.config import RunConfig
-    from equifed.runs.watch import Look
     from equifed.training.history import History
 
-Rows = Annotated[Path, typer.Argument(help="CSV or Parquet file, one row a sample.")]
 Engine = Annotated[
     str | None,
     typer.Option(help="Same as --set engine.name=NAME.", autocompletion=complete_names("engines")),
@@ -51,7 +45,9 @@ Track = Annotated[
 
 @explain_errors()
 def init(
-    table: Rows,
+    table: Annotated[
+        Path | None, typer.Argument(help="CSV or Parquet file, one row per sample.")
+    ] = None,
     client: Annotated[str | None, typer.Option(help="Column that says whose row it is.")] = None,
     target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
     categorical: Annotated[
@@ -59,15 +55,26 @@ def init(
         typer.Option(help="Column of numbers that are codes; may be repeated. Text always is."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Configuration file to write.")] = Path("run.toml"),
+    examples: Annotated[
+        Path | None, typer.Option(help="Write example configurations and a table to this folder.")
+    ] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Look at a table and write a commented configuration for it, ready to run."""
-    from equifed.runs.init import write_first_config
+    from equifed.runs.init import copy_examples, write_first_config
 
+    if (table is None) == (examples is None):
+        raise ValueError("Give a table (equifed init TABLE.csv), or --examples FOLDER.")
+    if examples is not None:
+        copied = copy_examples(examples, overwrite)
+        if not quiet:
+            typer.echo("\n".join(map(str, copied)))
+        return
     if out.exists() and not overwrite:
-        raise ValueError(f"{out} is there already; give --overwrite, or another --out.")
+        raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
+    assert table is not None
     ask = not (quiet or json) and _is_terminal()
     guess = _guess(table, client, target, categorical or [], ask)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +222,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    folder: Folder,
     workers: Workers = 1,
     accept_config: Annotated[
         bool, typer.Option("--accept-config", help="Go on under a config.toml that was changed.")
@@ -293,60 +300,3 @@ def _show_estimate(config: RunConfig, workers: int, json: bool) -> None:
     typer.echo("\n".join(found.describe()))
     if workers > 1:
         typer.echo(f"            in one process; {workers} workers share the time of the rounds")
-
-
-@explain_errors()
-def watch(run: Folder, every: Every = 1.0) -> None:
-    """Follow a run that another process does: rounds, worst client, gap, who is missing."""
-    from equifed.runs.watch import follow
-
-    console = open_console(stdout=True)
-    if console.is_terminal:
-        last = show_live(run, every)
-    else:
-        last = None
-        for look in follow(run, every):
-            if last is None or look.round != last.round or look.stage != last.stage:
-                typer.echo(look.to_line())
-            last = look
-    tell_end(run, last)
-
-
-def show_live(run: Path, every: float) -> Look | None:
-    """Draw the looks over each other, and return the last one."""
-    from rich.live import Live
-
-    from equifed.runs.watch import follow
-
-    last = None
-    with Live(console=open_console(stdout=True), auto_refresh=False) as live:
-        for look in follow(run, every):
-            live.update(tabulate_look(run, look), refresh=True)
-            last = look
-    return last
-
-
-def tabulate_look(run: Path, look: Look) -> Table:
-    """Return a look as a terminal shows it."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-    from rich.text import Text
-
-    from equifed.contract.names import show_text
-    from equifed.training.show import describe_events
-
-    of = "" if look.planned is None else f" of {look.planned}"
-    rows = {
-        "round": f"{look.round}{of}, {look.stage}",
-        "objective": look.describe_objective(),
-        "certified gap": look.describe_gap(),
-        "worst client": look.describe_worst(),
-        "missing": look.describe_missing(),
-    }
-    table = Table(title=Text(show_text(str(run))), box=SIMPLE, show_header=False)
-    for name, value in rows.items():
-        loud = name == "missing" and look.list_missing()
-        table.add_row(name, Text(show_text(value), style="bold yellow" if loud else ""))
-    for line in describe_events(look.history)[-5:]:
-        table.add_row("", Text(show_text(line), style="dim"))
-    return table

@@ -17,8 +17,6 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from equifed.runs.watch import Look
-
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 EXIT_CODES = (
     "Exit codes: 0 done; 1 a run failed or cannot go on; 2 wrong options, settings, data or "
@@ -58,7 +56,6 @@ Seeds = Annotated[int, typer.Option(min=1, help="How many seeds each.")]
 Config = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
 Baseline = Annotated[str | None, typer.Option(help="What to compare with; the first by default.")]
 Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
-Every = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
 DataName = Annotated[
     str,
     typer.Argument(help="Data set; see: equifed list data.", autocompletion=complete_names("data")),
@@ -118,17 +115,6 @@ def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
         if os.environ.get("EQUIFED_TRACEBACK"):
             raise
         _fail(*_explain(error))
-
-
-def tell_end(run: Path, look: Look | None) -> None:
-    """Refuse a run that nobody works on any more and that has not ended."""
-    from equifed.training.play_round import TrainingError
-
-    if look is not None and look.stage == "interrupted":
-        raise TrainingError(
-            f"Nobody works on {run} any more, and it has not ended; go on with: equifed resume "
-            f"{run}"
-        )
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:

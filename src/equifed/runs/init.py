@@ -1,8 +1,9 @@
-"""Before a run: a first configuration for a table, and what a run will take."""
+"""Before a run: examples, a first configuration for a table, and what a run will take."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,33 @@ from equifed.runs.config import RunConfig
 from equifed.training.stopping import StopWhen
 
 ROUNDS, TEST = 200, 0.25
+PACKAGE = Path(__file__).parents[1]
+
+
+def find_examples() -> Path:
+    """Return the folder of the examples: inside an installed package, or of its clone."""
+    for folder in (PACKAGE / "examples", PACKAGE.parents[1] / "examples"):
+        if (folder / "three-clients.toml").exists():
+            return folder
+    raise FileNotFoundError(
+        "The examples are not part of this installation; they are in the repository, "
+        "https://github.com/equifed/equifed, in the folder examples."
+    )
+
+
+def copy_examples(out: Path, overwrite: bool) -> list[Path]:
+    """Copy all examples into a folder, and return the new files."""
+    source = find_examples()
+    files = {out / path.name: path for path in sorted(source.iterdir()) if path.is_file()}
+    there = [path for path in files if path.exists()]
+    if out.resolve() == source.resolve():
+        raise ValueError(f"{out} is where the examples come from; choose another folder.")
+    if there and not overwrite:
+        raise ValueError(f"{there[0]} already exists; give --overwrite, or another folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    for path, original in files.items():
+        shutil.copyfile(original, path)
+    return list(files)
 
 
 def write_first_config(guess: Guess, table: Path, out: Path) -> str:
