@@ -359,8 +359,9 @@ TABLE = {"rounds": 2, "data": "penguins", "model": "logistic", "algorithm": "afl
 @pytest.mark.parametrize("given", ["on", {"mode": "on", "cap": 0.3}, {"claims": 9.0}, {}])
 def test_a_configuration_has_a_guard_that_is_read_back(given: Any) -> None:
     config = RunConfig.from_dict({**TABLE, "guard": given})
-    wanted = Guard(given) if isinstance(given, str) else Guard(**{"mode": "watch", **given})
+    wanted = Guard(given) if isinstance(given, str) else Guard(**given)
     assert config.guard == wanted
+    assert RunConfig.from_dict(TABLE).guard == Guard("off")
     assert RunConfig.from_dict(config.to_dict()) == config
 
 

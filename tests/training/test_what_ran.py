@@ -13,7 +13,7 @@ from equifed.algorithms.around import Averaged
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
-from equifed.objectives import ChiSquare
+from equifed.objectives import Average, ChiSquare
 from equifed.report import write_report
 from equifed.runs.run import run
 from equifed.training.history import History
@@ -49,7 +49,7 @@ def test_the_folder_of_a_configuration_names_it(tmp_path: Path) -> None:
     fair = {"name": "scaff-pd", "objective": "average"}
     table = {"rounds": 1, "data": "fashion-three", "model": "logistic", "algorithm": fair}
     history = run(table, tmp_path)
-    assert history.algorithm is not None and history.algorithm.startswith("Safeguarded(algorithm=")
+    assert history.algorithm == repr(Safeguarded(ScaffPD(Average())))
     assert History.load(tmp_path).algorithm == history.algorithm
     page = write_report(history, tmp_path / "report.html").read_text("utf-8")
     assert f"What ran</dt><dd>{history.algorithm}</dd>" in unescape(page)

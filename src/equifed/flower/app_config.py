@@ -102,7 +102,7 @@ class AppConfig:
             )
         given = table.get("algorithm", {})
         out["algorithm"] = checker.choice("algorithms", given, "algorithm")
-        table = {**table, "guard": complete_guard(table.get("guard", {}), "on")}
+        table = {**table, "guard": complete_guard(table.get("guard", {}))}
         for key, record in RECORDS.items():
             out[key] = checker.table(settings(record), table.get(key, {}), key)
         find_metrics(checker, out["evaluate"])

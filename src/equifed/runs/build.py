@@ -69,7 +69,7 @@ class Run:
         """Train, and return what happened."""
         with limit_threads(self.config.threads), refuse_huge_numbers():
             history = train(
-                guard_algorithm(self.algorithm, self.config.guard),
+                self.algorithm,
                 self.clients,
                 rounds=self.config.rounds,
                 seed=self.config.seed,
@@ -94,7 +94,7 @@ class Run:
         return {
             "format": FORMAT,
             "versions": package_versions(),
-            "ran": show_algorithm(as_run(guard_algorithm(self.algorithm, self.config.guard))),
+            "ran": show_algorithm(as_run(self.algorithm)),
             "data": self.clients.origin().get("data") or describe_data(data),
             "samples": describe_samples(data) | {"outputs": outputs_for(data, loss)},
         }
@@ -166,7 +166,8 @@ def _build(config: RunConfig) -> Run:
     _check_metrics(config, data)
     _check_stop(config, data)
     _check_give_out(config, data)
-    return Run(config, data, clients, algorithm, config.evaluate.splits)
+    guarded = guard_algorithm(algorithm, config.guard)
+    return Run(config, data, clients, guarded, config.evaluate.splits)
 
 
 def _build_engine(

@@ -227,7 +227,7 @@ class RunConfig(Plain):
     evaluate: Evaluate = field(default_factory=Evaluate)
     stop: StopWhen = field(default_factory=StopWhen)
     missing: MissingPolicy = field(default_factory=MissingPolicy)
-    guard: Guard = Guard("watch")  # noqa: RUF009 - a frozen value
+    guard: Guard = Guard("off")  # noqa: RUF009 - a frozen value
     loaded_code: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -253,7 +253,7 @@ class RunConfig(Plain):
             if key not in known:
                 checker.problem(key, unknown("setting or table", key, known))
         resolved = checker.table(plain, {k: table[k] for k in plain if k in table}, "")
-        table = {**table, "guard": complete_guard(table.get("guard", {}), "watch")}
+        table = {**table, "guard": complete_guard(table.get("guard", "off"))}
         for key in CHOSEN:
             resolved[key] = _chosen(checker, key, table.get(key, {}))
         for key, record in RECORDS.items():
@@ -375,15 +375,9 @@ def _constructed(resolved: Table) -> Table:
     return records
 
 
-def complete_guard(given: Any, mode: str) -> Any:
-    """Return the table of a guard; a word alone is its mode, and ``mode`` that of none.
-
-    >>> complete_guard("on", "watch"), complete_guard({"cap": 0.3}, "watch")
-    ({'mode': 'on'}, {'mode': 'watch', 'cap': 0.3})
-    """
-    if isinstance(given, str):
-        return {"mode": given}
-    return {"mode": mode, **given} if isinstance(given, Mapping) else given
+def complete_guard(given: Any) -> Any:
+    """Return the table of a guard; a word alone is its mode."""
+    return {"mode": given} if isinstance(given, str) else given
 
 
 def check_guard(algorithm: AnyAlgorithm, guard: Guard | None) -> None:
