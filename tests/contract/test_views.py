@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 import equifed as ef
+from equifed.contract.arrays import ClientVectors
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ClientsView, VectorsView
 from equifed.engines.simulate import simulate
 from equifed.testing import check_engine

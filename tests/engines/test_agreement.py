@@ -12,10 +12,10 @@ from tests.engines.ragged import engines, start
 from tests.problems import SIZES, classification, regression
 from torch import nn
 
+from equifed.contract.arrays import ClientVectors
 from equifed.contract.clients import MissingClients, Moved
 from equifed.contract.local import LocalSGD, LocalWork, SmoothedHinge
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate

@@ -13,10 +13,10 @@ from flwr.app import Message
 from tests.flower.grid import MemoryGrid, convex, flower_clients, loop_clients, memory_grid, task
 
 from equifed.algorithms.fair_newton import FairNewton
+from equifed.contract.arrays import multiply_rows
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import multiply_rows
 from equifed.flower.curvature import pack_blocks, unpack_blocks
 from equifed.flower.secure.sums import PairSums, SecureSums
 from equifed.flower.wire import Reply

@@ -65,7 +65,7 @@ from equifed.flower.secure.session import (
 from equifed.flower.secure.sums import PairSums, PrivacyError, SecureSums
 from equifed.flower.wire import Reply
 from equifed.training.loop import train
-from equifed.training.witness import Witness
+from equifed.training.play_round import Witness
 
 pytestmark = pytest.mark.long
 

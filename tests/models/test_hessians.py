@@ -9,10 +9,10 @@ from tests.problems import classification, regression
 from torch import nn
 from torch.autograd.functional import hessian
 
+from equifed.contract.arrays import multiply_rows
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum, check_curvature
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import multiply_rows
 from equifed.engines.distributed.clients import DistributedClients
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.simulate import simulate

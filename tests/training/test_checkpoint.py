@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from equifed.contract.vectors import KeyedMemory
+from equifed.contract.arrays import KeyedMemory
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.training import checkpoint, register_state
 from equifed.training.checkpoint import CheckpointError

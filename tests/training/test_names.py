@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from equifed.contract.names import show_text, to_cell
+from equifed.contract.arrays import show_text, to_cell
 from equifed.data.federation import Federation
 from equifed.report import write_report
 from equifed.training.history import History

@@ -22,8 +22,7 @@ from equifed.engines.simulate import simulate
 from equifed.objectives import CVaR
 from equifed.testing import with_liar
 from equifed.training.loop import train
-from equifed.training.play_round import TrainingError
-from equifed.training.witness import Witness, WitnessedVectors
+from equifed.training.play_round import TrainingError, Witness, WitnessedVectors
 
 pytestmark = pytest.mark.long
 

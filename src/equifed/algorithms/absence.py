@@ -24,11 +24,10 @@ from equifed.contract.absence import (
     scale_to_present,
     scatter,
 )
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.objectives.base import Objective, SaddleObjective
 

@@ -11,10 +11,9 @@ import numpy as np
 from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
 from equifed.contract.absence import check_participation
 from equifed.contract.algorithm import Bound, Info, Proof
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
     Metric,

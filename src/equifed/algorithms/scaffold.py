@@ -15,11 +15,10 @@ from equifed.contract.absence import (
     scatter,
 )
 from equifed.contract.algorithm import Info, Proof
-from equifed.contract.arrays import Vector, Weights
+from equifed.contract.arrays import ClientVectors, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.objectives.cvar import Average
 
 

@@ -238,7 +238,7 @@ def tabulate_comparison(report: Report) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from equifed.contract.names import show_text
+    from equifed.contract.arrays import show_text
     from equifed.report import list_comparison
 
     seeds = max(len(method.runs) for method in report.methods)

@@ -140,7 +140,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _fail(message: str, code: int) -> None:
-    from equifed.contract.names import show_text
+    from equifed.contract.arrays import show_text
 
     for line in message.split("\n"):
         print(f"equifed: {show_text(line)}", file=sys.stderr)

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ClientsView, VectorsView
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Names for the arrays that travel through the library, with their shapes.
+"""Arrays that travel through the library, handles for vectors that clients keep, names as text.
 
 Everything the server decides about clients (losses, weights, norms) is a NumPy array in float64,
 whatever the model's precision: n numbers are cheap, and exact dual steps need them. Everything of
@@ -7,10 +7,13 @@ the model's size is a flat torch tensor in the model's dtype on the model's devi
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 if TYPE_CHECKING:
     import torch
@@ -29,3 +32,108 @@ if TYPE_CHECKING:
     """A model, a gradient or an update, flattened, shape (d,)."""
 else:
     Vector = "torch.Tensor"
+
+
+class ClientVectors(ABC):
+    """One vector per client, kept where it is: shape (n, d) in thought only.
+
+    A handle gives out weighted sums and norms, never a single client's vector.
+    """
+
+    @abstractmethod
+    def weighted_sum(self, weights: Weights) -> Vector:
+        """Return sum_i weights_i v_i, summed in the order of the clients."""
+
+    @abstractmethod
+    def squared_norms(self) -> Losses:
+        """Return |v_i|^2 for every client."""
+
+    def step(self, weights: Weights) -> Vector:
+        """Return the weighted sum that moves the model.
+
+        It is :meth:`weighted_sum`, but where absent clients count with what they sent last.
+        """
+        return self.weighted_sum(weights)
+
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
+        """Return sum_i weights_i (v_i - old_i); as one sum where sums are hidden."""
+        return self.weighted_sum(weights) - old.weighted_sum(weights)
+
+    def allows(self, weights: Weights) -> bool:
+        """Tell whether a sum that is not needed may be asked for; hidden ones may show too much."""
+        return True
+
+    def collect(self) -> ClientVectors:
+        """Return them as a value that a checkpoint can hold; all processes of a group call it."""
+        return self
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether norms cost neither an exchange nor work done again."""
+        return False
+
+    @property
+    def claimed(self) -> bool:
+        """Whether norms are the clients' own word, because nobody sees their vectors."""
+        return False
+
+    @property
+    def behind(self) -> ClientVectors:
+        """What a view looks at; any other handle is itself."""
+        return self
+
+
+@dataclass(frozen=True)
+class KeyedMemory(ClientVectors):
+    """One key per client of the federation, or "" for a client whose vector is zero.
+
+    The vectors are with the clients; ``clients.remembered`` turns such a memory into a handle that
+    can sum them. A checkpoint stores the keys.
+    """
+
+    keys: tuple[str, ...]
+
+    @override
+    def weighted_sum(self, weights: Weights) -> Vector:
+        raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
+
+    @override
+    def squared_norms(self) -> Losses:
+        raise TypeError("Ask clients.remembered(memory, index) for a handle first.")
+
+
+def multiply_rows(rows: Vector) -> Vector:
+    """Return the inner products of the rows of a matrix, in float64."""
+    rows = rows.double().contiguous()  # products of other strides may have other bits
+    return rows @ rows.T
+
+
+# -- names come from other people: what is shown or written of them is harmless ------------------
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+"""How a cell begins that a spreadsheet computes, and what is put before it instead."""
+
+
+def show_text(text: str) -> str:
+    r"""Return a text as a terminal may have it: what is not printable is written out.
+
+    >>> show_text("north\x1b[31m\n")
+    'north\\x1b[31m\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _write_out(c) for c in text)
+
+
+def _write_out(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def to_cell(name: str) -> str:
+    r"""Return a name as a cell of a CSV file, in one line and different for different names.
+
+    >>> to_cell("=1+1"), to_cell("'=1+1"), to_cell("north"), to_cell("a\nb")
+    ("'=1+1", "''=1+1", 'north', 'a\\nb')
+    """
+    line = show_text(name.replace("\\", "\\\\"))
+    return "'" + line if line.startswith(FORMULA) else line

@@ -21,12 +21,11 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights, multiply_rows
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors, multiply_rows
 
 NO_OWN = "these clients have no own parts here"
 NO_MEMORY = "these clients keep no vectors from round to round; use an algorithm without a memory"

@@ -15,12 +15,11 @@ from typing import Any, Literal, Self
 
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 
 Kind = Literal[
     "gradient", "displacement", "snapshot", "average", "mean_gradient", "multiplier", "memory"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.contract.names import show_text
+from equifed.contract.arrays import show_text
 from equifed.data.columns import Columns, group_rows, to_amounts
 
 if TYPE_CHECKING:

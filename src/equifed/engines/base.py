@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index
+from equifed.contract.arrays import Index, show_text
 from equifed.contract.clients import Clients, Traffic, check_index
 from equifed.contract.local import LocalWork
-from equifed.contract.names import show_text
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.models.curvature import LinearHessian

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Weights, show_text
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import OwnL2, OwnSteps
-from equifed.contract.names import show_text
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.base import OwnRows
 from equifed.engines.evaluate import FederationEvaluator, measure_scales

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import Moved
 from equifed.contract.local import LocalSGD, LocalWork
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.ordered_sums import DenseVectors, Node, dense_rows, to_numpy

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
-from equifed.contract.vectors import ClientVectors
+from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
 
 BLOCK = 8
 """Clients of a block; 64 bytes in double precision, where blocks then begin."""

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, check_curvature
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.engines.in_process import products_of_rows
 from equifed.engines.own import JOINT
 from equifed.flower.mailbox import HEADER_SHARE

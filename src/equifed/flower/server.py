@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, KeyedMemory, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.evaluation import SPLITS, ClientDetail, Details, Evaluation, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors, KeyedMemory
 from equifed.engines.evaluate import check_metrics
 from equifed.flower.curvature import FlowerCurvature
 from equifed.flower.local_work import RequestedWork

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Weights
+from equifed.contract.arrays import ClientVectors, Losses, Weights
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.engines.ordered_sums import DenseVectors
 from equifed.flower.mailbox import Answers, Check
 from equifed.flower.messenger import Messenger, Requests, pack_tensor

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from equifed.contract.arrays import Losses
+from equifed.contract.arrays import Losses, to_cell
 from equifed.contract.evaluation import BINS, Calibration
-from equifed.contract.names import to_cell
 from equifed.metrics import gini, lorenz_curve
 from equifed.report import svg
 from equifed.report.document import read_own

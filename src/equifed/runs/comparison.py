@@ -15,8 +15,8 @@ from rich.console import Console
 from torch import nn
 
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.contract.arrays import show_text
 from equifed.contract.evaluation import SPLITS
-from equifed.contract.names import show_text
 from equifed.data.describe import Table
 from equifed.data.federation import Federation
 from equifed.metrics import Interval

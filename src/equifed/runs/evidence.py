@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from equifed.contract.names import show_text
+from equifed.contract.arrays import show_text
 from equifed.report import Method, build, csv_text, read_methods, write_report
 from equifed.runs.load import CARD, write_model_card
 from equifed.training.files import RunFolderError, digest, write_file

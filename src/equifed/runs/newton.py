@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from equifed.contract.algorithm import Info, Proof
-from equifed.contract.arrays import Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import SaddleObjective, check_saddle
 
 ARMIJO = 1e-4

@@ -25,10 +25,9 @@ from typing_extensions import override
 
 from equifed.algorithms.fair_newton import FairNewton, State
 from equifed.contract.algorithm import Info, Proof
-from equifed.contract.arrays import Losses, Vector
+from equifed.contract.arrays import ClientVectors, Losses, Vector
 from equifed.contract.clients import Clients
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ClientsView
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.chi_square import ChiSquare

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.contract.views import ITERATES, ClientsView, Kind, VectorsView
 
 Claim = float | Callable[[Losses, int], float]

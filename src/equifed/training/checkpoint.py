@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from equifed.contract.vectors import ClientVectors
+from equifed.contract.arrays import ClientVectors
 from equifed.training.files import (
     UNREADABLE,
     Damaged,

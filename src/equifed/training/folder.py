@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.arrays import Weights
+from equifed.contract.arrays import Weights, to_cell
 from equifed.contract.clients import Group
 from equifed.contract.evaluation import Details, Hits
-from equifed.contract.names import to_cell
 from equifed.training import checkpoint
 from equifed.training.files import (
     Damaged,

@@ -24,7 +24,7 @@ from equifed.training.play_round import (
     TrainingError,
     as_run,
     bind_own,
-    certify,
+    certify_round,
     play_round,
 )
 from equifed.training.stopping import StopRule, StopWhen, as_rules
@@ -197,7 +197,7 @@ class _Training:
             self._event("stopped", r, str(error))
             self._save(r - 1, state)
             raise
-        info, self.kept, self.proved = certify(played, self.proved)
+        info, self.kept, self.proved = certify_round(played, self.proved)
         after = self.clients.traffic.totals()
         exchanges, up, down = (b - a for a, b in zip(before, after, strict=True))
         cost = (exchanges, up, down, time.perf_counter() - started)

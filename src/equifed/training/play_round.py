@@ -1,20 +1,38 @@
-"""A round with those who give a usable answer, and what to do about those who do not."""
+"""A round with those who give a usable answer: who is missing, and what the round proves.
+
+Training looks at the clients' answers before any wrapper or algorithm does, for two reasons.
+**Numbers near the largest float**: a number of one client can be finite and yet make those of all
+overflow (a loss of 1e308 in a sum, an update so long that all clients diverge from the model that
+it leads to); such a client is missing, and the others go on. **Proofs**: a certificate rests on
+answers about all samples of all clients, so those are remembered for the round, and what a round
+hands out as its proof must be what the clients said. Neither costs anything in an ordinary round.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
 from equifed.contract.absence import PATIENCE, Recall
-from equifed.contract.algorithm import AnyAlgorithm, Info, Proof, Wrappable
-from equifed.contract.arrays import Index, Vector
+from equifed.contract.algorithm import AnyAlgorithm, Bound, Info, Proof, Wrappable
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.curvature import CurvatureSum, Form
 from equifed.contract.streams import Stream
+from equifed.contract.views import ClientsView, VectorsView
+from equifed.steps.certificate import Certificate, certify
 from equifed.training.final_model import Kept
-from equifed.training.witness import Witness
+
+LARGEST = 1e100
+"""A loss beyond this is no loss: sums, squares and powers of it overflow."""
+
+FAR = 1e6
+"""A vector is absurd if it is so many times as long as the median one, and as the model."""
 
 
 class TrainingError(RuntimeError):
@@ -48,6 +66,150 @@ class MissingPolicy:
                 f"Round {r}: {left} of {everybody} clients are left, fewer than the quorum of "
                 f"{self.quorum:.0%} ({lost})."
             ) from lost
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What all clients said about all their samples at a model, and sums of their gradients."""
+
+    x: Vector
+    losses: Losses
+    sums: list[tuple[Weights, Vector]] = field(default_factory=list)
+
+    def confirm_sum(self, told: Proof | Bound) -> Vector | None:
+        """Return the clients' gradient by the weights told; None if it is another one."""
+        found = self.find_sum(told.weights)
+        if found is None:
+            return None
+        rounding = 1e-5 if found.dtype.itemsize < 8 else 1e-12
+        same = float((found - told.gradient).norm()) <= rounding * float(found.norm())
+        return found if same else None
+
+    def find_sum(self, weights: Weights) -> Vector | None:
+        """Return the sum by these weights, if it or a multiple of it was asked for."""
+        for asked, total in self.sums:
+            if np.array_equal(asked, weights):
+                return total
+        for asked, total in self.sums:
+            size = float(asked @ asked)
+            scale = float(weights @ asked) / size if size > 0 else 0.0
+            if np.allclose(scale * asked, weights, rtol=1e-12, atol=1e-14 * np.abs(weights).max()):
+                return scale * total
+        return None
+
+
+class WitnessedVectors(VectorsView):
+    """Client vectors of which none takes the others along."""
+
+    answer: Answer | None = None  # gradients of all samples of all clients
+
+    @override
+    def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
+        total = add(weights)
+        if not float(total.norm()) <= FAR:  # not finite, or much longer than models are
+            self._find_absurd(self.behind.squared_norms())
+        if self.answer is not None:
+            self.answer.sums.append((weights, total))
+        return total
+
+    @override
+    def squared_norms(self) -> Losses:
+        squares = self.behind.squared_norms()
+        if not squares.max() <= FAR**2:
+            self._find_absurd(squares)
+        return squares
+
+    def _find_absurd(self, squares: Losses) -> None:
+        """Raise for those whose vectors are absurdly long beside the others and the model."""
+        lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
+        usual = float(np.sort(lengths)[(len(lengths) - 1) // 2])
+        model = 0.0 if self.x is None else float(self.x.norm())
+        if not np.isfinite(usual) and np.isfinite(lengths).any():  # most of those who are asked
+            refuse(self.clients, lengths, ~np.isfinite(lengths), "its vector is not finite")
+        if np.isfinite(usual) and np.isfinite(model):
+            named = self.kind.replace("_", " ")
+            what = f"length of its {named} is {{:.3g}}, that of the median client {usual:.3g}"
+            refuse(self.clients, lengths, lengths > FAR * max(usual, 1.0 + model), what)
+
+
+class Witness(ClientsView):
+    """Clients as training sees them: no absurd numbers, and what they said can be confirmed."""
+
+    Vectors = WitnessedVectors
+
+    def __init__(self, behind: Clients) -> None:
+        super().__init__(behind)
+        self.answers: list[Answer] = []
+        self.curvatures: list[CurvatureSum] = []
+
+    @override
+    def value_and_gradient(
+        self, x: Vector, stream: Stream, batch_size: int | None = None
+    ) -> tuple[Losses, ClientVectors]:
+        losses, gradients = super().value_and_gradient(x, stream, batch_size)
+        if batch_size is None and len(self.index) == len(self.names):
+            answer = Answer(x, losses.copy())
+            self.answers.append(answer)
+            assert isinstance(gradients, WitnessedVectors)
+            gradients.answer = answer
+        return losses, gradients
+
+    @override
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        found = super().curvature_sum(x, weights, form, thin)
+        if not isinstance(found, str) and len(self.index) == len(self.names):
+            self.curvatures.append(found)
+        return found
+
+    def certify(
+        self, proof: Proof, index: Index | None, lower: float | None
+    ) -> tuple[Certificate | str, float | None]:
+        """Return the certificate of a round of clients ``index``, or why there is none.
+
+        ``lower`` is the best bound on the optimum so far; with the answer comes the new one.
+        """
+        if min(len(self.index), len(self.index if index is None else index)) < len(self.names):
+            return "not all clients took part", lower
+        confirmed = self.confirm(proof)
+        if confirmed is None:
+            return "a wrapper or a guard has changed what the clients answered", lower
+        known = self.curvature() if proof.curvature is None else proof.curvature
+        return certify(confirmed, known, self.inexactness(proof.x), lower)
+
+    def confirm(self, proof: Proof) -> Proof | None:
+        """Return the proof with the clients' own numbers; None if it is made of others."""
+        for answer in self.answers:
+            if answer.x is not proof.x and not bool((answer.x == proof.x).all()):
+                continue
+            gradient = answer.confirm_sum(proof)
+            if gradient is not None and np.array_equal(answer.losses, proof.losses):
+                bound = proof.bound
+                if bound is not None and not self._confirms(bound, answer):
+                    bound = None
+                return replace(proof, gradient=gradient, bound=bound)
+        return None
+
+    def _confirms(self, bound: Bound, answer: Answer) -> bool:
+        seen = any(bound.summed is found for found in self.curvatures)
+        return seen and answer.confirm_sum(bound) is not None
+
+    @override
+    def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
+        sizes, bad = np.abs(numbers), ~np.isfinite(numbers)
+        if np.sort(sizes)[(len(sizes) - 1) // 2] <= LARGEST:  # else everybody's grow: it diverges
+            bad |= sizes > LARGEST
+        refuse(self, numbers, bad, f"{what} is {{:.3g}}")
+        return numbers
+
+
+def refuse(clients: ClientsView, numbers: Losses, bad: NDArray[np.bool_], what: str) -> None:
+    """Raise :class:`MissingClients` for those whose numbers are bad."""
+    if bad.any():
+        places = np.flatnonzero(bad)
+        reasons = {int(clients.index[k]): what.format(numbers[k]) for k in places}
+        raise MissingClients(reasons, clients.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,25 +264,25 @@ def as_run(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     return algorithm.wrapped() if isinstance(algorithm, Wrappable) else algorithm
 
 
-def certify(played: Played, about: Any) -> tuple[Info, Kept, Any]:
+def certify_round(played: Played, about: Any) -> tuple[Info, Kept, Any]:
     """Return what a round tells, with its certificate or why there is none, and what to keep.
 
     ``about`` is the objective that certificates were about so far; the new one comes last.
     """
-    info, kept, proof = played.info, played.kept, played.info.proof
-    found: Any = proof
-    if isinstance(proof, Proof):
-        if not proof.final:
+    info, kept, found = played.info, played.kept, played.info.proof
+    if isinstance(found, Proof):
+        if not found.final:
             return info, kept, about
-        if about not in (None, proof.objective):  # what is known is about another problem
+        if about not in (None, found.objective):  # what is known is about another problem
             kept = replace(kept, proved=None, mean=None, lower=None)
-        about = proof.objective
-        found, lower = played.witness.certify(proof, info.index, kept.lower)
+        about = found.objective
+        proved, lower = played.witness.certify(found, info.index, kept.lower)
         kept = replace(kept, lower=lower)
-    if isinstance(found, str):
+        if isinstance(proved, Certificate):
+            return replace(info, numbers=info.numbers | proved.numbers()), kept, about
+        found = proved
+    if found is not None:
         info = replace(info, notes=(*info.notes, f"no certificate: {found}"))
-    elif found is not None:
-        info = replace(info, numbers=info.numbers | found.numbers())
     return info, kept, about
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.arrays import Losses
-from equifed.contract.names import show_text
+from equifed.contract.arrays import Losses, show_text
 from equifed.metrics import correct_counts, find_metric, wilson_interval
 from equifed.training.tables import MetricRecord
 

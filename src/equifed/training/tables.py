@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import Index, Losses, Weights, to_cell
 from equifed.contract.clients import Clients
 from equifed.contract.evaluation import Details, Hits
-from equifed.contract.names import to_cell
 from equifed.metrics.metric import find_metric
 from equifed.training.files import Damaged, RunFolderError, read_json, read_toml, reading
 

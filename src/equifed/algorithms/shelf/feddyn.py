@@ -18,11 +18,10 @@ from equifed.contract.absence import (
     scatter,
 )
 from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Losses, Vector, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
 from equifed.contract.clients import Clients, Moved
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.cvar import WorstCase
 from equifed.objectives.dual_steps import DualStep, Euclidean

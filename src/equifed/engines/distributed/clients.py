@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import MissingClients, Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import Details, Evaluation, Hits, SampleMetric
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.base import TorchClients
 from equifed.engines.distributed.group import Workers, assign_clients, cut_shard

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, Losses, Weights
+from equifed.contract.arrays import ClientVectors, Index, Losses, Weights
 from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.contract.vectors import ClientVectors
 from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
