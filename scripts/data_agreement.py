@@ -26,7 +26,6 @@ except ImportError:  # version 0.1
 from equifed.data import DataError, Federation
 
 SKEWED = {"name": "dirichlet", "clients": 20, "alpha": 0.05, "imbalance": True}
-EQUAL = {"name": "dirichlet", "clients": 12, "alpha": 0.3, "equal_sizes": True}
 SHARDS = {"name": "shards", "clients": 15, "shards": 3}
 SIMULATION = {
     "target": "bill_length_mm",
@@ -49,7 +48,6 @@ CASES: tuple[tuple[str, dict[str, object]], ...] = (
     ("mnist", {"partition": SKEWED, "seed": 1}),
     ("mnist", {"partition": "one-class", "samples": 6000}),
     ("fashion-mnist", {}),
-    ("fashion-mnist", {"partition": EQUAL, "seed": 2}),
     ("fashion-mnist", {"partition": SHARDS, "seed": 3}),
     ("cifar10", {}),
     ("cifar10", {"partition": SKEWED, "standardised": True, "samples": 12000}),

@@ -152,59 +152,6 @@ def test_a_missing_file_and_a_strange_object_are_refused(tmp_path):
         Federation.from_table(7, client="a", target="b")
 
 
-class Partitioner:
-    """What flwr-datasets calls a partitioner, reduced to what is used of it."""
-
-    num_partitions = 2
-
-    def __init__(self, parts):
-        self.parts = parts
-
-    def load_partition(self, i):
-        return self.parts[i]
-
-
-class HubDataset:
-    """Like ``datasets.Dataset``: columns by name, and a format."""
-
-    def __init__(self, columns):
-        self.columns = columns
-        self.column_names = list(columns)
-
-    def with_format(self, kind):
-        assert kind == "numpy"
-        return self
-
-    def __getitem__(self, name):
-        return np.asarray(self.columns[name])
-
-
-PAIRS = [(np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])), (np.ones((1, 2)), np.array([1]))]
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda x, y: (x, y),
-        lambda x, y: {"a": x[:, 0], "b": x[:, 1], "label": y},
-        lambda x, y: pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "label": y}),
-        lambda x, y: HubDataset({"pixels": x, "label": y}),
-    ],
-    ids=["pairs", "mapping", "pandas", "hub"],
-)
-def test_partitions_of_any_kind_give_the_same_federation(wrap):
-    fed = Federation.from_partitions(Partitioner([wrap(x, y) for x, y in PAIRS]))
-    direct = Federation.from_clients({"client 0": PAIRS[0], "client 1": PAIRS[1]})
-    assert fed.checksum() == direct.checksum()
-
-
-def test_partitions_name_what_they_lack():
-    parts = Partitioner([{"x": np.ones((1, 2)), "y": [0]}] * 2)
-    with pytest.raises(DataError, match="client 0 has no column 'label'; it has x, y"):
-        Federation.from_partitions(parts)
-    assert len(Federation.from_partitions(parts, target="y", features="x")) == 2
-
-
 def test_whole_numbers_become_floats_like_the_others():
     fed = Federation.from_clients({"a": ([[1, 2]], [0]), "b": (np.ones((1, 2)), [1])})
     assert fed.train.inputs.dtype == np.float64

@@ -26,7 +26,6 @@ EVERY = [
     Iid(7),
     Dirichlet(7, 0.3),
     Dirichlet(7, 1e-3),
-    Dirichlet(7, 0.3, equal_sizes=True),
     Dirichlet(50, 0.01),
     OneClass(),
     OneClass(25),
@@ -57,23 +56,21 @@ def test_iid_sizes_differ_by_at_most_one(clients, samples):
 
 
 @few
-@given(st.floats(0.005, 10), st.integers(2, 30), st.integers(1, 20), st.booleans())
-def test_dirichlet_keeps_its_promise_of_samples(alpha, clients, least, equal):
-    parts = Dirichlet(clients, alpha, least, equal).assign(LABELS, Stream(3))
+@given(st.floats(0.005, 10), st.integers(2, 30), st.integers(1, 20))
+def test_dirichlet_keeps_its_promise_of_samples(alpha, clients, least):
+    parts = Dirichlet(clients, alpha, least).assign(LABELS, Stream(3))
     assert min(map(len, parts)) >= least
-    if equal:
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_small_alpha_is_skewed_and_large_alpha_is_not():
-    def purity(alpha, **options):
-        parts = Dirichlet(10, alpha, **options).assign(LABELS, Stream(0))
+    def purity(alpha):
+        parts = Dirichlet(10, alpha).assign(LABELS, Stream(0))
         return np.mean(
             [np.bincount(LABELS[rows], minlength=10).max() / len(rows) for rows in parts]
         )
 
-    assert purity(0.05) > 0.4 and purity(0.05, equal_sizes=True) > 0.4
-    assert purity(1000.0) < 0.2 and purity(1000.0, equal_sizes=True) < 0.2
+    assert purity(0.05) > 0.4
+    assert purity(1000.0) < 0.2
 
 
 @pytest.mark.long

@@ -11,17 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.impute import MissingIndicator, SimpleImputer
-from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from equifed.data import DataError, DataWarning, Federation, Preparation, Prepare, columns
+from equifed.data.columns import Columns, clean_column
 from equifed.data.fit import ask_kinds, combine, describe_rows, fit_preparation
-from equifed.data.targets import Target
+from equifed.data.preparation import Target
 
 TARGET = Target("y", ("a", "b"))
 
 
+def clean(rows) -> Columns:
+    return Columns({name: clean_column(list(values)) for name, values in rows.items()})
+
+
 def fit(rows, **options) -> Preparation:
     """Fit through JSON, as between machines: what is sent is all there is."""
+    rows = {c: clean(mine) for c, mine in rows.items()}
     features = list(next(iter(rows.values())))
     asked = ask_kinds(features, TARGET, Prepare(**options))
     while not isinstance(asked, Preparation):
@@ -62,18 +68,16 @@ def test_sums_give_what_scikit_learn_gives_on_all_rows(seed):
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3])
-@pytest.mark.parametrize("missing", ["mean", "median"])
-def test_scaling_and_filling_agree_to_ten_digits(offset, missing):
+def test_scaling_and_filling_agree_to_ten_digits(offset):
     draw = np.random.default_rng(1)
     x = offset + 10.0 ** np.arange(-2, 6) * draw.standard_normal((300, 8))
     x[draw.random(x.shape) < 0.2] = np.nan
     table = pd.DataFrame(x, columns=[f"x{k}" for k in range(8)])
     rows = {c: {k: [None if np.isnan(v) else v for v in table[k][part]] for k in table}
             for c, part in {"a": slice(250), "b": slice(250, 300)}.items()}  # fmt: skip
-    scaler, imputer = StandardScaler().fit(table), SimpleImputer(strategy=missing).fit(table)
+    scaler, imputer = StandardScaler().fit(table), SimpleImputer(strategy="mean").fit(table)
     expected = scaler.transform(pd.DataFrame(imputer.transform(table), columns=table.columns))
-    close = 1e-10 if missing == "mean" else 2e-8  # a median is counted on a grid
-    np.testing.assert_allclose(fit(rows, missing=missing).apply(table), expected, atol=close)
+    np.testing.assert_allclose(fit(rows, missing="mean").apply(table), expected, atol=1e-10)
 
 
 def test_two_passes_are_exact_where_one_is_not():
@@ -88,42 +92,6 @@ def test_two_passes_are_exact_where_one_is_not():
     offset = pooled["x5"].to_numpy()
     once = (offset**2).mean() - offset.mean() ** 2
     assert abs(np.sqrt(max(once, 0)) / fitted.columns[5].scale - 1) > 1e-3
-
-
-numbers = st.lists(
-    st.one_of(st.none(), st.floats(-1e6, 1e6, allow_subnormal=False)), min_size=1, max_size=30
-)
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=40)
-@given(st.lists(numbers, min_size=1, max_size=4))
-def test_medians_and_quartiles_are_within_the_error_that_is_stated(lists):
-    rows = {str(k): {"x": values} for k, values in enumerate(lists)}
-    present = np.array([v for values in lists for v in values if v is not None])
-    if not len(present):
-        with pytest.raises(DataError, match=r"'x' is no feature .no training row has a value"):
-            fit(rows, scale="robust", missing="median")
-        return
-    column = fit(rows, scale="robust", missing="median").columns[0]
-    low, middle, high = np.percentile(present, [25, 50, 75])
-    slack = 1e-9 * np.abs(present).max() + 1e-300
-    assert column.error <= np.ptp(present) / 1024**3
-    assert abs(column.fill - middle) <= column.error + slack
-    assert abs(column.centre - middle) <= column.error + slack
-    if high - low > 1e-6 * np.abs(present).max():
-        assert abs(column.scale - (high - low)) <= 2 * column.error + slack
-
-
-def test_robust_scaling_is_that_of_scikit_learn_and_outliers_do_not_move_it():
-    draw = np.random.default_rng(0)
-    x = draw.standard_normal(400)
-    x[:3] = 1e5
-    rows = {"a": {"x": x[:100].tolist()}, "b": {"x": x[100:].tolist()}}
-    expected = RobustScaler().fit_transform(x[:, None])
-    np.testing.assert_allclose(
-        fit(rows, scale="robust").apply({"x": x}), expected, rtol=1e-6, atol=1e-6
-    )
 
 
 words = st.lists(st.sampled_from(["red", "blue", "green", "other", "rare"]), max_size=12)
@@ -228,7 +196,6 @@ def test_pandas_categories_are_categories_and_whole_numbers_are_not():
 
 REFUSED = {
     "no column": ({"sex": ["f"]}, r"no column 'age'; it has sex\. The model was trained on age"),
-    "extra": ({"age": [1], "sex": ["f"], "smokes": [True], "bmi": [2]}, "column 'bmi', which the"),
     "text": ({"age": ["old"], "sex": ["f"], "smokes": [True]}, r"'age' is not numeric .*'old' in"),
     "comma": ({"age": ["1,5"], "sex": ["f"], "smokes": [True]}, "decimal point"),
     "inf": ({"age": [np.inf], "sex": ["f"], "smokes": [True]}, "'age' holds inf in 1 row"),
@@ -247,7 +214,7 @@ def test_new_rows_in_another_order_and_with_more_columns():
     new = {"smokes": ["TRUE"], "ill": ["no"], "sex": ["x"], "id": ["q"], "age": ["44"]}
     row = dict(zip(fitted.feature_names, fitted.apply(new)[0], strict=True))
     assert (row["smokes=True"], row["sex=f"] + row["sex=m"], row["age missing"]) == (1, 0, 0)
-    assert fitted.apply({**new, "note": ["!"]}, extra="ignore").shape == (1, 7)
+    assert fitted.apply({**new, "note": ["!"]}).shape == (1, 7)
     strict = own(unknown="error").preparation
     with pytest.raises(DataError, match=r"'sex': row 1 holds 'x', which is none of .* f, m"):
         strict.apply(new)
@@ -302,7 +269,7 @@ def test_a_site_may_hand_over_a_data_frame():
 
 
 def test_fit_preparation_is_the_loop():
-    rows = wild(5)
+    rows = {c: clean(mine) for c, mine in wild(5).items()}
     asked = ask_kinds(list(rows["c0"]), TARGET, Prepare())
     assert fit_preparation(rows, asked) == fit(rows)
 

@@ -372,7 +372,7 @@ def test_sites_get_the_model_and_can_predict_with_it(tmp_path: Path) -> None:
     given = load_predictor(folder, trust=True)
     pooled, rows = pool(tmp_path), hospitals().head(20)
     assert given.preparation == pooled.preparation and given.classes == ("died", "home")
-    inputs = torch.as_tensor(given.preparation.apply(rows, extra="ignore"))
+    inputs = torch.as_tensor(given.preparation.apply(rows))
     weight, bias = sorted(history.parameters.values(), key=lambda p: -p.ndim)
     scores = inputs @ weight.T + bias
     expected = [given.classes[k] for k in scores.argmax(1).tolist()]
@@ -440,10 +440,10 @@ def split_of(
     """Return a site's training rows as a preparation makes them, and their classes."""
     where = pooled.names.index(who)
     assert pooled.preparation is not None
-    known = pooled.preparation.apply(rows, who, extra="ignore")
+    known = pooled.preparation.apply(rows, who)
     mine = {row.tobytes() for row in pooled.train.client(where)[0]}
     kept = [row.tobytes() in mine for row in known]
-    made = preparation.apply(rows, who, extra="ignore")[kept]
+    made = preparation.apply(rows, who)[kept]
     truth = preparation.encode_target(list(rows["outcome"][kept]))
     return torch.as_tensor(made), torch.as_tensor(truth)
 

@@ -178,7 +178,7 @@ def test_a_client_that_comes_later_fits_its_own_part(tmp_path: Path) -> None:
     given = ef.load_predictor(out, trust=True)
     weights = load_file(out / "model.safetensors")
     rows = whole[whole.hospital == "West"]
-    x = torch.as_tensor(given.preparation.apply(rows, extra="ignore"))
+    x = torch.as_tensor(given.preparation.apply(rows))
     chance = torch.softmax(x.double() @ weights["1.weight"].T + weights["1.bias"], dim=1)
     classes = torch.as_tensor(given.preparation.encode_target(list(rows.outcome)))
     slope = (chance - torch.nn.functional.one_hot(classes, 2)).mean(0)

@@ -1,8 +1,8 @@
 """Your arrays: those of all clients become of one kind, or it is said whose are different.
 
-Clients come as ``{name: (X, y)}``, or as the partitions of a partitioner; X and y as lists, arrays,
-tensors or data frames. What cannot be taken over without changing it is refused: a mask that would
-be lost, numbers that would become text, a gap that would become a class called "None".
+Clients come as ``{name: (X, y)}``; X and y as lists, arrays, tensors or data frames. What cannot be
+taken over without changing it is refused: a mask that would be lost, numbers that would become
+text, a gap that would become a class called "None".
 """
 
 from __future__ import annotations
@@ -10,33 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from equifed.data.columns import name_key, name_values
 from equifed.data.split import (
     FLOATS,
+    MANY,
     Array,
     DataError,
     Split,
+    ask_task,
+    check_task,
     name_groups,
     refuse,
     refuse_twice,
 )
-from equifed.data.targets import check_task, number_targets
 
 Clients = Mapping[Any, tuple[Any, ...]]
 """Client name to its features and targets, ``(X, y)``, and its samples' groups if there are any."""
 
-
-class Aligned(NamedTuple):
-    """Client names, splits of one kind, the number of classes and, if made here, their names."""
-
-    names: tuple[str, ...]
-    splits: dict[str, Split]
-    classes: int | None
-    class_names: tuple[str, ...]
+Numbered: TypeAlias = tuple[dict[str, Array], int | None, tuple[str, ...]]
 
 
 class Samples(NamedTuple):
@@ -56,23 +51,27 @@ class Samples(NamedTuple):
 
 
 def align_clients(
-    clients: Clients,
-    validation: Clients | None = None,
-    test: Clients | None = None,
-    classes: int | None = None,
-    class_names: Sequence[str] = (),
-    task: str | None = None,
-    tokens: bool = False,
-    dtype: str | None = None,
-) -> Aligned:
-    """Bring the arrays of all clients to one shape and dtype; see ``Federation.from_clients``."""
+    held: Mapping[str, Clients | None],
+    classes: int | None,
+    class_names: Any,
+    task: str | None,
+    tokens: bool,
+    dtype: Any,
+) -> dict[str, Any]:
+    """Bring the arrays of all clients, by split, to one shape and dtype.
+
+    Returns ``names``, the splits, ``classes`` and ``class_names`` of the federation.
+    """
     check_task(task, classes)
-    titles, chosen = _check_class_names(class_names), _check_dtype(dtype)
-    held = {"train": clients, "validation": validation, "test": test}
+    listed = isinstance(class_names, Iterable) and not isinstance(class_names, str)
+    if not listed or not all(isinstance(title, str) for title in class_names):
+        raise DataError(f"class_names must be a sequence of texts, got {class_names!r:.200}.")
+    if dtype is not None and getattr(dtype, "__name__", str(dtype)) not in ("float32", "float64"):
+        raise DataError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
     given = {label: part for label, part in held.items() if part is not None}
     names, parts = _read_clients(given)
     _refuse_unlike(parts)
-    inputs = _align_inputs({f"{p.who} X": p.inputs for p in parts}, tokens, chosen)
+    inputs = _align_inputs({f"{p.who} X": p.inputs for p in parts}, tokens, dtype)
     labels = {f"{p.who} y": p.targets for p in parts}
     targets, classes, made = number_targets(labels, classes, task)
     if classes is None:
@@ -80,26 +79,7 @@ def align_clients(
         targets = _align_shapes(targets, "targets", kind)
     done = [p._replace(inputs=inputs[f"{p.who} X"], targets=targets[f"{p.who} y"]) for p in parts]
     splits = {label: _join_clients(names, done, label) for label in given}
-    return Aligned(names, splits, classes, titles or made)
-
-
-def _check_dtype(dtype: Any) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    try:
-        chosen: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
-        chosen = np.dtype(object)
-    if chosen not in FLOATS:
-        raise DataError(f"dtype must be 'float32' or 'float64', got {dtype!r}.")
-    return chosen
-
-
-def _check_class_names(names: Any) -> tuple[str, ...]:
-    titles = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (None,)
-    if not all(isinstance(title, str) for title in titles):
-        raise DataError(f"class_names must be a sequence of texts, got {names!r:.200}.")
-    return tuple(map(str, titles))
+    return {"names": names, "classes": classes, "class_names": tuple(class_names) or made, **splits}
 
 
 # -- one client -----------------------------------------------------------------------------------
@@ -130,68 +110,28 @@ def _read_clients(given: Mapping[str, Clients]) -> tuple[tuple[str, ...], list[S
 def _read_samples(client: str, label: str, pair: Any) -> Samples:
     """Return a client's X and y as arrays with the same number of rows."""
     who = f"Client {client!r}: {label}"
-    wrong = not isinstance(pair, Sequence) or isinstance(pair, str | bytes)
-    if wrong or len(pair) not in (2, 3):
+    if not isinstance(pair, Sequence) or isinstance(pair, str | bytes) or len(pair) not in (2, 3):
         raise DataError(f"{who}: expected a pair (X, y), got {type(pair).__name__}.")
-    inputs, targets = as_array(pair[0], f"{who} X"), as_array(pair[1], f"{who} y")
-    if len(inputs) != len(targets):
-        raise DataError(
-            f"{who} has X of shape {inputs.shape} and y of shape {targets.shape}; they need the "
-            "same number of rows."
-        )
-    if label == "train" and len(inputs) == 0:
-        raise DataError(f"Client {client!r} has no training samples; remove it or give it samples.")
-    if len(inputs) and inputs.ndim == 1:
-        raise DataError(
-            f"{who} X has the shape {inputs.shape}, one axis; give one row per sample: "
-            "X.reshape(-1, 1) if every sample is one number, X.reshape(1, -1) if X is one sample."
-        )
-    if len(inputs) and 0 in inputs.shape:
-        raise DataError(f"{who} X has the shape {inputs.shape}: no features; give at least one.")
-    if len(targets) and (targets.ndim > 2 or 0 in targets.shape):
-        raise DataError(
-            f"{who} y has the shape {targets.shape}; give one target, or one row of them, per "
-            "sample."
-        )
+    x, y = as_array(pair[0], f"{who} X"), as_array(pair[1], f"{who} y")
+    filled = len(x) > 0
+    checks = (
+        (len(x) != len(y), f"{who} has X of shape {x.shape} and y of shape {y.shape}; they need "
+         "the same number of rows."),
+        (label == "train" and not filled, f"Client {client!r} has no training samples; remove it "
+         "or give it samples."),
+        (filled and x.ndim == 1, f"{who} X has the shape {x.shape}, one axis; give one row per "
+         "sample: X.reshape(-1, 1) if every sample is one number, X.reshape(1, -1) if X is one."),
+        (filled and 0 in x.shape, f"{who} X has the shape {x.shape}: no features; give some."),
+        (filled and (y.ndim > 2 or 0 in y.shape), f"{who} y has the shape {y.shape}; give one "
+         "target, or one row of them, per sample."),
+    )  # fmt: skip
+    refuse((message for wrong, message in checks if wrong), str)
     try:
-        groups = name_groups(pair[2], len(inputs)) if len(pair) > 2 else None
+        groups = name_groups(pair[2], len(x)) if len(pair) > 2 else None
     except DataError as error:
         raise DataError(f"{who}: {error}") from None
-    titles = list(pair[0].columns) if is_frame(pair[0]) and len(inputs) else None
-    return Samples(client, label, inputs, targets, groups, titles)
-
-
-def read_partitions(
-    partitioner: Any, features: str | Sequence[str] | None, target: str
-) -> dict[str, tuple[Any, Any]]:
-    """Return ``{client name: (X, y)}`` of a partitioner; see ``Federation.from_partitions``."""
-    count = partitioner.num_partitions
-    count = int(count() if callable(count) else count)
-    if count < 1:
-        raise DataError(f"num_partitions must be at least 1, got {count}.")
-    return {
-        f"client {i}": _take_columns(f"client {i}", partitioner.load_partition(i), features, target)
-        for i in range(count)
-    }
-
-
-def _take_columns(
-    client: str, part: Any, features: str | Sequence[str] | None, target: str
-) -> tuple[Any, Any]:
-    if isinstance(part, Sequence) and len(part) == 2 and not hasattr(part, "column_names"):
-        return part[0], part[1]
-    named = part.with_format("numpy") if hasattr(part, "with_format") else part
-    listed = (getattr(named, attribute, None) for attribute in ("column_names", "columns"))
-    available = list(next((titles for titles in listed if titles is not None), named))
-    wanted = [features] if isinstance(features, str) else list(features or ())
-    wanted = wanted or [c for c in available if c != target]
-    refuse(
-        (c for c in [target, *wanted] if c not in available),
-        lambda c: f"{client} has no column {c!r}; it has {', '.join(available)}.",
-    )
-    arrays = [np.asarray(named[c]) for c in wanted]
-    inputs = arrays[0] if len(arrays) == 1 else np.column_stack(arrays)
-    return inputs, np.asarray(named[target])
+    titles = list(pair[0].columns) if is_frame(pair[0]) and filled else None
+    return Samples(client, label, x, y, groups, titles)
 
 
 # -- all clients ----------------------------------------------------------------------------------
@@ -214,9 +154,7 @@ def _refuse_unlike(parts: Sequence[Samples]) -> None:
     )
 
 
-def _align_inputs(
-    arrays: dict[str, Array], tokens: bool, dtype: np.dtype[Any] | None
-) -> dict[str, Array]:
+def _align_inputs(arrays: dict[str, Array], tokens: bool, dtype: Any) -> dict[str, Array]:
     """Bring features to one dtype, or say which client is unlike the first."""
     for where, x in arrays.items():
         if x.dtype.kind not in ("iu" if tokens else "biuf") and len(x):
@@ -228,7 +166,7 @@ def _align_inputs(
             )
         if tokens and len(x) and x.dtype.kind == "u" and int(x.max()) >= 2**63:
             raise DataError(f"{where} holds the token {x.max()}; tokens must be below 2**63.")
-    chosen = np.dtype(np.int64) if tokens else dtype or _common_float(arrays)
+    chosen = np.dtype(np.int64) if tokens else np.dtype(dtype or _common_float(arrays))
     return _align_shapes(arrays, "features", chosen)
 
 
@@ -282,6 +220,84 @@ def _join_clients(names: Sequence[str], parts: Sequence[Samples], label: str) ->
     return replace(Split.from_clients([(p.inputs, p.targets) for p in rows]), groups=groups)
 
 
+# -- classes or values ----------------------------------------------------------------------------
+
+
+def number_targets(arrays: Mapping[str, Array], classes: int | None, task: str | None) -> Numbered:
+    """Return the targets as int64 or float64, the number of classes, and names given to classes.
+
+    ``arrays`` says whose they are, for messages (``"Client 'a': train y"``): numbers, or text as
+    objects. With ``classes`` they are labels 0..classes - 1; whole numbers that are not 0..K - 1
+    with K up to 20 need a ``task``.
+    """
+    filled = {where: y for where, y in arrays.items() if len(y)}
+    text = {where: y.dtype == object for where, y in filled.items()}
+    if any(text.values()):
+        if not all(text.values()):
+            one, other = (next(w for w, t in text.items() if t is kind) for kind in (True, False))
+            raise DataError(f"{one} is text, {other} numbers; give all text or all numbers.")
+        return _number_text(filled, arrays, classes, task)
+    fractions = any(y.dtype.kind == "f" for y in filled.values())
+    if task == "regression" or (task is None and classes is None and fractions):
+        return {where: y.astype(np.float64) for where, y in arrays.items()}, None, ()
+    labels = {where: _as_labels(y, where) for where, y in arrays.items()}
+    distinct = np.unique(np.concatenate(list(labels.values())))
+    natural = len(distinct) == distinct[-1] + 1 and distinct[0] == 0  # 0..K - 1, all there
+    if classes is not None:
+        return labels, classes, ()
+    if task is None and (not natural or len(distinct) > MANY):
+        odd = distinct[0] if distinct[0] < 0 else distinct[-1]
+        where = next(where for where, y in labels.items() if odd in y)
+        ask_task(where, distinct.tolist(), ", or classes=K if they are labels 0..K - 1")
+    if natural:
+        return labels, max(len(distinct), 2), ()
+    coded = {where: np.searchsorted(distinct, y) for where, y in labels.items()}
+    return coded, len(distinct), tuple(str(v) for v in distinct)
+
+
+def _number_text(
+    filled: Mapping[str, Array], arrays: Mapping[str, Array], classes: int | None, task: str | None
+) -> Numbered:
+    for where, y in filled.items():
+        if task == "regression":
+            raise DataError(f"{where} is text, e.g. {y[0]!r}, so it cannot be regressed on.")
+        if y.ndim > 1 and y.shape[1:] != (1,):
+            raise DataError(f"{where} has shape {y.shape}; give one label per sample.")
+    titles = tuple(sorted({v for y in filled.values() for v in y.ravel().tolist()}))
+    if classes is not None and classes != len(titles):
+        raise DataError(
+            f"{next(iter(arrays))}: there are {len(titles)} different texts "
+            f"({', '.join(titles[:5])}) but classes={classes}; give labels 0..{classes - 1}, or "
+            "leave classes out."
+        )
+    code = {title: k for k, title in enumerate(titles)}
+    listed = {where: [code[v] for v in y.ravel().tolist()] for where, y in arrays.items()}
+    return {where: np.array(y, np.int64) for where, y in listed.items()}, len(titles), titles
+
+
+def _as_labels(y: Array, where: str) -> Array:
+    """Return whole numbers as int64 of shape (m,)."""
+    if len(y) and y.ndim > 1 and y.shape[1:] != (1,):
+        raise DataError(
+            f"{where} has shape {y.shape}; give one label per sample (one-hot rows: "
+            ".argmax(1)), or floats for a regression."
+        )
+    y = y.ravel()
+    if y.dtype.kind == "f":
+        refuse(
+            np.flatnonzero(~(np.isfinite(y) & (y == np.round(y)))),
+            lambda k: (
+                f"{where}: labels must be whole numbers, got {y[k]} in row {k}; correct "
+                "them, or leave classes out for a regression."
+            ),
+        )
+    refuse(
+        y[np.abs(y.astype(np.float64)) >= 2**53],
+        lambda large: f"{where}: {large} is no label; relabel the classes 0..K - 1.",
+    )
+    return y.astype(np.int64)
+
+
 # -- one array ------------------------------------------------------------------------------------
 
 
@@ -300,7 +316,7 @@ def as_array(value: Any, where: str) -> Array:
         raise DataError(f"{where} is sparse ({type(value).__name__}); give {where[-1]}.toarray().")
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        if array.dtype.kind in "USO" and not isinstance(value, np.ndarray):
+        if array.dtype.kind in "USTO" and not isinstance(value, np.ndarray):
             array = np.asarray(value, dtype=object)  # 1 and "1" in one list stay what they are
     except Exception as error:  # whatever a foreign __array__ raises
         raise DataError(
@@ -311,15 +327,7 @@ def as_array(value: Any, where: str) -> Array:
         raise DataError(
             f"{where} is a single {type(value).__name__}; give an array with one row per sample."
         )
-    if array.dtype.kind in "ST":
-        texts = [
-            v.decode("utf-8", "backslashreplace") if isinstance(v, bytes) else v
-            for v in array.ravel().tolist()
-        ]
-        array = np.array(texts, object).reshape(array.shape)
-    if array.dtype.kind == "U":
-        return array.astype(object)
-    if array.dtype.kind == "O":
+    if array.dtype.kind in "USTO":
         return _unpack(array, where)
     if array.dtype.kind not in "biuf":
         raise DataError(
@@ -353,32 +361,33 @@ def _join_columns(frame: Any, where: str) -> Array:
     refuse_twice(columns, f"{where} has the column {{!r}} twice; rename or drop one of them.")
     if not columns:
         return np.empty((len(frame), 0))
-    parts: list[Array] = []
-    for column in columns:
-        odd = "is of type category" * (str(getattr(frame[column], "dtype", "")) == "category")
-        if not odd or len(columns) == 1:
-            parts.append(as_array(frame[column], f"{where}, column {column!r}"))
-        if not odd and parts[-1].dtype == object:
-            odd = f"holds text (e.g. {parts[-1][:1].tolist()})"
-        if odd and len(columns) > 1:
-            raise DataError(
-                f"{where}: column {column!r} {odd}; turn it into 0/1 columns (pandas.get_dummies), "
-                "or use Federation.from_table(..., categorical=[...])."
-            )
-    return np.column_stack(parts)
+    parts = {c: as_array(frame[c], f"{where}, column {c!r}") for c in columns}
+    several = len(columns) > 1
+    coded = [c for c in columns if str(getattr(frame[c], "dtype", "")) == "category"]
+    odd = {c: f"holds text (e.g. {x[:1].tolist()})" for c, x in parts.items() if x.dtype == object}
+    refuse(
+        ((odd | dict.fromkeys(coded, "is of type category")).items() if several else ()),
+        lambda one: (
+            f"{where}: column {one[0]!r} {one[1]}; turn it into 0/1 columns (pandas.get_dummies), "
+            "or use Federation.from_table(..., categorical=[...])."
+        ),
+    )
+    return np.column_stack(list(parts.values()))
 
 
 def _unpack(array: Array, where: str) -> Array:
-    """Return an array of Python objects as numbers or as text, or name the one that is neither."""
-    values: Sequence[Any] = array.ravel().tolist()
-    odd = next((k for k, v in enumerate(values) if not isinstance(v, str | Real | np.bool_)), None)
-    if odd is None and (all(isinstance(v, str) for v in values) and values):
-        return array
-    if odd is None:
-        odd = next((k for k, v in enumerate(values) if isinstance(v, str) or v != v), None)
-    if odd is not None:
-        place = [int(i) for i in np.unravel_index(odd, array.shape)]
-        value = values[odd]
+    """Return Python objects as numbers or as text, or name the one that is neither."""
+    values: list[Any] = [
+        v.decode("utf-8", "backslashreplace") if isinstance(v, bytes) else v
+        for v in array.ravel().tolist()
+    ]
+    if values and all(isinstance(v, str) for v in values):
+        return np.array(values, object).reshape(array.shape)
+    odd = [k for k, v in enumerate(values) if not isinstance(v, Real | np.bool_) or v != v]
+    strange = [k for k in odd if not isinstance(values[k], str | Real)] or odd
+    if strange:
+        place = [int(i) for i in np.unravel_index(strange[0], array.shape)]
+        value = values[strange[0]]
         raise DataError(
             f"{where} holds {value!r:.60} ({type(value).__name__}) at {place}, among others; give "
             "all numbers or all text, without gaps."

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equifed.data.arrays import Clients, align_clients, read_partitions
+from equifed.data.arrays import Clients, align_clients
 from equifed.data.describe import Table, describe_clients
 from equifed.data.preparation import Missing, Preparation, Prepare
 from equifed.data.split import Array, DataError, Holdout, Split, check_names, draw_rows, refuse
@@ -155,18 +155,9 @@ class Federation:
         >>> Federation.from_clients(clients).class_names
         ('no', 'yes')
         """
-        held = clients, validation, test
-        aligned = align_clients(*held, classes, class_names, task, tokens, dtype)
-        return cls(
-            name=name,
-            names=aligned.names,
-            train=aligned.splits["train"],
-            validation=aligned.splits.get("validation"),
-            test=aligned.splits.get("test"),
-            classes=aligned.classes,
-            class_names=aligned.class_names,
-            source=dict(source or {}),
-        )
+        held = {"train": clients, "validation": validation, "test": test}
+        aligned = align_clients(held, classes, class_names, task, tokens, dtype)
+        return cls(name, **aligned, source=dict(source or {}))
 
     @classmethod
     def from_table(
@@ -176,7 +167,7 @@ class Federation:
         target: str,
         *,
         features: Sequence[str] | None = None,
-        scale: Literal["standard", "robust"] | None = "standard",
+        scale: Literal["standard"] | None = "standard",
         missing: Missing = "indicator",
         categorical: Literal["auto"] | Sequence[str] = "auto",
         unknown: Literal["other", "error"] = "other",
@@ -268,24 +259,6 @@ class Federation:
         title = name or (Path(table).stem if isinstance(table, str | Path) else "your data")
         made = cls.from_clients(**read, name=title, dtype=dtype, source=about)
         return replace(made, preparation=prepared)
-
-    @classmethod
-    def from_partitions(
-        cls,
-        partitioner: Any,
-        *,
-        features: str | Sequence[str] | None = None,
-        target: str = "label",
-        **options: Any,
-    ) -> Federation:
-        """Build from any object with ``load_partition(i)`` and ``num_partitions``.
-
-        The partitioners of flwr-datasets are such objects. A partition is a pair ``(X, y)``, or has
-        named columns (a mapping, a data frame, a Hugging Face data set): then ``target`` names the
-        target and ``features`` the inputs, by default all other columns side by side.
-        Further options go to :meth:`from_clients`. Client i is called ``client i``.
-        """
-        return cls.from_clients(read_partitions(partitioner, features, target), **options)
 
     # -- derived federations --------------------------------------------------------------------
 

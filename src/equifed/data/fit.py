@@ -11,14 +11,11 @@ question of the answers or, at the end, the :class:`~equifed.data.preparation.Pr
 Questions and answers are plain values that JSON can hold. What a client tells of its training rows:
 
 1. ``kinds``: how many numbers, texts, dates and gaps a column has;
-2. ``sums``: the sum of its numbers, the counts of its categories, and the smallest and largest
-   number where medians are wanted;
+2. ``sums``: the sum of its numbers, the counts of its categories;
 3. ``squares``: sums of differences from the common mean and of their squares, so that large offsets
-   cost no digits;
-4. ``grid``, four times: how many numbers lie in each cell of a common grid around every quartile.
+   cost no digits.
 
-Everything but the smallest and the largest number is added up, so that hidden sums would do: a
-federation of sites (:mod:`equifed.flower.hidden_fit`) adds vectors, and does without those two.
+Everything is added up, so that hidden sums do (:mod:`equifed.flower.hidden_fit`).
 """
 
 from __future__ import annotations
@@ -30,31 +27,32 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.data.columns import (
     DECIMAL_COMMA,
     Columns,
-    clean_column,
+    are_whole,
     explain_comma,
     is_date,
     name_categories,
+    name_category,
     naming,
     read_numbers,
     to_amounts,
     to_numbers,
 )
-from equifed.data.preparation import OTHER, CategoryColumn, NumberColumn, Preparation, Prepare
-from equifed.data.quantiles import (
-    PASSES,
-    Numbers,
-    count_cells,
-    find_cell,
-    find_ranks,
-    read_quartiles,
+from equifed.data.preparation import (
+    OTHER,
+    CategoryColumn,
+    NumberColumn,
+    Preparation,
+    Prepare,
+    Target,
 )
-from equifed.data.split import DataError, refuse
-from equifed.data.targets import Target
+from equifed.data.split import MANY, DataError, ask_task, refuse
 
+Numbers = NDArray[np.float64]
 Question = dict[str, Any]
 Answers = Mapping[str, Mapping[str, Any]]
 """Client name to what :func:`describe_rows` returned."""
@@ -109,12 +107,10 @@ def ask_kinds(
     }
 
 
-def fit_preparation(
-    rows: Mapping[str, Mapping[str, Sequence[Any]]], asked: Question
-) -> Preparation:
+def fit_preparation(rows: Mapping[str, Columns], asked: Question) -> Preparation:
     """Ask the clients, whose rows are given by name, until the preparation is known.
 
-    >>> rows = {"n": {"age": [40, 60]}, "s": {"age": [None, 50]}}
+    >>> rows = {"n": Columns(age=[40, 60]), "s": Columns(age=[None, 50])}
     >>> fitted = fit_preparation(rows, ask_kinds(["age"], Target("ill"), Prepare()))
     >>> fitted.columns[0].fill, round(fitted.columns[0].scale, 3), fitted.feature_names
     (50.0, 8.165, ('age', 'age missing'))
@@ -128,23 +124,11 @@ def fit_preparation(
 # -- answers of one client ------------------------------------------------------------------------
 
 
-def describe_rows(
-    columns: Mapping[str, Sequence[Any]], asked: Question, client: str = ""
-) -> dict[str, Any]:
-    """Answer a question of :func:`ask_kinds` or :func:`combine` from one client's training rows.
-
-    ``columns`` is a data frame or a mapping; None, NaN and marks such as ``NA`` are gaps.
-    """
-    stages = {"kinds": _tell_kind, "sums": _tell_sums, "squares": _tell_squares, "grid": _tell_grid}
-    tell, wanted = stages[asked["stage"]], asked["columns"]
+def describe_rows(columns: Columns, asked: Question, client: str = "") -> dict[str, Any]:
+    """Answer a question of :func:`ask_kinds` or :func:`combine` from one client's training rows."""
+    tell = {"kinds": _tell_kind, "sums": _tell_sums, "squares": _tell_squares}[asked["stage"]]
     with naming(client):
-        refuse(
-            (name for name in wanted if name not in columns),
-            lambda name: f"There is no column {name!r}; add it, with gaps if need be.",
-        )
-        clean = isinstance(columns, Columns)
-        cells = {c: columns[c] if clean else clean_column(list(columns[c])) for c in wanted}
-        return {name: tell(name, values, asked) for name, values in cells.items()}
+        return {name: tell(name, columns[name], asked) for name in asked["columns"]}
 
 
 def _tell_kind(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
@@ -203,10 +187,7 @@ def _tell_sums(name: str, values: Sequence[Any], asked: Question) -> dict[str, A
         gaps = counts.pop(None, 0)
         return {"counts": {str(text): counts[text] for text in counts}, "gaps": gaps}
     there = _present(name, values)
-    told = {"count": len(there), "sum": _add(name, there), "gaps": len(values) - len(there)}
-    if asked["quartiles"] and len(there):
-        told |= {"low": float(there.min()), "high": float(there.max())}
-    return told
+    return {"count": len(there), "sum": _add(name, there), "gaps": len(values) - len(there)}
 
 
 def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
@@ -215,13 +196,8 @@ def _tell_squares(name: str, values: Sequence[Any], asked: Question) -> dict[str
     with np.errstate(over="ignore"):
         told: dict[str, Any] = {"apart": _add(name, apart), "squares": _add(name, apart**2)}
     if asked["prepare"]["per_client"] and len(there):
-        told["alone"] = _scale_alone(there, **asked["prepare"])
+        told["alone"] = [float(there.mean()), _not_tiny(float(there.std()), float(there.mean()))]
     return told
-
-
-def _tell_grid(name: str, values: Sequence[Any], asked: Question) -> dict[str, Any]:
-    there = np.sort(_present(name, values))
-    return {"cells": [count_cells(there, low, high) for low, high in asked["cells"][name]]}
 
 
 def _present(name: str, values: Sequence[Any]) -> Numbers:
@@ -229,13 +205,9 @@ def _present(name: str, values: Sequence[Any]) -> Numbers:
     return numbers[~np.isnan(numbers)]
 
 
-def _scale_alone(numbers: Numbers, scale: str, missing: str, **_: Any) -> list[float]:
-    """Return centre, scale and fill value of one client's numbers alone; scale 0: it has none."""
-    low, median, high = (float(q) for q in np.percentile(numbers, [25, 50, 75]))
-    mean, deviation = float(numbers.mean()), float(numbers.std())
-    centre, spread = (mean, deviation) if scale == "standard" else (median, high - low)
-    spread = spread if spread > 4 * EPS * abs(centre) else 0.0
-    return [centre, spread, median if missing == "median" else mean]
+def _not_tiny(deviation: float, mean: float) -> float:
+    """Return 0 for a deviation that is rounding alone: of a constant column."""
+    return deviation if deviation > 4 * EPS * abs(mean) else 0.0
 
 
 def _add(name: str, numbers: Numbers) -> float:
@@ -257,7 +229,7 @@ def combine(asked: Question, answers: Answers) -> Question | Preparation:
     if not answers:
         raise DataError("A preparation is fitted on the rows of clients; there are none.")
     stages = {"kinds": _after_kinds, "sums": _after_sums, "squares": _after_squares}
-    return stages.get(asked["stage"], _after_grid)(asked, answers)
+    return stages[asked["stage"]](asked, answers)
 
 
 def _after_kinds(asked: Question, answers: Answers) -> Question:
@@ -267,36 +239,32 @@ def _after_kinds(asked: Question, answers: Answers) -> Question:
         present = sum(told.values())
         if not present:
             reasons[name] = "no training row has a value"
-        elif name in asked["coded"]:
-            pass
-        elif told["numbers"] and present > told["numbers"]:
-            _refuse_mixture(name, answers)
+        elif name in asked["coded"] or told["numbers"] == present:
+            continue
+        elif told["numbers"]:
+            numeric = {c: bool(answer[name]["numbers"]) for c, answer in answers.items()}
+            one, other = _find_two(numeric)
+            raise DataError(
+                f"Column {name!r} holds numbers at client {one!r} and text or dates at client "
+                f"{other!r}; make them alike, or list it in categorical."
+            )
         elif told["dates"] == present:
             reasons[name] = DATES
-        elif not told["numbers"]:
+        else:
             several = {c: told for c, told in answers.items() if told[name]["texts"] > 1}
             rows, different = (_total(several, name, key) for key in ("texts", "different"))
             if rows >= FEW and different == rows:
                 reasons[name] = f"{present} different texts in as many rows, an identifier"
             coded.append(name)
     following = _leave_out(reasons, asked)
-    rule = asked["prepare"]
-    return {
-        **following,
-        "stage": "sums",
-        "listed": asked["coded"],
-        "coded": [name for name in following["columns"] if name in coded],
-        "quartiles": rule["scale"] == "robust" or rule["missing"] == "median",
-    }
+    coded = [name for name in following["columns"] if name in coded]
+    return {**following, "stage": "sums", "listed": asked["coded"], "coded": coded}
 
 
-def _refuse_mixture(name: str, answers: Answers) -> None:
-    one = next(c for c, told in answers.items() if told[name]["numbers"])
-    other = next(c for c, told in answers.items() if not told[name]["numbers"])
-    raise DataError(
-        f"Column {name!r} holds numbers at client {one!r} and text or dates at client {other!r}; "
-        "make them alike, or list it in categorical."
-    )
+def _find_two(kinds: Mapping[str, bool]) -> tuple[str, str]:
+    """Return the first client of which it is true, and the first of which it is not."""
+    names, found = list(kinds), list(kinds.values())
+    return names[found.index(True)], names[found.index(False)]
 
 
 def _leave_out(reasons: Mapping[str, str], asked: Question) -> Question:
@@ -314,86 +282,48 @@ def _leave_out(reasons: Mapping[str, str], asked: Question) -> Question:
 
 def _after_sums(asked: Question, answers: Answers) -> Question | Preparation:
     built: dict[str, Any] = {}
+    rule, coded = asked["prepare"], asked["coded"]
     for name in asked["columns"]:
         built[name] = {"gaps": _total(answers, name, "gaps")}
-        if name in asked["coded"]:
+        if name in coded:
             counts: Counter[str] = Counter()
             for told in answers.values():
                 counts.update(told[name]["counts"])
             built[name]["counts"] = dict(counts)
-            continue
-        count = _total(answers, name, "count")
-        built[name] |= {"count": count, "mean": _total(answers, name, "sum") / count}
-        ends = [a[name] for a in answers.values() if "low" in a[name]] if asked["quartiles"] else []
-        if ends:
-            low, high = min(e["low"] for e in ends), max(e["high"] for e in ends)
-            built[name]["cells"] = [[low, high]] * 6
-    following = _leave_out(_find_rare(asked, built), asked)
-    numbers = [name for name in asked["columns"] if name not in asked["coded"]]
+        else:
+            count = _total(answers, name, "count")
+            built[name] |= {"count": count, "mean": _total(answers, name, "sum") / count}
+    least = rule["min_count"] if rule["unknown"] == "other" else 0
+    rare = {
+        name: f"texts of which none has min_count={least} training rows"
+        for name in coded
+        if name not in asked["listed"] and max(built[name]["counts"].values()) < least
+    }
+    following = _leave_out(rare, asked)
+    numbers = [name for name in asked["columns"] if name not in coded]
     following |= {"order": following["columns"], "built": built, "columns": numbers}
-    rule = asked["prepare"]
     if not numbers or (rule["scale"] is None and rule["missing"] in ("drop", "error")):
         return _finish(following)
     centres = {name: built[name]["mean"] for name in numbers}
     return {**following, "stage": "squares", "centres": centres}
 
 
-def _find_rare(asked: Question, built: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns, unless listed as categories, none of whose texts is frequent enough."""
-    rule = asked["prepare"]
-    least = rule["min_count"] if rule["unknown"] == "other" else 0
-    return {
-        name: f"texts of which none has min_count={least} training rows"
-        for name in asked["coded"]
-        if name not in asked["listed"] and max(built[name]["counts"].values()) < least
-    }
-
-
-def _after_squares(asked: Question, answers: Answers) -> Question | Preparation:
+def _after_squares(asked: Question, answers: Answers) -> Preparation:
     built = {name: dict(told) for name, told in asked["built"].items()}
     for name in asked["columns"]:
         told = built[name]
         count, apart = told["count"], _total(answers, name, "apart")
         told["mean"] += apart / count  # what rounding took from the first sum
         spread = _total(answers, name, "squares") - apart**2 / count
-        deviation = math.sqrt(max(spread, 0.0) / count)
-        told["deviation"] = deviation if deviation > 4 * EPS * abs(told["mean"]) else 0.0
-        if asked["quartiles"] and "cells" not in told:  # where nobody told the extremes
-            reach = deviation * math.sqrt(count) * (1 + 1e-9)  # no number is farther from the mean
-            told["cells"] = [[told["mean"] - reach, told["mean"] + reach]] * 6
+        told["deviation"] = _not_tiny(math.sqrt(max(spread, 0.0) / count), told["mean"])
         if asked["prepare"]["per_client"]:
-            told["alone"] = {
-                client: answer[name].get("alone") for client, answer in answers.items()
-            }
-    following = {**asked, "built": built}
-    return _ask_cells(following, 1) if asked["quartiles"] else _finish(following)
-
-
-def _ask_cells(asked: Question, number: int) -> Question:
-    cells = {name: asked["built"][name]["cells"] for name in asked["columns"]}
-    return {**asked, "stage": "grid", "pass": number, "cells": cells}
-
-
-def _after_grid(asked: Question, answers: Answers) -> Question | Preparation:
-    built = {name: dict(told) for name, told in asked["built"].items()}
-    for name in asked["columns"]:
-        counts = np.sum([told[name]["cells"] for told in answers.values()], axis=0)
-        ranks = find_ranks(built[name]["count"])
-        built[name]["cells"] = [
-            list(find_cell(row.tolist(), rank, *cell))
-            for row, rank, cell in zip(counts, ranks, asked["cells"][name], strict=True)
-        ]
-    following = {**asked, "built": built}
-    number = asked["pass"] + 1
-    return _ask_cells(following, number) if number <= PASSES else _finish(following)
+            told["alone"] = {c: answer[name].get("alone") for c, answer in answers.items()}
+    return _finish({**asked, "built": built})
 
 
 def _total(answers: Answers, name: str, key: str) -> Any:
     values = [told[name][key] for told in answers.values()]
     return math.fsum(values) if any(isinstance(v, float) for v in values) else sum(values)
-
-
-# -- the end --------------------------------------------------------------------------------------
 
 
 def _finish(asked: Question) -> Preparation:
@@ -404,37 +334,24 @@ def _finish(asked: Question) -> Preparation:
     target, rule = dict(asked["target"]), asked["prepare"]
     if target["classes"] is not None:
         target["classes"] = tuple(target["classes"])
-    return Preparation(
-        columns=tuple(columns),
-        target=Target(**target),
-        client=asked["client"],
-        scale=rule["scale"],
-        missing=rule["missing"],
-        left_out=tuple((name, reason) for name, reason in asked["left_out"]),
-    )
+    left_out = tuple((name, reason) for name, reason in asked["left_out"])
+    rules = rule["scale"], rule["missing"]
+    return Preparation(tuple(columns), Target(**target), asked["client"], *rules, left_out)
 
 
 def _make_number(name: str, asked: Question) -> NumberColumn:
     told, rule = asked["built"][name], asked["prepare"]
-    mean, deviation = told["mean"], told.get("deviation", 0.0)
-    quartiles, error = [mean, mean, mean], 0.0
-    if asked["quartiles"]:
-        quartiles, error = read_quartiles(told["cells"], told["count"])
-    fill = {"mean": mean, "indicator": mean, "median": quartiles[1]}.get(rule["missing"])
-    centre, scale = 0.0, 1.0
-    if rule["scale"] == "standard":
-        centre, scale = mean, deviation or 1.0
-    elif rule["scale"] == "robust":
-        distance = quartiles[2] - quartiles[0]
-        centre, scale = quartiles[1], distance if distance > 4 * error else deviation or 1.0
+    fill = told["mean"] if rule["missing"] in ("mean", "indicator") else None
+    scaled = rule["scale"] is not None
+    centre, scale = (told["mean"], told["deviation"] or 1.0) if scaled else (0.0, 1.0)
     scales = tuple(
-        (client, mine[0], mine[1] or scale, None if fill is None else mine[2])
+        (client, mine[0], mine[1] or scale, None if fill is None else mine[0])
         if mine
         else (client, centre, scale, fill)
         for client, mine in told.get("alone", {}).items()
     )
     marked = rule["missing"] == "indicator" and told["gaps"] > 0
-    return NumberColumn(name, fill, centre, scale, marked, error, scales)
+    return NumberColumn(name, fill, centre, scale, marked, scales)
 
 
 def _make_categories(name: str, asked: Question) -> CategoryColumn:
@@ -443,5 +360,92 @@ def _make_categories(name: str, asked: Question) -> CategoryColumn:
     least = 1 if strict else rule["min_count"]
     kept = sorted(t for t, n in told["counts"].items() if n >= least and (strict or t != OTHER))
     pooled = len(kept) < len(told["counts"])
-    marked = rule["missing"] in ("mean", "median", "indicator") and told["gaps"] > 0
+    marked = rule["missing"] in ("mean", "indicator") and told["gaps"] > 0
     return CategoryColumn(name, tuple(kept), pooled, rule["unknown"], marked)
+
+
+# -- the target -----------------------------------------------------------------------------------
+
+
+def describe_target(name: str, values: Sequence[Any], task: str | None = None) -> dict[str, Any]:
+    """Return what one client tells of its targets: of which kind they are, and which labels.
+
+    Labels are told unless the target is a regression: by ``task``, or because of its fractions.
+
+    >>> describe_target("ill", ["no", "yes", "no"])
+    {'numeric': False, 'whole': False, 'labels': ['no', 'yes']}
+    """
+    where = f"Column {name!r}"
+    try:
+        values = list({(type(v), v): v for v in values}.values())
+    except TypeError:
+        raise DataError(f"{where} must hold text or numbers, one in a row.") from None
+    numbers = to_numbers(values) if task == "regression" else to_amounts(values)
+    if task == "regression" and numbers is None:
+        odd = next(v for v in values if to_numbers([v]) is None)
+        raise DataError(f"{where} is not numeric (it has {str(odd)!r}): cannot be a regression.")
+    whole = numbers is not None and are_whole(numbers)
+    if task == "regression" or (numbers is not None and not whole and task is None):
+        read_numbers(name, values)  # refuses infinities
+        return {"numeric": True, "whole": False, "labels": []}
+    if numbers is not None and whole:
+        labels = [str(v) for v in sorted({int(v) for v in numbers.tolist()})]
+    else:
+        if numbers is None and task is None:
+            _refuse_numbers_in_text(where, values)
+        labels = sorted({name_category(v) for v in values})
+    return {"numeric": numbers is not None, "whole": whole, "labels": labels}
+
+
+def _refuse_numbers_in_text(where: str, values: Sequence[Any]) -> None:
+    """Refuse text that may well be numbers, before each of them becomes a class."""
+    texts, numeric = [str(v) for v in values], [to_amounts([v]) is not None for v in values]
+    refuse(
+        (text for text in texts if DECIMAL_COMMA.fullmatch(text)),
+        lambda text: f"{where} holds {text!r}: {explain_comma(text)}",
+    )
+    if any(numeric):
+        number, word = texts[numeric.index(True)], texts[numeric.index(False)]
+        raise DataError(
+            f"{where} holds numbers and text, e.g. {number!r} and {word!r}; correct the odd ones, "
+            "or say task='classification' if all of them are classes."
+        )
+
+
+def combine_targets(
+    name: str,
+    answers: Answers,
+    task: str | None = None,
+    classes: int | None = None,
+    unit: str | None = None,
+) -> Target:
+    """Return the target of all clients, from what :func:`describe_target` gave for each.
+
+    >>> told = {"n": describe_target("y", [-1, 1]), "s": describe_target("y", ["1"])}
+    >>> combine_targets("y", told)
+    Target(name='y', classes=('-1', '1'), unit=None)
+    """
+    where = f"Column {name!r}"
+    numeric = {client: told["numeric"] for client, told in answers.items()}
+    if task is None and len(set(numeric.values())) > 1:
+        one, other = _find_two(numeric)
+        raise DataError(
+            f"{where} holds numbers at client {one!r} and text at client {other!r}; make them "
+            "alike, or say task='classification' if all of them are classes."
+        )
+    whole = all(told["whole"] for told in answers.values())
+    if task == "regression" or (task is None and all(numeric.values()) and not whole):
+        return Target(name, None, unit)
+    if classes is not None and not whole:
+        raise DataError(
+            f"With classes={classes} the target column must hold labels 0..{classes - 1}, got "
+            "text; leave classes out to have the labels numbered."
+        )
+    labels = {label for told in answers.values() for label in told["labels"]}
+    if not whole:
+        return Target(name, tuple(sorted(labels)), unit)
+    distinct = sorted(map(int, labels))
+    gaps = len(distinct) > 2 and distinct[-1] - distinct[0] >= len(distinct)
+    if task is None and classes is None and (len(distinct) > MANY or gaps):
+        ask_task(where, distinct)
+    return Target(name, tuple(map(str, distinct if classes is None else range(classes))), unit)

@@ -20,8 +20,8 @@ from equifed.data.columns import (
     to_amounts,
     to_numbers,
 )
-from equifed.data.split import DataError, refuse
-from equifed.data.targets import Task, combine_targets, describe_target
+from equifed.data.fit import combine_targets, describe_target
+from equifed.data.split import DataError, Task, refuse
 
 CLIENTS = (
     *("client", "site", "hospital", "clinic", "centre", "center", "institution", "institute"),

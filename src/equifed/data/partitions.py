@@ -62,9 +62,7 @@ class Dirichlet(Partition):
     .. math:: p_k \sim \mathrm{Dir}(\alpha \mathbf 1_N), \quad
        \text{client } i \text{ receives a share } p_{k,i} \text{ of class } k
 
-    as in the studies that SCAFF-PD follows (Li et al. 2022). With ``equal_sizes`` every client
-    instead draws its own class mixture from :math:`\mathrm{Dir}(\alpha \mathbf 1_K)` and takes
-    the same number of samples, while its classes last (Hsu et al. 2019).
+    as in the studies that SCAFF-PD follows (Li et al. 2022).
 
     Small :math:`\alpha` leaves clients without samples. A client below ``min_samples`` is then
     topped up with random samples of whoever has most at that moment; every other sample stays
@@ -74,7 +72,6 @@ class Dirichlet(Partition):
     clients: int
     alpha: float
     min_samples: int = 10
-    equal_sizes: bool = False
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and np.isfinite(self.alpha)):
@@ -86,33 +83,14 @@ class Dirichlet(Partition):
     def assign(self, labels: Labels, stream: Stream) -> list[Rows]:
         self.require(labels, self.clients, self.clients * self.min_samples)
         draw = stream.at("dirichlet").generator()
-        divide = self._fill_clients if self.equal_sizes else self._divide_classes
-        parts = top_up(divide(labels, draw), self.min_samples, draw)
-        return [np.sort(part) for part in parts]
-
-    def _divide_classes(self, labels: Labels, draw: np.random.Generator) -> list[Rows]:
         pieces: list[list[Rows]] = [[] for _ in range(self.clients)]
         for label in np.unique(labels):
             rows = draw.permutation(np.flatnonzero(labels == label))
             shares = draw_dirichlet(draw, self.alpha, self.clients)
             for i, piece in enumerate(np.split(rows, cut_points(shares, len(rows)))):
                 pieces[i].append(piece)
-        return [np.concatenate(piece) for piece in pieces]
-
-    def _fill_clients(self, labels: Labels, draw: np.random.Generator) -> list[Rows]:
-        kinds = np.unique(labels)
-        stock = [draw.permutation(np.flatnonzero(labels == label)) for label in kinds]
-        used = np.zeros(len(kinds), dtype=np.int64)
-        left = np.array([len(rows) for rows in stock])
-        parts = []
-        for i in range(self.clients):
-            mixture = draw_dirichlet(draw, self.alpha, len(kinds))
-            size = len(labels) // self.clients + (i < len(labels) % self.clients)
-            counts = draw_counts(mixture, size, left, draw)
-            pieces = [r[u : u + c] for r, u, c in zip(stock, used, counts, strict=True)]
-            parts.append(np.concatenate(pieces))
-            used, left = used + counts, left - counts
-        return parts
+        parts = top_up([np.concatenate(piece) for piece in pieces], self.min_samples, draw)
+        return [np.sort(part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -213,7 +191,7 @@ def build_partition(spec: Partition | str | Mapping[str, Any]) -> Partition:
     ``{"clients": 0.3, "samples": 0.7}``.
 
     >>> build_partition({"name": "dirichlet", "clients": 20, "alpha": 0.05, "imbalance": True})
-    Imbalance(base=Dirichlet(clients=20, alpha=0.05, min_samples=10, equal_sizes=False), ...)
+    Imbalance(base=Dirichlet(clients=20, alpha=0.05, min_samples=10), clients=0.3, samples=0.7)
     """
     if not isinstance(spec, str | Mapping):
         return spec
@@ -248,19 +226,6 @@ def draw_dirichlet(draw: np.random.Generator, alpha: float, size: int) -> Shares
 def cut_points(shares: Shares, total: int) -> Rows:
     """Return where to cut ``total`` items so that the pieces have these shares, up to rounding."""
     return np.rint(np.cumsum(shares)[:-1] * total).astype(np.int64)
-
-
-def draw_counts(mixture: Shares, size: int, left: Rows, draw: np.random.Generator) -> Rows:
-    """Draw how many samples of each class to take, ``size`` in all, at most what is left."""
-    counts = np.zeros(len(mixture), dtype=np.int64)
-    while (missing := size - counts.sum()) > 0:
-        open_classes = left > counts
-        chances = np.where(open_classes, mixture, 0.0)
-        if chances.sum() <= 0:
-            chances = open_classes.astype(np.float64)  # what the client wanted is used up
-        more = draw.multinomial(missing, chances / chances.sum())
-        counts = np.minimum(counts + more, left)
-    return counts
 
 
 def top_up(parts: list[Rows], least: int, draw: np.random.Generator) -> list[Rows]:

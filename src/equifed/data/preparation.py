@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
@@ -22,19 +23,21 @@ from equifed.data.columns import (
     find_gaps,
     group_rows,
     name_categories,
+    name_category,
     one_hot,
     read_columns,
     read_numbers,
+    to_numbers,
 )
-from equifed.data.split import DataError, refuse, refuse_twice
-from equifed.data.targets import Target
+from equifed.data.split import Array, DataError, refuse, refuse_twice
 
-Scale: TypeAlias = Literal["standard", "robust"]
-Missing: TypeAlias = Literal["mean", "median", "indicator", "drop", "error"]
+Scale: TypeAlias = Literal["standard"]
+Missing: TypeAlias = Literal["mean", "indicator", "drop", "error"]
 Unknown: TypeAlias = Literal["other", "error"]
 
 FORMAT = 1
 OTHER = "other"
+WHOLE = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,13 @@ class Prepare:
 
     Parameters
     ----------
-    scale : {"standard", "robust", None}
-        Subtract the mean and divide by the standard deviation of the training values there are; or
-        the median, and the distance of the quartiles (where that is 0, the deviation); or neither.
-        Constant columns are only shifted.
-    missing : {"indicator", "mean", "median", "drop", "error"}
+    scale : {"standard", None}
+        Subtract the mean and divide by the standard deviation of the training values there are, or
+        not. Constant columns are only shifted.
+    missing : {"indicator", "mean", "drop", "error"}
         Gaps take the mean, with a 0/1 column beside every column that has gaps in training rows
-        (in a column of categories, a gap is a category); the mean or the median alone; or rows
-        with gaps are left out, or refused.
+        (in a column of categories, a gap is a category); the mean alone; or rows with gaps are
+        left out, or refused.
     categorical : "auto" or sequence of str
         Columns that are categories; ``"auto"``: those with text, booleans, or pandas' ``category``.
     unknown : {"other", "error"}
@@ -92,6 +94,49 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Target:
+    """The column to predict: its classes in order, or None for a regression, and its unit."""
+
+    name: str
+    classes: tuple[str, ...] | None = None
+    unit: str | None = None
+
+    def name_labels(self, values: Sequence[Any]) -> list[str]:
+        """Return labels as class names are written: numbers alike, however they were typed.
+
+        >>> Target("y", ("-1", "1")).name_labels(["+1", 1.0, "01", "x"])
+        ['1', '1', '1', 'x']
+        """
+        if not all(WHOLE.fullmatch(name) for name in self.classes or ()):
+            return [name_category(v) for v in values]
+        numbers = [to_numbers([v]) for v in values]
+        return [
+            str(int(n[0])) if n is not None and float(n[0]).is_integer() else name_category(v)
+            for v, n in zip(values, numbers, strict=True)
+        ]
+
+    def encode(self, cells: Sequence[Any]) -> Array:
+        """Return labels 0..K - 1 (int64) of cleaned class names, or values (float64)."""
+        where = f"Column {self.name!r}"
+        refuse(
+            find_gaps(cells),
+            lambda k: f"{where} lacks a value in row {k + 1}; leave such rows out.",
+        )
+        if self.classes is None:
+            return read_numbers(self.name, cells, numbered=True)
+        code = {name: k for k, name in enumerate(self.classes)}
+        texts = self.name_labels(cells)
+        refuse(
+            (k for k, text in enumerate(texts) if text not in code),
+            lambda k: (
+                f"{where}: row {k + 1} holds {texts[k]!r}, which is none of the classes "
+                f"{', '.join(list(code)[:12])}; correct it or leave the row out."
+            ),
+        )
+        return np.array([code[t] for t in texts], dtype=np.int64)
+
+
+@dataclass(frozen=True)
 class NumberColumn:
     """A column of numbers: gaps are filled, then ``(value - centre) / scale``.
 
@@ -105,9 +150,6 @@ class NumberColumn:
         In the column's own unit.
     indicator : bool
         Whether a 0/1 column follows that says where values were missing.
-    error : float
-        How far a median in ``fill`` or ``centre`` may be off, having been counted on a grid; the
-        distance of two quartiles in ``scale`` by twice that.
     by_client : tuple of (str, float, float, float)
         Client, and the centre, scale and fill value of its own; empty when all share one.
     """
@@ -117,7 +159,6 @@ class NumberColumn:
     centre: float = 0.0
     scale: float = 1.0
     indicator: bool = False
-    error: float = 0.0
     by_client: tuple[tuple[str, float, float, float | None], ...] = ()
 
     @property
@@ -190,13 +231,9 @@ class CategoryColumn:
                     "unknown='other'."
                 ),
             )
-        blocks = [one_hot([t if t in known else "" for t in texts], self.categories)]
-        blocks[0][new | gaps] = 0.0
-        if self.other:
-            blocks.append(new[:, None].astype(np.float64))
-        if self.indicator:
-            blocks.append(gaps[:, None].astype(np.float64))
-        return np.hstack(blocks)
+        marks = [*([new] if self.other else []), *([gaps] if self.indicator else [])]
+        hot = one_hot([t if t in known else "" for t in texts], self.categories)
+        return np.column_stack([hot, *marks])
 
 
 @dataclass(frozen=True)
@@ -211,12 +248,11 @@ class Preparation:
         What is predicted.
     client : str, optional
         Title of the column that says whose row it is.
-    scale : {"standard", "robust", None}
-        The rule that gave centres and scales: mean and standard deviation, or median and distance
-        of the quartiles.
-    missing : {"mean", "median", "indicator", "drop", "error"}
+    scale : {"standard", None}
+        Whether centres and scales are means and standard deviations, or 0 and 1.
+    missing : {"mean", "indicator", "drop", "error"}
         The rule for gaps: filled with the mean (``indicator``: and marked by a 0/1 column where
-        training rows had gaps) or the median. With the last two, a gap in a new row is refused.
+        training rows had gaps). With the last two, a gap in a new row is refused.
     left_out : tuple of (str, str)
         Columns that the training table had and no feature comes from, and why.
 
@@ -257,33 +293,37 @@ class Preparation:
     @property
     def is_fitted(self) -> bool:
         """Whether numbers of the training rows are in it: a fill value, a centre, a scale."""
-        return self.scale is not None or self.missing in ("mean", "median", "indicator")
+        return self.scale is not None or self.missing not in ("drop", "error")
 
-    def apply(
-        self,
-        table: Any,
-        client: str | None = None,
-        *,
-        extra: Literal["error", "ignore"] = "error",
-    ) -> NDArray[np.float64]:
+    def apply(self, table: Any, client: str | None = None) -> NDArray[np.float64]:
         """Return the features of a table's rows, in order, shape (rows, features).
 
         Parameters
         ----------
         table : DataFrame, mapping of columns, path or pyarrow.Table
-            Columns are matched by name, in any order. Beside the features it may hold the target,
-            the client, and what was left out in training.
+            Columns are matched by name, in any order; others than the features are ignored.
         client : str, optional
             Whose rows they are, where clients have scales of their own; by default the table's
             client column says it.
-        extra : {"error", "ignore"}
-            What to do with columns that the training table did not have.
         """
-        columns = read_columns(table)
-        self._check_columns(columns, extra)
-        owners = self._find_owners(columns, client)
+        columns, wanted = read_columns(table), [column.name for column in self.columns]
+        refuse(
+            (name for name in wanted if name not in columns),
+            lambda name: (
+                f"The table has no column {name!r}; it has {', '.join(list(columns)[:20])}. "
+                f"The model was trained on {', '.join(wanted[:20])}: add or rename it."
+            ),
+        )
         if self.missing in ("drop", "error"):
-            self._refuse_gaps(columns)
+            refuse(
+                ((name, row) for name in wanted for row in find_gaps(columns[name])),
+                lambda gap: (
+                    f"Column {gap[0]!r} lacks a value in row {gap[1] + 1}, and the model was "
+                    f"trained with missing={self.missing!r}; fill it in, leave the row out, or "
+                    "train with missing='indicator'."
+                ),
+            )
+        owners = self._find_owners(columns, client)
         return np.hstack([column.encode(columns[column.name], owners) for column in self.columns])
 
     def encode_target(self, values: Any) -> NDArray[Any]:
@@ -299,28 +339,15 @@ class Preparation:
         """
         marked = sum(column.indicator for column in self.columns)
         marks = f" and marked by a 0/1 column ({marked} columns had gaps)" if marked else ""
-        filled = {
-            "mean": "gaps filled with the mean",
-            "median": "gaps filled with the median",
-            "indicator": f"gaps filled with the mean{marks}",
-            "drop": "rows with gaps left out",
-            "error": "no gaps",
-        }[self.missing]
-        errors = [c.error / c.scale for c in self.columns if isinstance(c, NumberColumn)]
-        if errors and (self.scale == "robust" or self.missing == "median"):
-            filled += (
-                f"; medians and quartiles counted on a grid, off by at most {max(errors):.1g} of a "
-                "column's scale"
-            )
-        scaled = {
-            None: "numbers not scaled",
-            "standard": "numbers scaled to mean 0 and deviation 1",
-            "robust": "numbers scaled to median 0 and quartile distance 1",
-        }[self.scale]
+        value = "mean" if self.missing == "indicator" else self.missing
+        rules = {"drop": "rows with gaps left out", "error": "no gaps"}
+        filled = rules.get(self.missing, f"gaps filled with the {value}{marks}")
+        scales = {None: "not scaled", "standard": "scaled to mean 0 and deviation 1"}
+        scaled = scales.get(self.scale, f"scaled ({self.scale})")  # as versions before 0.3 could
         whose = " of each client" if self.by_client else " over all clients" if self.scale else ""
         wide, now = len(self.columns), len(self.feature_names)
         shape = f"{wide} column{'s' * (wide > 1)} became {now} feature{'s' * (now > 1)}"
-        return f"{shape}; {scaled}{whose}; {filled}"
+        return f"{shape}; numbers {scaled}{whose}; {filled}"
 
     # -- as JSON --------------------------------------------------------------------------------
 
@@ -343,11 +370,8 @@ class Preparation:
                     f"reads {FORMAT}; install the version that wrote it."
                 )
             given = {f.name: _freeze(told[f.name]) for f in fields(cls)}
-            given["columns"] = tuple(
-                kinds[column["kind"]](**{k: _freeze(v) for k, v in column.items() if k != "kind"})
-                for column in told["columns"]
-            )
-            given["target"] = Target(**{k: _freeze(v) for k, v in told["target"].items()})
+            given["columns"] = tuple(_build(kinds[c["kind"]], c) for c in told["columns"])
+            given["target"] = _build(Target, told["target"])
             return cls(**given)
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
@@ -357,29 +381,7 @@ class Preparation:
 
     def digest(self) -> str:
         """Return the SHA-256 of the canonical JSON."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    # -- checks ---------------------------------------------------------------------------------
-
-    def _check_columns(self, columns: Mapping[str, Any], extra: str) -> None:
-        wanted = [column.name for column in self.columns]
-        refuse(
-            (name for name in wanted if name not in columns),
-            lambda name: (
-                f"The table has no column {name!r}; it has "
-                f"{', '.join(list(columns)[:20])}. The model was trained on "
-                f"{', '.join(wanted[:20])}: add or rename it."
-            ),
-        )
-        allowed = {*wanted, self.target.name, self.client, *dict(self.left_out)}
-        refuse(
-            (name for name in columns if name not in allowed and extra != "ignore"),
-            lambda name: (
-                f"The table has the column {name!r}, which the training table had not; "
-                "drop it, or give extra='ignore'."
-            ),
-        )
+        return digest_json(self.to_json())
 
     def _find_owners(self, columns: Columns, client: str | None) -> list[Any]:
         """Return whose row each is, if that makes a difference."""
@@ -401,15 +403,16 @@ class Preparation:
         )
         return owners
 
-    def _refuse_gaps(self, columns: Columns) -> None:
-        refuse(
-            ((c.name, row) for c in self.columns for row in find_gaps(columns[c.name])),
-            lambda gap: (
-                f"Column {gap[0]!r} lacks a value in row {gap[1] + 1}, and the model was trained "
-                f"with missing={self.missing!r}; fill it in, leave the row out, or train with "
-                "missing='indicator'."
-            ),
-        )
+
+def digest_json(told: Any) -> str:
+    """Return the SHA-256 of a value's canonical JSON."""
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _build(kind: Any, told: Mapping[str, Any]) -> Any:
+    """Return a value from JSON; fields that it no longer has are passed over."""
+    return kind(**{f.name: _freeze(told[f.name]) for f in fields(kind) if f.name in told})
 
 
 def _freeze(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ Labels = NDArray[np.str_]
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 TOKENS = np.dtype(np.int64)
 
+Task: TypeAlias = Literal["classification", "regression"]
+MANY = 20
+"""Whole numbers with more different values than this may be values as well as classes."""
 MOST_CLASSES = 1_000_000
 """A label beyond this is a mistake, not a class: every class is an output of the model."""
 
@@ -252,6 +255,26 @@ def check_classes(classes: Any) -> None:
     whole = isinstance(classes, int | np.integer) and not isinstance(classes, bool)
     if classes is not None and (not whole or classes < 1):
         raise DataError(f"classes must be a whole number of at least 1 or None, got {classes!r}.")
+
+
+def check_task(task: str | None, classes: Any) -> None:
+    """Refuse a task that there is not, and a number of classes for a regression."""
+    if task is not None and task not in get_args(Task):
+        raise DataError(f"task must be 'classification' or 'regression', got {task!r}.")
+    if task == "regression" and classes is not None:
+        raise DataError(
+            f"task='regression' has no classes, got classes={classes!r}; leave one of them out."
+        )
+    check_classes(classes)
+
+
+def ask_task(where: str, distinct: Sequence[Any], more: str = "") -> None:
+    """Ask whether whole numbers are classes or values."""
+    raise DataError(
+        f"{where} holds whole numbers, {len(distinct)} different ones in all, from {distinct[0]} "
+        f"to {distinct[-1]}: values or classes? Say task='regression', or task='classification' to "
+        f"have them numbered in sorted order{more}."
+    )
 
 
 # -- what is held out -----------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from equifed.data.columns import (
     read_moments,
     refuse_absent,
 )
-from equifed.data.fit import ask_kinds, fit_preparation
+from equifed.data.fit import ask_kinds, combine_targets, describe_target, fit_preparation
 from equifed.data.infer import find_misused_groups, find_numbered_rows, refuse_single_rows
-from equifed.data.preparation import Preparation, Prepare
+from equifed.data.preparation import Preparation, Prepare, Target
 from equifed.data.split import (
     Array,
     DataError,
@@ -32,6 +32,7 @@ from equifed.data.split import (
     Holdout,
     Labels,
     Rows,
+    check_task,
     divide_at_random,
     divide_by_time,
     divide_groups,
@@ -39,7 +40,6 @@ from equifed.data.split import (
     refuse,
     refuse_twice,
 )
-from equifed.data.targets import Target, check_task, combine_targets, describe_target
 
 UNKNOWN = "unknown"
 """The group of rows that do not say theirs."""
@@ -289,7 +289,7 @@ def prepare_clients(
                 continue
             cells = columns.take(rows, used)
             with naming(client):
-                features = fitted.apply(cells, client, extra="ignore")
+                features = fitted.apply(cells, client)
                 samples[client] = features, fitted.target.encode(cells[target])
             if groups is not None:
                 samples[client] += ([UNKNOWN if g is None else g for g in cells[groups]],)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from equifed.data.fit import combine_targets
+from equifed.data.preparation import Target
 from equifed.data.split import DataError
-from equifed.data.targets import Target, combine_targets
 from equifed.flower.site_data import TableSettings
 from equifed.flower.task import Schema
 from equifed.flower.wire import Reply, WireError

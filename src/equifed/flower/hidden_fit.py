@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from equifed.data.fit import Question, combine
 from equifed.data.preparation import OTHER, Preparation
-from equifed.data.quantiles import CELLS
 from equifed.data.split import DataError
 
 Vector = NDArray[np.float64]
@@ -117,8 +116,6 @@ def to_vector(asked: Question, answer: Mapping[str, Mapping[str, Any]]) -> Vecto
                 values = _fill_buckets(asked, column, told["counts"])
             elif key == "counts":
                 values = [told["counts"].get(text, 0) for text in asked["names"][column]]
-            elif key == "cells":
-                values = [n for cells in told["cells"] for n in cells]
             else:
                 values = [told[key]]
             assert len(values) == count
@@ -143,10 +140,7 @@ def from_vector(asked: Question, total: Vector) -> dict[str, dict[str, Any]]:
             values = (rows.astype(np.int64) @ (1 << BASE * np.arange(WIDTH[int]))).tolist()
             if min(values, default=0) < 0:
                 raise DataError(f"Column {column!r}: {key} of all clients is {min(values)}.")
-            if key == "cells":
-                told[key] = np.array(values).reshape(6, CELLS + 1).tolist()
-            else:
-                told[key] = values if key in ("buckets", "counts") else values[0]
+            told[key] = values if key in ("buckets", "counts") else values[0]
         out[column] = told
     return out
 
@@ -192,8 +186,6 @@ def _split(whole: int, width: int = WIDTH[int]) -> list[int]:
 def _lay_out(asked: Question, column: str) -> list[tuple[str, type, int]]:
     """Return the entries of an answer about one column: key, kind and how many."""
     stage = asked["stage"]
-    if stage == "grid":
-        return [("cells", int, 6 * (CELLS + 1))]
     if stage == "counts":
         return [("counts", int, len(asked["names"][column]))]
     if stage == "sums" and column in asked["coded"]:

@@ -16,10 +16,10 @@ import numpy as np
 
 from equifed.data.columns import Columns, find_categories, group_rows, naming, read_columns
 from equifed.data.federation import Federation
-from equifed.data.fit import Question, ask_kinds, describe_rows
+from equifed.data.fit import Question, ask_kinds, describe_rows, describe_target
 from equifed.data.infer import find_misused_groups
-from equifed.data.preparation import Preparation
-from equifed.data.split import DataError, Labels
+from equifed.data.preparation import Preparation, Target
+from equifed.data.split import MANY, DataError, Labels
 from equifed.data.table import (
     TableRequest,
     choose_features,
@@ -29,7 +29,6 @@ from equifed.data.table import (
     keep_rows,
     prepare_clients,
 )
-from equifed.data.targets import MANY, Target, describe_target
 
 KINDS = ("numbers", "texts", "dates")
 

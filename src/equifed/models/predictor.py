@@ -192,10 +192,10 @@ class Predictor:
                 )
             rows = read_columns({name: rows[:, k].tolist() for k, name in enumerate(wanted)})
         if client is None or isinstance(client, str):
-            return prepared.apply(rows, client, extra="ignore")
+            return prepared.apply(rows, client)
         if prepared.client is not None:
             rows = Columns({**rows, prepared.client: clean_column(list(client))})
-        return prepared.apply(rows, extra="ignore")
+        return prepared.apply(rows)
 
     def answer(self, features: Array) -> Array:
         """Return the module's outputs for samples that are prepared already, (rows, outputs)."""

@@ -18,7 +18,7 @@ from torch import nn
 from equifed.contract.arrays import Index, Losses
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
-from equifed.data.preparation import CategoryColumn, Preparation
+from equifed.data.preparation import CategoryColumn, Preparation, digest_json
 from equifed.data.split import DataError, DataWarning, Split
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
@@ -204,10 +204,11 @@ def load_preparation(out: str | Path) -> Preparation | None:
         told = read_json(path.parent / RUN)["data"].get("preparation")
         if told is None and not path.exists():
             return None
-        found = Preparation.from_json(read_json(path))
+        held = read_json(path)
+        found = Preparation.from_json(held)
     except (RunFolderError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}); start the run again.") from None
-    if found.digest() != told:
+    if digest_json(held) != told:
         raise RunFolderError(
             f"{path} is not the preparation that the run was trained with; start the run again."
         )
