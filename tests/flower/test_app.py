@@ -218,8 +218,8 @@ KEPT |= {"rounds": 3, "config": {"algorithm": {}}, "model": "", "schema": {"inpu
         (["--connection", "fl", "--out", "runs/1"], "must be absolute"),
         (["--connection", "fl", "--out", "/runs/1", "--nodes", "2"], "for a federation here"),
         (["--connection", "fl", "--out", "/runs/1", "--insecure"], "for a federation here"),
-        (["--out", "{out}", "-c", "privacy='none'"], "privacy: a run that goes on keeps"),
-        (["--out", "{out}", "-c", "rounds=3 clients=2"], "clients: a run that goes on keeps"),
+        (["--out", "{out}", "-c", "privacy='none'"], "privacy: a resumed run keeps"),
+        (["--out", "{out}", "-c", "rounds=3 clients=2"], "clients: a resumed run keeps"),
         (["--out", "{out}", "--nodes", "2"], "has 3 clients; --nodes cannot change that to 2"),
         (["--out", "{out}/none"], "holds no run of a federation"),
     ],
@@ -425,4 +425,4 @@ def test_flower_run_says_how_a_run_ended(
     monkeypatch.setattr(submit, "find_script", lambda name: str(script))
     found = CliRunner().invoke(flower_cli.app, ["run", str(tmp_path), "fl"])
     assert found.exit_code == code and told in " ".join(found.output.split())
-    assert "equifed: " not in found.output
+    assert "equifed: " not in found.stdout

@@ -14,7 +14,6 @@ from equifed.cli.terminal import (
     Json,
     Set,
     complete_names,
-    explain_errors,
     open_console,
     print_json,
 )
@@ -27,7 +26,6 @@ data_app = typer.Typer(help="Look at data sets, or get them.", no_args_is_help=T
 
 
 @data_app.command(name="show")
-@explain_errors()
 def show_data(
     name: Annotated[
         str,
@@ -87,7 +85,6 @@ def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[An
 
 
 @data_app.command(name="fetch")
-@explain_errors()
 def fetch_data(name: DataName) -> None:
     """Get the files of a data set from its publisher, checked by their SHA-256."""
     from equifed.datasets.registry import DATASETS, fetch
@@ -115,7 +112,6 @@ def _complete_entry(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in section.entries() if name.startswith(incomplete)] if section else []
 
 
-@explain_errors()
 def list_names(
     section: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""``equifed flower``: a new app, a federation on this machine, checks, and going on after a crash.
+"""``equifed flower``: a new app, a federation on this machine, checks, and resuming after a crash.
 
 Nothing of Flower is imported here before a command needs it.
 """
@@ -6,30 +6,30 @@ Nothing of Flower is imported here before a command needs it.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
+import signal
+import sys
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from equifed.cli.submit import ask_sites, count_nodes, follow, run_here, stop
-from equifed.cli.terminal import FAILED
+from equifed.cli.terminal import FAILED, INTERRUPTED, Explaining, Json, print_json
 
 app = typer.Typer(
     help="Run the same algorithms on a real federation, with Flower.",
+    cls=Explaining,
     no_args_is_help=True,
-)
-
-INSTALL = (
-    "This needs Flower, which is not installed. Install it with: pip install 'equifed[flower]'"
 )
 
 FIXED = ("clients", "privacy", "out", "resume")
 """Settings of an app that a run keeps to its end."""
 
 AppFolder = Annotated[Path, typer.Argument(help="Folder of the app.")]
+ServerRun = Annotated[Path, typer.Argument(help="Run folder, on the server.")]
 Nodes = Annotated[int | None, typer.Option(min=1, help="Nodes; by default one for each client.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep keys, logs and clients' memories here.")]
 RunConfig = Annotated[
@@ -38,6 +38,9 @@ RunConfig = Annotated[
         "--run-config", "-c", metavar="KEY=VALUE", help="Setting of the app; may be repeated."
     ),
 ]
+Connection = Annotated[
+    str, typer.Argument(help="Deployment to run on: a connection in $FLWR_HOME/config.toml.")
+]
 Deployed = Annotated[
     str | None,
     typer.Argument(help="Deployment to ask; by default one is started here, as by up."),
@@ -45,9 +48,9 @@ Deployed = Annotated[
 ServerFolder = Annotated[
     Path | None, typer.Option(help="Folder on the server for the answers (JSON), absolute.")
 ]
+SuperLink = "HOST:PORT of the SuperLink."
 Authority = Annotated[Path | None, typer.Option(help="CA certificate.")]
 NodeKey = Annotated[Path | None, typer.Option(help="Private key of the node.")]
-Stock = Annotated[bool, typer.Option("--stock", help="Flower's own SuperNodes, which are slow.")]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="No TLS, no node keys. For trying out only.")
 ]
@@ -57,22 +60,104 @@ Insecure = Annotated[
 def needs_flower() -> None:
     """Say what to install if Flower is missing."""
     if importlib.util.find_spec("flwr") is None:
-        stop(INSTALL)
+        raise ValueError("Flower is not installed; install it: pip install 'equifed[flower]'")
+
+
+# -- submitting an app, here or to a deployment -------------------------------------------------
+
+
+def _run_here(
+    folder: Path, count: int, settings: list[str], keep: Path | None, insecure: bool
+) -> int:
+    """Start a SuperLink and nodes, run an app on them, and stop everything."""
+    from equifed.flower.trial.deploy import CONNECTION, DeployError, Deployment
+    from equifed.training.play_round import TrainingError
+
+    if insecure:
+        typer.secho(
+            "WARNING: --insecure: whoever reaches the port can read the models, pretend to be a "
+            "client and run code on the nodes. Use it on this machine only.",
+            err=True,
+            fg=typer.colors.RED,
+        )
+    # A polite kill must clean up as well; the default would leave the processes behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="equifed-up-") as temporary:
+        place = keep or Path(temporary)
+        configs = [{"partition-id": i, "num-partitions": count} for i in range(count)]
+        try:
+            with Deployment(place, configs, app=folder, insecure=insecure) as deployment:
+                typer.echo(f"SuperLink and {count} nodes are up ({place}).", err=True)
+                return _follow(folder, CONNECTION, settings, deployment.env)
+        except DeployError as error:
+            raise TrainingError(str(error)) from None
+
+
+def _follow(
+    folder: Path, connection: str, settings: list[str], env: dict[str, str] | None = None
+) -> int:
+    """Submit an app, show how it goes, and return the exit code: 0 for a run that completed."""
+    from equifed.flower.trial.submit import run_app
+
+    try:
+        ending = run_app(folder, connection, settings, env or dict(os.environ), typer.echo)
+    except KeyboardInterrupt:
+        typer.echo("The run continues; end it with: flwr stop", err=True)
+        return INTERRUPTED
+    if not ending.completed:
+        typer.secho(f"The run ended: {ending.reason}", err=True, fg=typer.colors.RED)
+    return 0 if ending.completed else FAILED
+
+
+def _ask_sites(
+    do: str, folder: Path, connection: str | None, out: Path | None, nodes: int | None,
+    run_config: list[str] | None, insecure: bool,
+) -> NoReturn:  # fmt: skip
+    """Run an app that does something else than training, on a deployment or here."""
+    settings = [f'do="{do}"', *(run_config or [])]
+    if out is not None:
+        settings.append(f'out="{out.absolute()}"')
+    if connection is not None:
+        _refuse_local(nodes is not None or insecure)
+        _need_absolute(out)
+        raise typer.Exit(_follow(folder, connection, settings))
+    count = _count_nodes(folder, nodes)
+    raise typer.Exit(_run_here(folder, count, [*settings, f"clients={count}"], None, insecure))
+
+
+def _count_nodes(folder: Path, nodes: int | None) -> int:
+    from equifed.flower.app_config import read_app_settings
+
+    try:
+        return nodes or int(read_app_settings(folder)["clients"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder} is no app of equifed: {error}") from None
+
+
+def _refuse_local(given: bool) -> None:
+    if given:
+        raise ValueError(
+            "--nodes, --keep and --insecure are for a federation here, not for a deployment."
+        )
+
+
+def _need_absolute(folder: Path | None) -> None:
+    if folder is not None and not folder.is_absolute():
+        raise ValueError(f"The folder must be absolute, as the server sees it; got {folder}.")
+
+
+# -- commands -----------------------------------------------------------------------------------
 
 
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="Folder to write; its name is the app's name.")],
     data: Annotated[str, typer.Option(help="Embedded data set to try it on.")] = "heart-disease",
-    publisher: Annotated[str, typer.Option(help="Publisher, as Flower wants one.")] = "local",
 ) -> None:
     """Write a ready Flower app, for simulation and deployment alike."""
     from equifed.flower.trial.new import write_app
 
-    try:
-        package = write_app(folder, data=data, publisher=publisher)
-    except (ValueError, OSError) as error:
-        stop(str(error))
+    package = write_app(folder, data=data)
     typer.echo(f"Wrote {folder}. What is trained: {package / 'equifed.toml'}.")
     typer.echo(f"Try it on this machine: equifed flower up {folder}")
 
@@ -85,25 +170,18 @@ def up(
     keep: Keep = None,
     run_config: RunConfig = None,
     insecure: Insecure = False,
-    stock: Stock = False,
 ) -> None:
     """Start a SuperLink and nodes here, run the app on them, and stop everything."""
-    count = count_nodes(folder, nodes)
+    count = _count_nodes(folder, nodes)
     settings = [f"clients={count}", *(run_config or [])]
     settings += [f'out="{out.absolute()}"'] if out is not None else []
-    raise typer.Exit(run_here(folder, count, settings, keep, insecure, stock))
+    raise typer.Exit(_run_here(folder, count, settings, keep, insecure))
 
 
 @app.command()
-def run(
-    folder: AppFolder,
-    connection: Annotated[
-        str, typer.Argument(help="Deployment to run on: a connection in $FLWR_HOME/config.toml.")
-    ],
-    run_config: RunConfig = None,
-) -> None:
+def run(folder: AppFolder, connection: Connection, run_config: RunConfig = None) -> None:
     """Submit an app to a deployment and follow it: one line per round, and how it ended."""
-    raise typer.Exit(follow(folder, connection, run_config or [], dict(os.environ)))
+    raise typer.Exit(_follow(folder, connection, run_config or []))
 
 
 @app.command()
@@ -119,7 +197,7 @@ def statistics(
 
     Nothing is trained. A site whose policy says show_by_name = false shows its rows alone.
     """
-    ask_sites("statistics", folder, connection, out, nodes, run_config, insecure)
+    _ask_sites("statistics", folder, connection, out, nodes, run_config, insecure)
 
 
 @app.command(name="leave-one-out")
@@ -135,13 +213,13 @@ def leave_one_out(
 
     Preparation and model are fitted as if the site were not there; the model of all is beside it.
     """
-    ask_sites("leave-one-out", folder, connection, out, nodes, run_config, insecure)
+    _ask_sites("leave-one-out", folder, connection, out, nodes, run_config, insecure)
 
 
 @app.command()
 def welcome(
     folder: AppFolder,
-    connection: Annotated[str, typer.Argument(help="Deployment, as for run.")],
+    connection: Connection,
     run: Annotated[Path, typer.Option(help="Folder of a complete run on the server, absolute.")],
     site: Annotated[str, typer.Option(help="Name of the site that joins.")],
 ) -> None:
@@ -149,12 +227,11 @@ def welcome(
 
     The site's data are compared with those of the run and prepared as they were.
     """
-    if not run.is_absolute():
-        stop(f"The run folder must be absolute, as the server sees it; got {run}.")
+    _need_absolute(run)
     if not site.strip() or '"' in site:
-        stop(f"{site!r} is no name of a site.")
+        raise ValueError(f"{site!r} is no name of a site.")
     settings = ['do="welcome"', f'start="{run}"', f'site="{site}"']
-    raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
+    raise typer.Exit(_follow(folder, connection, settings))
 
 
 @app.command()
@@ -167,7 +244,7 @@ def node(
             "Nothing else is run, whatever a run brings along.",
         ),
     ],
-    superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")],
+    superlink: Annotated[str, typer.Option(help=SuperLink)],
     root_certificates: Authority = None,
     node_key: NodeKey = None,
     node_config: Annotated[
@@ -185,16 +262,12 @@ def node(
 ) -> None:
     """Take part as a site: one process that stays and runs the site's own app alone."""
     from equifed.flower.node import serve_site
-    from equifed.flower.site import SiteError
 
     if insecure and (root_certificates or node_key):
-        stop("--insecure goes with neither --root-certificates nor --node-key.")
+        raise ValueError("--insecure goes with neither --root-certificates nor --node-key.")
     if not insecure and not (root_certificates and node_key):
-        stop("A node needs --root-certificates and --node-key (or --insecure, for trying out).")
-    try:
-        serve_site(folder, node_config, superlink, root_certificates, node_key, audit)
-    except (SiteError, ValueError, OSError) as error:
-        stop(str(error))
+        raise ValueError("Give --root-certificates and --node-key (or --insecure, to try it out).")
+    serve_site(folder, node_config, superlink, root_certificates, node_key, audit)
 
 
 @app.command()
@@ -212,50 +285,42 @@ def resume(
     keep: Keep = None,
     run_config: RunConfig = None,
     insecure: Insecure = False,
-    stock: Stock = False,
 ) -> None:
-    """Go on with a run that was interrupted, as a new Flower run; who takes part cannot change.
+    """Resume an interrupted run, as a new Flower run with the same clients.
 
-    A run that ended for an admitted site to join goes on with its next part.
+    A run that ended for an admitted site to join continues with its next part.
     """
-    from equifed.flower.hello import StartError
     from equifed.flower.joining import find_open_part
 
     given = re.findall(r"(?:^|\s)([\w-]+)\s*=", "\n".join(run_config or []))
     fixed = [key for key in FIXED if key in given]
     if fixed:
-        stop(
-            f"--run-config {', '.join(fixed)}: a run that goes on keeps its clients, privacy, out."
+        raise ValueError(
+            f"--run-config {', '.join(fixed)}: a resumed run keeps its clients, privacy and out."
         )
     changes = f'resume="{" ".join(given)}"' if given else "resume=true"
     settings = [changes, f'out="{out.absolute()}"', *(run_config or [])]
     if connection is not None:
-        if nodes is not None or keep is not None or insecure or stock:
-            stop(
-                "--nodes, --keep, --insecure and --stock are for a federation here, not for "
-                "--connection."
-            )
-        if not out.is_absolute():
-            stop(f"The run folder must be absolute, as the server sees it; got {out}.")
-        raise typer.Exit(follow(folder, connection, settings, dict(os.environ)))
-    try:
-        part = find_open_part(out.absolute())
-    except StartError as error:
-        stop(str(error))
+        _refuse_local(nodes is not None or keep is not None or insecure)
+        _need_absolute(out)
+        raise typer.Exit(_follow(folder, connection, settings))
+    part = find_open_part(out.absolute())
     if part is None:
-        typer.echo(f"{out} is complete; there is nothing to go on with.", err=True)
+        typer.echo(f"{out} is complete; there is nothing to resume.", err=True)
         return
     count = len(part.names)
     if nodes not in (None, count):
-        stop(f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}.")
-    code = run_here(folder, count, settings, keep, insecure, stock)
+        raise ValueError(
+            f"The run in {out} has {count} clients; --nodes cannot change that to {nodes}."
+        )
+    code = _run_here(folder, count, settings, keep, insecure)
     raise typer.Exit(code if code or find_open_part(out.absolute()) is None else FAILED)
 
 
 @app.command()
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="Folder of the app.")] = None,
-    superlink: Annotated[str | None, typer.Option(help="HOST:PORT of the SuperLink.")] = None,
+    superlink: Annotated[str | None, typer.Option(help=SuperLink)] = None,
     root_certificates: Authority = None,
     server_certificate: Annotated[
         Path | None, typer.Option(help="Certificate of the SuperLink.")
@@ -264,9 +329,7 @@ def doctor(
     node_config: Annotated[
         str | None, typer.Option(help="Settings of a site, as for node: checks its data.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, and nothing else, for programs.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Check versions, the app, certificates, keys, a site's data, and that a SuperLink answers."""
     from equifed.flower.trial.doctor import examine
@@ -274,9 +337,8 @@ def doctor(
     given = (folder, superlink, root_certificates, server_certificate, node_key, node_config)
     found = list(examine(*given))
     good = all(finding.good for finding in found)
-    if as_json:
-        listed = [{"good": finding.good, "text": finding.text} for finding in found]
-        typer.echo(json.dumps({"good": good, "findings": listed}, indent=1))
+    if json:
+        print_json({"good": good, "findings": [asdict(finding) for finding in found]})
     else:
         for finding in found:
             typer.echo(f"{'ok ' if finding.good else 'BAD'} {finding.text}")
@@ -310,11 +372,8 @@ def certificates(
 
     addresses, nodes = address or [], node or []
     if not addresses and not nodes:
-        stop("Give the --address of the SuperLink, or a --node that needs a key.")
-    try:
-        until = issue(folder, addresses, nodes, days)
-    except (ValueError, OSError) as error:
-        stop(str(error))
+        raise ValueError("Give the --address of the SuperLink, or a --node that needs a key.")
+    until = issue(folder, addresses, nodes, days)
     if until is not None:
         known = ", ".join(addresses)
         typer.echo(f"{folder}/server.pem and server.key are the SuperLink's, for {known}.")
@@ -342,7 +401,7 @@ def clean(
 
     root = memory or find_root()
     if not root.is_dir():
-        stop(f"{root} is no folder.")
+        raise ValueError(f"{root} is no folder.")
     found = [one for one in find_memories(root) if one.days >= days]
     for one in found:
         if yes:
@@ -355,44 +414,38 @@ def clean(
 
 @app.command()
 def admit(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that is under way, on the server.")],
+    run: ServerRun,
     sites: Annotated[list[str], typer.Argument(help="Names of the sites that may join.")],
 ) -> None:
     """Let a site join a run that is under way: it takes part from the next round.
 
     It must be connected, and its data, model and version are compared as in the first hello. The
-    rounds that are left go on in a folder of their own, from the model that there is by then.
+    rounds that are left are in a folder of their own, from the model that there is by then.
     """
-    from equifed.flower.hello import StartError
     from equifed.flower.joining import admit as write_word
     from equifed.flower.kept import Kept
     from equifed.training.folder import is_complete
 
-    try:
-        kept = Kept.read(run)
-    except StartError as error:
-        stop(str(error))
+    kept = Kept.read(run)
     if is_complete(run):
-        stop(f"The run in {run} is complete; a site joins it with: equifed flower welcome")
+        raise ValueError(
+            f"The run in {run} is complete; a site joins it with: equifed flower welcome"
+        )
     for name in sites:
         if name in kept.names:
-            stop(f"{name} takes part already, with {', '.join(kept.names)}.")
+            raise ValueError(f"{name} takes part already, with {', '.join(kept.names)}.")
     write_word(run, sites)
     typer.echo(f"{', '.join(sites)} may join after the next round in which all others are there.")
 
 
 @app.command()
 def withdrawal(
-    run: Annotated[Path, typer.Argument(help="Run folder, on the server.")],
+    run: ServerRun,
     site: Annotated[str, typer.Argument(help="Name of the site that withdraws.")],
 ) -> None:
     """Write for a site that withdraws: what it took part in, what is deleted, what stays."""
-    from equifed.flower.hello import StartError
     from equifed.flower.withdrawal import write_withdrawal
 
-    try:
-        path = write_withdrawal(run, site)
-    except (ValueError, OSError, StartError) as error:
-        stop(str(error))
+    path = write_withdrawal(run, site)
     typer.echo(path.read_text(encoding="utf-8"))
     typer.echo(f"Wrote {path}.")

@@ -11,11 +11,12 @@ import typer
 
 from equifed.cli import data, many, model, run
 from equifed.cli.flower import app as flower_app
-from equifed.cli.terminal import EXIT_CODES
+from equifed.cli.terminal import EXIT_CODES, Explaining
 
 app = typer.Typer(
     help="Train one model across unequal data owners so that the worst-off are served too.",
     epilog=EXIT_CODES,
+    cls=Explaining,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -17,9 +17,9 @@ from equifed.cli.terminal import (
     Quiet,
     Seeds,
     Set,
-    explain_errors,
     open_console,
     print_json,
+    resumable,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ TERMINAL = {
 """What fits into a terminal; the report has the rest."""
 
 
-@explain_errors()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of comparisons.")],
     page: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
@@ -88,7 +87,7 @@ def _is_running(folder: Path) -> bool:
     return not is_complete(folder) and (is_worked_on(folder) or (folder / "flower.json").exists())
 
 
-@explain_errors("the same command")
+@resumable("the same command")
 def compare(
     configs: Annotated[
         list[Path], typer.Argument(help="Configuration files, or one with tables variants.NAME.")
@@ -128,7 +127,7 @@ def compare(
     _show_end(made, out / "report.html", quiet or json)
 
 
-@explain_errors("the same command")
+@resumable("the same command")
 def frontier(
     config: Config,
     out: Annotated[Path, typer.Option(help="Folder for table, picture and chosen run.")] = Path(
@@ -161,7 +160,7 @@ def frontier(
         typer.echo(f"chosen run: {out / 'chosen'}")
 
 
-@explain_errors("the same command")
+@resumable("the same command")
 def sweep(
     config: Config,
     over: Annotated[
@@ -204,7 +203,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """Train FedAvg, SCAFFOLD and SCAFF-PD on three clients with real images, and compare."""
-    with explain_errors(f"equifed demo --out {out} --overwrite"):
+    with resumable(f"equifed demo --out {out} --overwrite"):
         from equifed.cli.demo import print_demo, run_demo, summarise
 
         found = run_demo(out, rounds, overwrite, open_console(quiet))

@@ -16,7 +16,6 @@ from equifed.cli.terminal import (
     Overwrite,
     Quiet,
     Trust,
-    explain_errors,
     open_console,
     print_json,
 )
@@ -37,7 +36,6 @@ Personalised = Annotated[
 ]
 
 
-@explain_errors()
 def predict(
     run: Run,
     rows: Rows,
@@ -94,7 +92,6 @@ def _predict_columns(
     return columns
 
 
-@explain_errors()
 def personalise(
     run: RunOnly,
     rows: Annotated[
@@ -211,7 +208,6 @@ def _personalise_newcomer(
     )
 
 
-@explain_errors()
 def evaluate(
     run: RunOnly, rows: Rows, client: Client = None, trust: Trust = False, json: Json = False
 ) -> None:
@@ -238,7 +234,6 @@ def _show(value: float | None, sign: str = "") -> str:
     return "" if value is None or math.isnan(value) else f"{value:{sign}.4g}"
 
 
-@explain_errors()
 def export(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/export.")] = None,
@@ -272,7 +267,6 @@ def export(
         typer.echo(path)
 
 
-@explain_errors()
 def evidence(
     run: RunOnly,
     out: Annotated[Path | None, typer.Option(help="Zip file to write; RUN-evidence.zip.")] = None,

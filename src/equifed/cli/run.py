@@ -20,9 +20,9 @@ from equifed.cli.terminal import (
     Trust,
     Workers,
     complete_names,
-    explain_errors,
     open_console,
     print_json,
+    resumable,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ Track = Annotated[
 ]
 
 
-@explain_errors()
 def init(
     table: Annotated[
         Path | None, typer.Argument(help="CSV or Parquet file, one row per sample.")
@@ -196,19 +195,18 @@ def run(
     alone = None if with_alone is None else str(with_alone).lower()
     shortcuts = {"seed": seed, "engine.name": engine, "engine.device": device, "with_alone": alone}
     overrides = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
-    with explain_errors():
-        from equifed.runs import run as runs
-        from equifed.runs.config import RunConfig
-        from equifed.training.trackers import ProgressBar
+    from equifed.runs import run as runs
+    from equifed.runs.config import RunConfig
+    from equifed.training.trackers import ProgressBar
 
-        parsed = RunConfig.read(config, [*(settings or []), *overrides])
-        for address, file in parsed.loaded_code:
-            typer.echo(f"loads {address} from {file}", err=True)
-        if dry_run:
-            _show_estimate(parsed, workers, json)
-            return
+    parsed = RunConfig.read(config, [*(settings or []), *overrides])
+    for address, file in parsed.loaded_code:
+        typer.echo(f"loads {address} from {file}", err=True)
+    if dry_run:
+        _show_estimate(parsed, workers, json)
+        return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
-    with explain_errors(run=folder):
+    with resumable(f"equifed resume {folder}", folder):
         with ProgressBar(open_console(quiet), config.stem) as bar:
             history = runs.run(
                 parsed, folder, overwrite=overwrite, callbacks=[bar], track=track or []
@@ -236,7 +234,7 @@ def resume(
         trust = _ask_for_trust(folder)
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
-    with explain_errors(run=folder):
+    with resumable(f"equifed resume {folder}", folder):
         from equifed.runs import run as runs
         from equifed.training.folder import is_complete
         from equifed.training.trackers import ProgressBar
@@ -254,9 +252,8 @@ def _ask_for_trust(folder: Path) -> bool:
     from equifed.training.files import refuse_links
     from equifed.training.folder import find_code
 
-    with explain_errors(run=folder):
-        refuse_links(folder)
-        code = find_code(folder)
+    refuse_links(folder)
+    code = find_code(folder)
     for address in code:
         typer.echo(f"{folder} loads {address}", err=True)
     return bool(code) and typer.confirm("Load and run it?", err=True)

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import ClickException, Context
+from typer.core import TyperGroup
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,29 +95,36 @@ def _finite(value: Any) -> Any:
 # -- errors -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def explain_errors(again: str = "", run: Path | None = None) -> Iterator[None]:
-    """Turn an error into one message and an exit code; EQUIFED_TRACEBACK=1 shows the rest.
+class Explaining(TyperGroup):
+    """Commands whose errors are a message and an exit code; EQUIFED_TRACEBACK=1 shows the rest."""
 
-    ``again`` is the command that goes on with what an interruption left; for the folder of a run it
-    is ``equifed resume``, as soon as there is something to resume.
-    """
+    @override
+    def invoke(self, ctx: Context) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, ClickException, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            _fail("Interrupted.", INTERRUPTED)
+        except Exception as error:
+            if os.environ.get("EQUIFED_TRACEBACK"):
+                raise
+            _fail(*_explain(error))
+
+
+@contextmanager
+def resumable(again: str, run: Path | None = None) -> Iterator[None]:
+    """Say how to resume what was interrupted: of a run, once there is something to resume."""
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
-            yield
-    except (typer.Exit, typer.Abort, BrokenPipeError):
-        raise
+        yield
     except KeyboardInterrupt:
         from equifed.training.tables import CONFIG
 
-        if run is not None and (run / CONFIG).exists():
-            again = f"equifed resume {run}"
-        _fail(f"Interrupted. Go on with: {again}" if again else "Interrupted.", INTERRUPTED)
-    except Exception as error:
-        if os.environ.get("EQUIFED_TRACEBACK"):
+        if run is not None and not (run / CONFIG).exists():
             raise
-        _fail(*_explain(error))
+        _fail(f"Interrupted. Resume with: {again}", INTERRUPTED)
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -129,11 +139,12 @@ def _explain(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, TrainingError | CheckpointError):
         return str(error), FAILED
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return f"{error.filename}: there is a file in the place of a folder.", BAD_INPUT
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}.", BAD_INPUT
-    if isinstance(error, ValueError | RunFolderError | OSError):
+        a_file = isinstance(error, FileExistsError | NotADirectoryError)
+        what = "there is a file in the place of a folder" if a_file else error.strerror
+        return f"{error.filename}: {what}.", BAD_INPUT
+    of_flower = type(error).__module__.startswith("equifed.flower.")
+    if of_flower or isinstance(error, ValueError | RunFolderError | OSError):
         return str(error), BAD_INPUT
     unexpected = f"{type(error).__name__}: {error}"
     return f"{unexpected}\nThis should not happen; EQUIFED_TRACEBACK=1 shows where.", FAILED
