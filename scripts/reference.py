@@ -46,7 +46,7 @@ MODULES = {
 
 FURTHER = {
     "More names that pages and docstrings speak of": (
-        "equifed.runs.newton.Newton",
+        "equifed.sklearn.newton.Newton",
         "equifed.models.losses.weigh_classes",
         "equifed.objectives.capped.with_cap",
         "equifed.steps.certificate.certificate",

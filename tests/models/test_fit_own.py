@@ -15,7 +15,8 @@ from equifed.algorithms import FedAvg, ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.data.split import DataError
 from equifed.engines.simulate import simulate
-from equifed.models.own_part import fit_linear, read_last_layer, sample_losses
+from equifed.models.newton import fit_linear, sample_losses
+from equifed.models.own_part import read_last_layer
 from equifed.objectives import Average
 from equifed.training.loop import train
 

@@ -11,7 +11,6 @@ an upper bound.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from equifed.models.architectures import ZeroLinear
 from equifed.models.checks import is_plain
 from equifed.models.flat import FlatModel, unflatten
 from equifed.models.losses import base_loss, hinge, known_loss
+from equifed.models.newton import sum_blocks
 
 PARTS = ("weight", "bias")
 """Parameters of a linear layer."""
@@ -277,10 +277,7 @@ class LinearHessian:
             return "biases are not penalised, and blocks know one penalty for all parameters"
         if model.dtype not in (torch.float32, torch.float64):
             return f"the model computes in {model.dtype}"
-        parts = unflatten(torch.arange(model.size, device=model.device), model.shapes)
-        ends = [part for end in PARTS for name, part in parts.items() if name.endswith(end)]
-        places = torch.cat([part.reshape(len(part), -1) for part in ends], dim=1)
-        return cls(model, rows, loss, places, *_trained_parts(model), form)
+        return cls(model, rows, loss, find_places(model), *_trained_parts(model), form)
 
     @property
     def whole(self) -> bool:
@@ -422,8 +419,7 @@ def linear_hessian(
     where :math:`A_s` are the second derivatives of the loss in the outputs of sample s. The L2
     penalty is not in it. ``weights`` has one number per sample.
     """
-    rows_of = trained_rows(model)
-    if rows_of is None:
+    if trained_rows(model) is None:
         return "the model is not linear in its parameters"
     if model.own_size:
         return "clients have own parameters, and the matrix would have to do without them"
@@ -434,16 +430,21 @@ def linear_hessian(
     def loss_of(output: Tensor, target: Tensor) -> Tensor:
         return model.loss(output[None], target[None])[0]
 
-    bends = vmap(jacrev(grad(loss_of)))(outputs, targets)
-    rows = rows_of(inputs)
-    weight, bias = _trained_parts(model)
-    z = _append_ones(rows, weight, bias)
-    width, k = z.shape[1], outputs.shape[1]
-    blocks = x.new_empty(k, width, k, width)
-    for a, b in itertools.combinations_with_replacement(range(k), 2):
-        block = z.T @ (z * (weights * bends[:, b, a])[:, None])
-        blocks[b, :, a, :], blocks[a, :, b, :] = block, block.T
-    # The vector has the weights of all outputs first, then their biases.
-    place = torch.arange(k * width, device=x.device).view(k, width)
-    order = torch.cat([place[:, : width - bias].flatten(), place[:, width - bias :].flatten()])
-    return blocks.view(k * width, k * width)[order][:, order]
+    bends = weights[:, None, None] * vmap(jacrev(grad(loss_of)))(outputs, targets)
+    places, matrix = find_places(model).flatten(), x.new_empty(model.size, model.size)
+    matrix[places[:, None], places] = sum_blocks(read_design(model, inputs)[None], bends[None])[0]
+    return matrix
+
+
+def find_places(model: FlatModel) -> Tensor:
+    """Return where the k outputs' parameters of a linear model lie in the vector, (k, q)."""
+    parts = unflatten(torch.arange(model.size, device=model.device), model.shapes)
+    ends = [part for end in PARTS for name, part in parts.items() if name.endswith(end)]
+    return torch.cat([part.reshape(len(part), -1) for part in ends], dim=1)
+
+
+def read_design(model: FlatModel, inputs: Tensor) -> Tensor:
+    """Return what the trained parameters of a linear model are multiplied with, (m, q)."""
+    rows = trained_rows(model)
+    assert rows is not None
+    return _append_ones(rows(inputs), *_trained_parts(model))

@@ -1,13 +1,7 @@
-r"""The own part: parameters that every client keeps, chosen, fitted and put into the module.
+"""The own part: parameters that every client keeps, chosen, fitted and put into the module.
 
-At fixed shared parameters the own part of one client is a convex problem of a few numbers. With the
-features :math:`\phi` that enter the last layer (or a one, for its bias alone) and the outputs z
-without the own part,
-
-.. math:: \min_v\ \frac1m \sum_s \text{loss}\bigl(z_s + v^\top \phi_s,\ y_s\bigr)
-          + \frac{\text{l2}}2 |v|^2
-
-is solved by Newton's method to rounding.
+At fixed shared parameters the own part of one client is a convex problem of a few numbers: the rows
+of its design are what enters the last layer and a one, or a one for its bias alone.
 """
 
 from __future__ import annotations
@@ -17,21 +11,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from equifed.contract.local import OwnL2, OwnSteps, own_strength
 from equifed.data.split import DataError
-from equifed.models.losses import known_loss
+from equifed.models.newton import FittedLoss, fit_linear
 
-MOST_NUMBERS = 2000
-"""Numbers of an own part that Newton's method is for."""
-STEPS = 100
-SHORTEST = 2.0**-30
-FittedLoss = Literal["cross_entropy", "binary_logistic", "squared"]
-Derivatives = tuple[Tensor, Tensor, Tensor]
 OwnParameters = Mapping[str, Tensor]
 """Own parameters by name, clients first: (N, ...)."""
 
@@ -228,104 +215,6 @@ def _find_last_layer(module: nn.Module, names: Sequence[str]) -> tuple[str, nn.L
             f"bias, of the last linear layer, not {', '.join(names)}; for others train with own=."
         )
     return places[0], layer
-
-
-def fit_linear(
-    design: Tensor, outputs: Tensor, targets: Tensor, loss: FittedLoss, l2: float
-) -> Tensor:
-    """Return the best v (q, k) for rows ``design`` (m, q) beside outputs (m, k), in float64.
-
-    >>> ones, zeros = torch.ones(4, 1).double(), torch.zeros(4, 1).double()
-    >>> fit_linear(ones, zeros, torch.tensor([1.0, 2.0, 3.0, 6.0]), "squared", l2=0.0)
-    tensor([[3.]], dtype=torch.float64)
-    """
-    (m, q), k = design.shape, outputs.shape[1]
-    if q * k > MOST_NUMBERS:
-        raise ValueError(
-            f"The own part has {q * k} numbers; at fixed shared parameters up to {MOST_NUMBERS} "
-            "are fitted: take own='bias', or train with own= instead."
-        )
-
-    def at(v: Tensor) -> tuple[float, Tensor, Tensor]:
-        losses, first, second = _DERIVATIVES[loss](outputs + design @ v, targets)
-        value = float(losses.mean() + 0.5 * l2 * v.square().sum())
-        return (value if math.isfinite(value) else math.inf), first, second
-
-    v, eye = outputs.new_zeros(q, k), l2 * torch.eye(q * k, dtype=outputs.dtype)
-    if m == 0:
-        return v
-    value, first, second = at(v)
-    for _ in range(STEPS):
-        gradient = (design.T @ first / m + l2 * v).T.reshape(-1)
-        hessian = torch.einsum("mce,ma,mb->caeb", second / m, design, design)
-        matrix = hessian.reshape(q * k, q * k) + eye
-        step = torch.linalg.lstsq(matrix, gradient[:, None], driver="gelsd").solution[:, 0]
-        decrement = float(gradient @ step)
-        if not decrement > 1e-24:
-            break
-        better = _search(at, v, step.reshape(k, q).T, value, decrement)
-        if better is None:
-            break
-        settled = value - better[1][0] <= 1e-15 * abs(value) and decrement < 1e-12
-        v, (value, first, second) = better
-        if settled:
-            break
-    return v
-
-
-def _search(
-    at: Callable[[Tensor], tuple[float, Tensor, Tensor]], v: Tensor, step: Tensor, value: float,
-    decrement: float,
-) -> tuple[Tensor, tuple[float, Tensor, Tensor]] | None:  # fmt: skip
-    """Return the first point on the way back along a step that is low enough, if there is one."""
-    length = 1.0
-    while length > SHORTEST:
-        there = v - length * step
-        found = at(there)
-        if found[0] <= value - 1e-4 * length * decrement + 1e-15 * abs(value):
-            return there, found
-        length /= 2
-    return None
-
-
-def _softmax(z: Tensor, y: Tensor) -> Derivatives:
-    chance, classes = torch.softmax(z, dim=1), torch.arange(z.shape[1])
-    wanted = (y[:, None].long() == classes).to(z.dtype)
-    losses = torch.logsumexp(z, dim=1) - (z * wanted).sum(dim=1)
-    return losses, chance - wanted, torch.diag_embed(chance) - chance[:, :, None] * chance[:, None]
-
-
-def _sigmoid(z: Tensor, y: Tensor) -> Derivatives:
-    wanted = (y > 0).to(z.dtype)[:, None]
-    chance = torch.sigmoid(z)
-    losses = nn.functional.softplus(z) - wanted * z
-    return losses[:, 0], chance - wanted, (chance * (1 - chance))[:, :, None]
-
-
-def _squared(z: Tensor, y: Tensor) -> Derivatives:
-    if not y.is_floating_point() and z.shape[1] > 1:
-        y = y[:, None] == torch.arange(z.shape[1])  # classes as one-hot vectors
-    away = z - y.reshape(len(z), -1).to(z.dtype)
-    bend = 2 * torch.eye(z.shape[1], dtype=z.dtype).expand(len(z), -1, -1)
-    return away.square().sum(dim=1), 2 * away, bend
-
-
-_DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Derivatives]] = {
-    "cross_entropy": _softmax,
-    "binary_logistic": _sigmoid,
-    "squared": _squared,
-}
-
-
-def fitted_loss(loss: object) -> FittedLoss | None:
-    """Return the name of a loss for which own parts can be fitted; None for others."""
-    name = known_loss(loss)
-    return cast(FittedLoss, name) if name in _DERIVATIVES else None
-
-
-def sample_losses(outputs: Tensor, targets: Tensor, loss: FittedLoss) -> Tensor:
-    """Return one loss per sample, as the fit counts them."""
-    return _DERIVATIVES[loss](outputs, targets)[0]
 
 
 def split_own(

@@ -20,14 +20,8 @@ from equifed.data.federation import Federation
 from equifed.data.preparation import Preparation
 from equifed.data.split import DataError
 from equifed.models.losses import base_loss, known_loss
-from equifed.models.own_part import (
-    FittedLoss,
-    OwnParameters,
-    check_own,
-    fit_new_client,
-    fitted_loss,
-    module_of,
-)
+from equifed.models.newton import FittedLoss, fitted_loss
+from equifed.models.own_part import OwnParameters, check_own, fit_new_client, module_of
 
 Array: TypeAlias = NDArray[Any]
 Link: TypeAlias = Literal["softmax", "sigmoid"] | None

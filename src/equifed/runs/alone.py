@@ -4,59 +4,49 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equifed.algorithms.fedavg import FedAvg
 from equifed.contract.algorithm import AnyAlgorithm
-from equifed.contract.arrays import Losses
+from equifed.contract.arrays import Index, Losses
 from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.evaluate import SampleScores
+from equifed.engines.evaluate import SampleScores, to_array
 from equifed.engines.in_process import resolve_model
 from equifed.engines.simulate import Simulated, simulate
 from equifed.metrics import gain_of_pairs
 from equifed.metrics.metric import Metric, find_metric
 from equifed.models.architectures import choose_init
-from equifed.models.curvature import linear_layer
-from equifed.models.flat import Penalise
+from equifed.models.curvature import PIECE, find_places, linear_layer, read_design, trained_rows
+from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
 from equifed.models.losses import (
     ClassWeights,
     SampleLoss,
+    WeightedLoss,
     base_loss,
-    binary_logistic,
-    cross_entropy,
-    hinge,
     squared,
     weigh_classes,
 )
-from equifed.models.predictor import Predictor
-from equifed.objectives import Average
+from equifed.models.newton import MOST_NUMBERS, fit_many, fitted_loss
 from equifed.runs.build import Run, limit_threads
-from equifed.runs.newton import Newton, State
 from equifed.training.folder import RunFolder
-from equifed.training.history import History
+from equifed.training.history import HELD, History
 from equifed.training.loop import train
 from equifed.training.tables import MetricRecord
 
 GRID = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the penalty that are tried beside the given one."""
-STEPS, TOLERANCE = 100, 1e-10
-"""Most Newton steps, and the decrease of the loss, in its units, that ends them."""
-MOST_PARAMETERS = 2000
-"""Larger linear models are trained as networks are: Newton's matrix would be too large."""
 WithAlone: TypeAlias = Literal["auto"] | bool
 """Whether own models are fitted; ``"auto"``: where :func:`is_small_and_convex`."""
 FEW_CLIENTS, FEW_PARAMETERS, LITTLE_WORK = 50, 200, 10_000_000
 """Up to so many clients, parameters, and training samples times parameters a run is small."""
-CONVEX = (squared, binary_logistic, cross_entropy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +107,11 @@ class Alone:
             if len(self.samples[i]) and name not in self.one_class:
                 shared = history.trained
                 shared = shared.for_client(name) if shared.own else shared
-                theirs = measure_samples(shared, kind, *split.client(i))
+                inputs, targets = split.client(i)
+                outputs, none = shared.answer(inputs), np.empty(0)
+                theirs = _measure_each(
+                    kind, SampleScores(targets, none, outputs, self.data.classes)
+                )
                 sides = {"higher_is_better": kind.higher_is_better, "fraction": kind.is_fraction}
                 found = gain_of_pairs(self.samples[i], theirs, **sides)
                 if math.isfinite(found.difference):
@@ -143,9 +137,10 @@ def alone(
 ) -> Alone:
     """Fit a model of the same kind to every client's own samples.
 
-    Linear models are solved exactly, by Newton's method in float64. Networks, linear models of more
-    than 2,000 parameters, and those with a hinge loss are trained by ``algorithm`` on each client
-    for ``rounds``: those of the shared run, for the same budget.
+    Linear models are solved exactly, by Newton's method in float64 for all clients at once.
+    Networks, linear models of more than 2,000 parameters, and those with a hinge loss or one of
+    your own are trained by ``algorithm`` on each client for ``rounds``: those of the shared run,
+    for the same budget.
 
     Parameters
     ----------
@@ -169,119 +164,150 @@ def alone(
     (4, 'accuracy')
     """
     module, found_loss = resolve_model(data, model, loss)
-    given: dict[str, Any] = {
-        "model": module,
-        "loss": weigh_classes(found_loss, class_weights, data),
-        "penalise": penalise,
-        "init": choose_init(model, None),
-    }
-    fit = _Fit(given, l2, tune, dtype, algorithm, rounds, seed)
-    fits = [fit.of(data.subset([name])) for name in data.names]
-    shown = _gather(data, [one.measured for one in fits]).last(metric, split)
-    if shown is None:
-        raise ValueError(f"There is no {metric or 'metric'} on {split or 'any split'} to measure.")
+    found_loss = weigh_classes(found_loss, class_weights, data)
+    held = data.train.inputs[:EXAMPLES], data.train.targets[:EXAMPLES]
+    few = [as_data(values, torch.float64, "cpu") for values in held]
+    shape: Any = {"classes": data.classes, "l2": l2, "penalise": penalise}
+    linear = FlatModel(module, found_loss, *few, dtype=torch.float64, **shape)
+    exact, tuned = is_solvable(linear), tune and data.validation is not None
+    if exact:
+        strengths = [l2, *(g for g in GRID if tuned and g != l2)]
+        found = _solve(linear, data, strengths)
+        chosen = _choose(linear, data, found)
+        models = [(linear, x) for x in found[chosen, np.arange(len(data.names))]]
+        given = [(linear, x) for x in found[0]]
+    else:
+        engine: Any = {"loss": found_loss, "l2": l2, "penalise": penalise, "dtype": dtype}
+        engine["init"] = choose_init(model, None)
+        models = given = [
+            _train(simulate(data.subset([name]), module, **engine), algorithm, rounds, seed)
+            for name in data.names
+        ]
+        strengths, chosen = [l2], np.zeros(len(data.names), dtype=np.int64)
     one_class = find_one_class(data)
-    record = _with_majorities(shown, data, one_class)
-    kind, part = find_metric(record.metric), data.splits()[record.split]
-    samples = [measure_samples(one.predictor, kind, *part.client(i)) for i, one in enumerate(fits)]
-    exact, tuned = all(one.exact for one in fits), tune and data.validation is not None
+    record, samples = _measure(data, models, one_class, metric, split)
     how = "own models by Newton's method" if exact else f"own models by {algorithm!r}"
     how += ", l2 chosen on validation samples" if exact and tuned else f", l2 = {l2:g}"
     if one_class:
         how += f"; one class in training, shown with it and not compared: {', '.join(one_class)}"
-    losses, chosen = np.array([one.loss for one in fits]), np.array([one.l2 for one in fits])
-    known = samples if can_measure(kind) else []
-    return Alone(record, losses, chosen, one_class, how, known, data)
+    losses = [_score(*pair, *data.train.client(i), data.classes).losses.mean()
+              + float(pair[0].penalty(pair[1])) for i, pair in enumerate(given)]  # fmt: skip
+    l2s = np.array(strengths)[chosen]
+    return Alone(record, np.array(losses), l2s, one_class, how, samples, data)
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """One client's own model: what was measured, its training loss, and how it was found."""
-
-    measured: list[Any]
-    loss: float
-    l2: float
-    exact: bool
-    predictor: Predictor
+def is_solvable(model: FlatModel) -> bool:
+    """Tell whether Newton's method is for this model: small, linear, of a loss that it knows."""
+    known = fitted_loss(base_loss(model.loss)) is not None and trained_rows(model) is not None
+    return known and model.size <= MOST_NUMBERS
 
 
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    given: dict[str, Any]
-    l2: float
-    tune: bool
-    dtype: torch.dtype
-    algorithm: AnyAlgorithm | None
-    rounds: int | None
-    seed: int
-
-    def of(self, data: Federation) -> _Found:
-        """Return the own model of the only client of the data."""
-        stream, held = Stream(self.seed).at("alone"), _held(data)
-        clients = self._clients(data, self.l2, torch.float64)
-        x = clients.initial(stream)
-        small = clients.model.size <= MOST_PARAMETERS
-        if not small or isinstance(clients.hessian(x, np.ones(1)), str):
-            clients = self._clients(data, self.l2, self.dtype)
-            x = self._train(clients)
-            found = float(clients.losses(x, stream)[0])
-            return _Found(clients.evaluate(x, held), found, self.l2, False, clients.predictor(x))
-        best = self._solve(clients, x, stream)
-        found = float(clients.losses(best, stream)[0])
-        tries = [(self.l2, clients, best)]
-        if self.tune and "validation" in held:
-            for strength in (g for g in GRID if g != self.l2):
-                other = self._clients(data, strength, torch.float64)
-                # The neighbour's solution is near.
-                tries.append((strength, other, self._solve(other, tries[-1][2], stream)))
-            scores = [c.evaluate(y, ["validation"])[0].metrics["loss"][0] for _, c, y in tries]
-            tries = [tries[int(np.argmin(scores))]]
-        strength, clients, best = tries[0]
-        told = clients.evaluate(best, held)
-        return _Found(told, found, strength, True, clients.predictor(best))
-
-    def _clients(self, data: Federation, l2: float, dtype: torch.dtype) -> Simulated:
-        return simulate(data, **self.given, l2=l2, dtype=dtype)
-
-    def _train(self, clients: Simulated) -> Any:
-        if self.algorithm is None or self.rounds is None:
-            raise ValueError(
-                "Own models of this kind have no exact solution; give algorithm= and rounds= of "
-                "the shared run, for the same budget."
-            )
-        given: Any = {"rounds": self.rounds, "seed": self.seed, "evaluate": ()}
-        return clients.flatten(train(self.algorithm, clients, **given).parameters or {})
-
-    def _solve(self, clients: Simulated, x: Any, stream: Stream) -> Any:
-        """Return the best model of one client; a warning if there is none in reach."""
-        newton, state = Newton(Average()), State(x, np.ones(1))
-        for k in range(STEPS):
-            state, info = newton.round(state, clients, stream.at(k))
-            if info.numbers["decrement"] ** 2 <= TOLERANCE or info.numbers["step"] == 0:
-                return state.x
+def _solve(model: FlatModel, data: Federation, strengths: Sequence[float]) -> Tensor:
+    """Return every client's best model for each strength of the penalty, (strengths, N, d)."""
+    train, places, late = data.train, find_places(model), set[str]()
+    found = torch.zeros(len(strengths), len(train.sizes), model.size, dtype=torch.float64)
+    loss, free = fitted_loss(base_loss(model.loss)), model.pull(torch.ones(model.size).double())
+    assert loss is not None
+    for clients in _group_alike(train.sizes, places.shape[1]):
+        sizes, k = train.sizes[clients][:, None], np.arange(train.sizes[clients].max())
+        rows = np.where(k < sizes, train.offsets[clients][:, None] + k, 0)
+        inputs, targets = (as_data(v[rows.ravel()], torch.float64, "cpu")
+                           for v in (train.inputs, train.targets))  # fmt: skip
+        counts = torch.as_tensor((k < sizes) / np.maximum(sizes, 1))
+        if isinstance(model.loss, WeightedLoss):
+            counts = counts * model.loss.weights[targets].view(counts.shape)
+        design, outputs = read_design(model, inputs), model.outputs(0 * free, inputs)
+        outputs = outputs.reshape(len(inputs), -1)
+        design, outputs, targets = (v.unflatten(0, rows.shape) for v in (design, outputs, targets))
+        v = outputs.new_zeros(len(clients), *places.T.shape)
+        for s, strength in enumerate(strengths):  # the neighbour's solution is near
+            ridge = strength * free[places[0]]
+            v, going = fit_many(design, outputs, targets, counts, loss, ridge, v)
+            found[s][clients[:, None, None], places.T] = v
+            late |= {data.names[i] for i in clients[going.numpy()] if strength == strengths[0]}
+    if late:
         warnings.warn(
-            f"Client {clients.names[0]!r}: its own model has not converged after {STEPS} Newton "
-            "steps (classes that can be told apart need a penalty); give l2 > 0, got "
-            f"{clients.model.l2:g}.",
+            f"Own models of {', '.join(sorted(late)[:5])} have not converged (classes that can be "
+            f"told apart need a penalty); give l2 > 0, got {strengths[0]:g}.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-        return state.x
+    return found
 
 
-def can_measure(kind: Metric) -> bool:
-    """Tell whether a metric is the mean of numbers of single samples that answers suffice for."""
-    return kind.each is not None and kind.needs == "prediction"
+def _group_alike(sizes: Index, width: int) -> Iterator[Index]:
+    """Yield clients whose numbers of samples are within a factor of two, few enough for memory."""
+    powers = np.ceil(np.log2(np.maximum(sizes, 1))).astype(int)
+    for power in np.unique(powers):
+        alike, few = np.flatnonzero(powers == power), max(1, PIECE // (8 * width * 2**power))
+        yield from np.split(alike, range(few, len(alike), few))
 
 
-def measure_samples(predictor: Predictor, kind: Metric, inputs: Any, targets: Any) -> Losses:
+def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
+    """Return which strength has the least loss on each client's validation samples."""
+    best = np.zeros(found.shape[1], dtype=np.int64)
+    if len(found) > 1 and data.validation is not None:
+        for i in np.flatnonzero(data.validation.sizes):
+            held = *data.validation.client(i), data.classes
+            best[i] = np.argmin([_score(model, x, *held).losses.mean() for x in found[:, i]])
+    return best
+
+
+def _train(
+    clients: Simulated, algorithm: AnyAlgorithm | None, rounds: int | None, seed: int
+) -> tuple[FlatModel, Tensor]:
+    if algorithm is None or rounds is None:
+        raise ValueError(
+            "Own models of this kind have no exact solution; give algorithm= and rounds= of the "
+            "shared run, for the same budget."
+        )
+    history = train(algorithm, clients, rounds=rounds, seed=seed, evaluate=())
+    return clients.model, clients.flatten(history.parameters or {})
+
+
+def _score(
+    model: FlatModel, x: Tensor, inputs: Any, targets: Any, classes: int | None
+) -> SampleScores:
+    """Return losses and outputs of samples."""
+    rows, wanted = (as_data(v, model.dtype, model.device) for v in (inputs, targets))
+    with torch.no_grad():
+        outputs = model.outputs(x, rows)
+        losses = model.loss(outputs, wanted)
+    return SampleScores(targets, to_array(losses), to_array(outputs), classes)
+
+
+def _measure(
+    data: Federation, models: Sequence[tuple[FlatModel, Tensor]], one_class: tuple[str, ...],
+    metric: str | None, split: str | None,
+) -> tuple[MetricRecord, list[Losses]]:  # fmt: skip
+    """Return a metric of every client's model, and of every single sample where it is a mean."""
+    held = {name: part for name, part in data.splits().items() if len(part.targets)}
+    split = split or next(name for name in HELD if name in held)
+    values = "mse" if models[0][0].loss is squared else "loss"
+    metric = metric or (values if data.classes is None else "accuracy")
+    kind = find_metric(metric)
+    if split not in held or kind.compute is None:
+        raise ValueError(f"There is no {metric} on {split} to measure.")
+    found, samples = np.full(len(data.names), np.nan), [np.empty(0)] * len(data.names)
+    for i, name in enumerate(data.names):
+        inputs, targets = held[split].client(i)
+        if not len(targets):
+            continue
+        scores = _score(*models[i], inputs, targets, data.classes)
+        samples[i] = _measure_each(kind, scores)
+        if name not in one_class:
+            found[i] = kind.measure(targets, scores.answer(kind.needs))
+        elif metric == "accuracy":  # the only class is its model
+            found[i] = (targets == data.train.client(i)[1][0]).mean()
+    record = MetricRecord(0, split, metric, found, held[split].sizes)
+    return record, samples if any(map(len, samples)) else []
+
+
+def _measure_each(kind: Metric, scores: SampleScores) -> Losses:
     """Return a metric of every single sample; empty where it is no mean of such."""
-    if not len(targets) or not can_measure(kind) or kind.each is None:
+    if kind.each is None or kind.needs != "prediction":
         return np.empty(0)
-    outputs = predictor.answer(inputs)
-    classes = None if predictor.classes is None else len(predictor.classes)
-    answers = SampleScores(targets, np.empty(0), outputs, classes).answer(kind.needs)
-    return np.asarray(kind.each(targets, answers), dtype=np.float64)
+    return np.asarray(kind.each(scores.targets, scores.answer(kind.needs)), dtype=np.float64)
 
 
 def find_one_class(data: Federation) -> tuple[str, ...]:
@@ -290,33 +316,6 @@ def find_one_class(data: Federation) -> tuple[str, ...]:
         return ()
     parts = ((name, data.train.client(i)[1]) for i, name in enumerate(data.names))
     return tuple(name for name, targets in parts if len(np.unique(targets)) == 1)
-
-
-def _held(data: Federation) -> list[str]:
-    return [name for name, part in data.splits().items() if len(part.targets)]
-
-
-def _gather(data: Federation, own: Sequence[list[Any]]) -> History:
-    """Return what was measured of one client at a time as the evaluation of all."""
-    history, n = History(data.names), len(data.names)
-    for split, part in data.splits().items():
-        found = {i: e.metrics for i, told in enumerate(own) for e in told if e.split == split}
-        for metric in dict.fromkeys(m for told in found.values() for m in told):
-            values = np.array([found[i][metric][0] if i in found else np.nan for i in range(n)])
-            history.metrics.append(MetricRecord(0, split, metric, values, part.sizes))
-    return history
-
-
-def _with_majorities(
-    record: MetricRecord, data: Federation, one_class: tuple[str, ...]
-) -> MetricRecord:
-    """Return the record in which clients with one class have that class as their model."""
-    values, part = record.values.copy(), data.splits()[record.split]
-    for i in (data.names.index(name) for name in one_class):
-        targets, only = part.client(i)[1], data.train.client(i)[1][0]
-        known = record.metric == "accuracy" and len(targets)
-        values[i] = (targets == only).mean() if known else np.nan
-    return replace(record, values=values)
 
 
 # -- beside a run -----------------------------------------------------------------------------
@@ -337,7 +336,7 @@ def is_small_and_convex(clients: Any, data: Federation) -> bool:
     size = model.size + model.own_size
     few = len(data.names) <= FEW_CLIENTS and size <= FEW_PARAMETERS
     little = int(train.sizes.sum()) * size <= LITTLE_WORK and int(train.sizes.min()) > 0
-    return few and little and base_loss(model.loss) in CONVEX
+    return few and little and fitted_loss(base_loss(model.loss)) is not None
 
 
 def wants_alone(built: Run) -> bool:
@@ -348,9 +347,7 @@ def wants_alone(built: Run) -> bool:
     if not asked:
         return False
     model = built.clients.model
-    linear = linear_layer(model.module, model.input_dimensions) is not None
-    solved = linear and model.size <= MOST_PARAMETERS and base_loss(model.loss) is not hinge
-    if not solved and find_local(built.algorithm) is None:
+    if not is_solvable(model) and find_local(built.algorithm) is None:
         raise ValueError(
             "Own models of this kind are trained by local steps of a fixed length, which "
             f"{type(built.algorithm).__name__} has not: compare with fedavg or scaffold, call "

@@ -20,15 +20,8 @@ from equifed.data.federation import Federation
 from equifed.data.split import Split
 from equifed.engines.simulate import simulate
 from equifed.models import losses
-from equifed.models.own_part import (
-    check_fit,
-    choose_own,
-    fit_linear,
-    module_of,
-    read_last_layer,
-    sample_losses,
-    split_own,
-)
+from equifed.models.newton import fit_linear, sample_losses
+from equifed.models.own_part import check_fit, choose_own, module_of, read_last_layer, split_own
 from equifed.models.predictor import Predictor
 
 TEMPERATURES = (1.0, 2.0, 4.0)

@@ -26,7 +26,8 @@ from equifed.models.architectures import MODELS, build
 from equifed.models.checks import load_weights
 from equifed.models.export import DESCRIPTION, describe, load_exported
 from equifed.models.flat import FlatModel, as_data
-from equifed.models.own_part import OwnPart, fitted_loss
+from equifed.models.newton import fitted_loss
+from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.report import write_card
 from equifed.runs.catalogue import SECTIONS

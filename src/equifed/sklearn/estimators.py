@@ -21,10 +21,10 @@ from equifed.data.federation import Federation
 from equifed.engines.simulate import Simulated, simulate
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import squared
-from equifed.models.own_part import fitted_loss
+from equifed.models.newton import fitted_loss
 from equifed.models.predictor import Predictor, group_by_module, link_of
 from equifed.objectives.base import SaddleObjective
-from equifed.runs.newton import Newton
+from equifed.sklearn.newton import Newton
 from equifed.sklearn.rows import Array, Rows, check_own, check_weights, find_owners
 from equifed.sklearn.solving import (
     SampleWeighted,
@@ -162,7 +162,7 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         ``{"name": "cvar", "tail": 0.2}``, or an object. ``"average"`` counts every client alike;
         ``{"name": "average", "prior": "size"}`` every row.
     algorithm : str, table or Algorithm
-        ``"auto"`` is Newton's method (:class:`equifed.runs.newton.Newton`) for linear models
+        ``"auto"`` is Newton's method (:class:`equifed.sklearn.newton.Newton`) for linear models
         of at most 2000 parameters, else ``"scaff-pd"``; or a name of ``equifed list algorithms``, a
         table, or an object.
     model : str or torch.nn.Module

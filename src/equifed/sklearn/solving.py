@@ -24,8 +24,8 @@ from equifed.models.losses import binary_logistic, cross_entropy
 from equifed.objectives.base import SaddleObjective
 from equifed.runs.build import resolve_algorithm
 from equifed.runs.catalogue import SECTIONS
-from equifed.runs.newton import Newton, State
 from equifed.runs.schema import Checker, choose, settings
+from equifed.sklearn.newton import Newton, State
 from equifed.sklearn.rows import Array
 from equifed.training.history import History
 

@@ -11,6 +11,7 @@ from equifed.contract.algorithm import Info, Proof
 from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
 from equifed.contract.clients import Clients, MissingClients
 from equifed.contract.streams import Stream
+from equifed.models.newton import inverse_root
 from equifed.objectives.base import SaddleObjective, check_saddle
 
 ARMIJO = 1e-4
@@ -76,10 +77,14 @@ class Newton:
             raise ValueError("Newton's method needs an answer of every client; use SCAFF-PD.")
         x = state.x
         losses, gradients = clients.value_and_gradient(x, stream.at("gradient"))
-        solve = Solver(_hessian(clients, x, state.weights))
-        weights = self._weights(losses, gradients, solve, state.weights)
+        hessian = clients.hessian(x, state.weights)
+        if isinstance(hessian, str):
+            raise ValueError(f"Newton's method needs second derivatives: {hessian}; use SCAFF-PD.")
+        root = inverse_root(hessian)
+        weights = self._weights(losses, gradients, root, state.weights)
         gradient = gradients.weighted_sum(weights)
-        direction, length = solve(gradient)
+        inside = root.T @ gradient
+        direction, length = root @ inside, float(inside @ inside)
         value = self.objective.value(losses)
         slack = value - float(weights @ losses) + self.objective.penalty(weights)
         slack = slack if slack > 8 * np.finfo(np.float64).eps * abs(value) else 0.0
@@ -95,14 +100,14 @@ class Newton:
         return state.x
 
     def _weights(
-        self, losses: Losses, gradients: ClientVectors, solve: Solver, start: Weights
+        self, losses: Losses, gradients: ClientVectors, root: Vector, start: Weights
     ) -> Weights:
         """Return the weights of the second line, by accelerated proximal steps with restarts."""
         n = len(losses)
         if n == 1:
             return start
-        each = [gradients.weighted_sum(row) for row in np.eye(n)]
-        coupling = solve.inner_products(each)
+        inside = torch.stack([gradients.weighted_sum(row) for row in np.eye(n)]) @ root
+        coupling = (inside @ inside.T).cpu().numpy()
         steepest = float(np.linalg.eigvalsh(coupling)[-1])
         if not steepest > 0:
             return self.objective.weights(losses)
@@ -135,35 +140,3 @@ class Newton:
                 pass
             t /= 2
         return 0.0
-
-
-class Solver:
-    """Solves with a symmetric matrix whose units may differ by many orders; zero stays zero."""
-
-    def __init__(self, matrix: Vector) -> None:
-
-        self._scale = matrix.diagonal().clamp_min(0).sqrt()
-        scale = torch.where(self._scale > 0, self._scale, 1.0)
-        values, self._vectors = torch.linalg.eigh(matrix / scale / scale[:, None])
-        least = len(values) * torch.finfo(values.dtype).eps * values[-1].clamp_min(0)
-        self._inverse = torch.where(values > least, 1 / values.clamp_min(least + 1e-300), 0.0)
-        self._scale = scale
-
-    def __call__(self, vector: Vector) -> tuple[Vector, float]:
-        """Return the solution, and the squared length of the vector in the inverse's norm."""
-        inside = self._vectors.T @ (vector / self._scale)
-        solution = self._vectors @ (self._inverse * inside) / self._scale
-        return solution, float(self._inverse @ inside.square())
-
-    def inner_products(self, vectors: list[Vector]) -> Losses:
-        """Return all inner products of vectors in the inverse's norm."""
-        inside = (torch.stack(vectors) / self._scale) @ self._vectors * self._inverse.sqrt()
-        found: Losses = (inside @ inside.T).cpu().numpy()
-        return found
-
-
-def _hessian(clients: Clients, x: Vector, weights: Weights) -> Vector:
-    found = clients.hessian(x, weights)
-    if isinstance(found, str):
-        raise ValueError(f"Newton's method needs second derivatives: {found}; use SCAFF-PD.")
-    return found
