@@ -81,7 +81,8 @@ def inverse_root(matrix: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(matrix / scale[..., None, :] / scale[..., :, None])
     least = values.shape[-1] * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(0)
     inverse = torch.where(values > least, 1 / values.clamp_min(1e-300 + least), 0.0)
-    return vectors * inverse.sqrt()[..., None, :] / scale[..., :, None]
+    root: Tensor = vectors * inverse.sqrt()[..., None, :] / scale[..., :, None]
+    return root
 
 
 def fit_linear(

@@ -216,9 +216,8 @@ def _solve(model: FlatModel, data: Federation, strengths: Sequence[float]) -> Te
         counts = torch.as_tensor((k < sizes) / np.maximum(sizes, 1))
         if isinstance(model.loss, WeightedLoss):
             counts = counts * model.loss.weights[targets].view(counts.shape)
-        design, outputs = read_design(model, inputs), model.outputs(0 * free, inputs)
-        outputs = outputs.reshape(len(inputs), -1)
-        design, outputs, targets = (v.unflatten(0, rows.shape) for v in (design, outputs, targets))
+        given = read_design(model, inputs), model.outputs(0 * free, inputs), targets
+        design, outputs, targets = (v.view(*rows.shape, *v.shape[1:]) for v in given)
         v = outputs.new_zeros(len(clients), *places.T.shape)
         for s, strength in enumerate(strengths):  # the neighbour's solution is near
             ridge = strength * free[places[0]]
@@ -247,7 +246,7 @@ def _choose(model: FlatModel, data: Federation, found: Tensor) -> Index:
     """Return which strength has the least loss on each client's validation samples."""
     best = np.zeros(found.shape[1], dtype=np.int64)
     if len(found) > 1 and data.validation is not None:
-        for i in np.flatnonzero(data.validation.sizes):
+        for i in map(int, np.flatnonzero(data.validation.sizes)):
             held = *data.validation.client(i), data.classes
             best[i] = np.argmin([_score(model, x, *held).losses.mean() for x in found[:, i]])
     return best
