@@ -11,9 +11,8 @@ from tests.datasets.idx import idx
 from equifed.data import DataError, Federation
 from equifed.datasets import load
 from equifed.datasets.files import read_idx
-from equifed.datasets.natural import read_adult
+from equifed.datasets.natural import CHARACTERS, read_adult, read_moby, tokenise
 from equifed.datasets.pooled import divide
-from equifed.datasets.shakespeare import CHARACTERS, read_gutenberg, read_moby, tokenise
 
 pytestmark = pytest.mark.long
 
@@ -116,9 +115,8 @@ def test_adult_rows_keep_their_missing_values(data_folder):
     assert sum("?" in row for row in zip(*table.values(), strict=True)) == 2399
 
 
-def test_adult_clients_by_column_and_by_partition(data_folder):
+def test_adult_clients_by_column(data_folder):
     assert set(load("adult", clients="sex").names) == {"Male", "Female"}
-    assert len(load("adult", partition={"name": "iid", "clients": 4})) == 4
     with pytest.raises(DataError, match="doctorate or one of workclass"):
         load("adult", clients="age")
 
@@ -198,12 +196,6 @@ def test_what_cannot_be_fetched_says_where_to_put_it(own_folder, name):
 # -- Shakespeare ----------------------------------------------------------------------------------
 
 
-def test_the_edition_of_leaf_has_the_roles_of_leaf(data_folder):
-    roles = read_gutenberg(data_folder / "shakespeare" / "gutenberg_100_1994.txt.gz")
-    assert sum(len(lines) > 2 for lines in roles.values()) == 1145
-    assert set("".join("".join(lines) for lines in roles.values())) <= set(CHARACTERS)
-
-
 def test_the_moby_edition_gives_speeches_without_directions(data_folder):
     roles = read_moby(data_folder / "shakespeare" / "moby_shakespeare.tar.gz")
     assert len({name.split("_")[0] for name in roles}) == 37
@@ -236,7 +228,6 @@ def test_tokens_are_reversible_for_known_characters():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"edition": "folio"}, "moby or gutenberg, got 'folio'"),
         ({"stride": 0}, "stride and min_samples must be at least 1"),
         ({"min_samples": 10**9}, "no role has"),
     ],

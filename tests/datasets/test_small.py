@@ -143,21 +143,6 @@ def test_penguins_without_gaps_by_species_and_by_island():
     assert by_island.train.class_counts(3)[0].tolist()[1:] == [0, 0]  # Torgersen: Adelie only
 
 
-def test_penguins_of_the_relative_fairness_simulation():
-    fed = load(
-        "penguins",
-        target="bill_length_mm",
-        features=["bill_depth_mm", "flipper_length_mm"],
-        first=10,
-        test=0,
-        standardised=False,
-    )
-    assert fed.train.sizes.tolist() == [10, 10, 10] and fed.classes is None
-    np.testing.assert_array_equal(fed.train.inputs[0], [18.7, 181])  # first line of the file
-    assert fed.train.targets[0] == 39.1
-    np.testing.assert_array_equal(fed.train.inputs[3], [19.3, 193])  # the fourth lacks values
-
-
 def test_wrong_columns_of_penguins_are_refused():
     with pytest.raises(DataError, match="clients must be one of species"):
         load("penguins", clients="colour")

@@ -1,20 +1,26 @@
-"""Data with natural owners: vehicle sensors, writers of FEMNIST, people of a census."""
+"""Data with natural owners: sensors, writers, people of a census, Shakespeare's roles."""
 
 from __future__ import annotations
 
+import re
+import tarfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import one_hot
+from equifed.data.columns import group_rows, one_hot
 from equifed.data.federation import Federation, standardise
 from equifed.data.split import Array, DataError, Rows, Split
 from equifed.datasets.files import RemoteFile, as_images, checksums, find, read_leaf
-from equifed.datasets.pooled import Spec, divide, divide_by_column
+from equifed.datasets.pooled import deal
 
 Table = dict[str, list[str]]
+Tokens = NDArray[np.int64]
+Roles = dict[str, list[str]]
+"""Role, as ``PLAY_ROLE``, to its lines in order."""
 
 VEHICLE_FILES = (
     RemoteFile(
@@ -117,9 +123,7 @@ def femnist(*, writers: int | None = None, seed: int = 0) -> Federation:
     return whole if writers is None else whole.subset(choose_names(names, writers, seed))
 
 
-def adult(
-    *, clients: str = "doctorate", partition: Spec | None = None, seed: int = 0
-) -> Federation:
+def adult(*, clients: str = "doctorate") -> Federation:
     """UCI Adult (census income): clients by education or another column.
 
     Whether a person of the 1994 census earns more than 50,000 dollars a year. Numbers are
@@ -131,23 +135,22 @@ def adult(
     clients : str
         ``doctorate`` for the two clients of AFL and q-FFL (people with a doctorate, and all
         others), or a column whose values are the clients, such as ``race`` or ``education``.
-    partition : Partition, name or mapping, optional
-        Divide the pool this way, not by column.
-    seed : int
-        Seed of the partition.
     """
     paths = [file.obtain() for file in ADULT_FILES]
     train, test = (read_adult(path) for path in paths)
     categories = {c: sorted(set(train[c])) for c in ADULT_CATEGORIES}
     pools = [_encode_adult(table, categories) for table in (train, test)]
     source = {"publisher": "B. Becker and R. Kohavi 1996, UCI", "licence": "CC BY 4.0"}
-    source |= checksums(paths)
-    titles = ("<=50K", ">50K")
-    if partition is not None:
-        federation = divide("adult", pools[0], pools[1], partition, seed, titles, source)
-    else:
-        owners = [_name_owners(table, clients) for table in (train, test)]
-        federation = divide_by_column("adult", pools[0], pools[1], owners, titles, source)
+    here, there = (group_rows(_name_owners(table, clients)) for table in (train, test))
+    federation = Federation(
+        name="adult",
+        names=tuple(here),
+        train=deal(pools[0], list(here.values())),
+        test=deal(pools[1], [there.get(name, np.empty(0, dtype=np.int64)) for name in here]),
+        classes=2,
+        class_names=("<=50K", ">50K"),
+        source=source | checksums(paths),
+    )
     return standardise(federation, range(len(ADULT_NUMBERS)))
 
 
@@ -217,3 +220,154 @@ def choose_names(names: Iterable[str], count: int | None, seed: int) -> tuple[st
         raise DataError(f"The number of clients must lie in 1..{len(everyone)}, got {count}.")
     draw = Stream(seed).at("some clients").generator()
     return tuple(everyone[i] for i in np.sort(draw.choice(len(everyone), count, replace=False)))
+
+
+# -- Shakespeare -----------------------------------------------------------------------------------
+
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 characters of LEAF; a character's token is its place here."""
+
+MOBY = "moby_shakespeare.tar.gz"
+LENGTH = 80  # characters a prediction sees, as in LEAF
+
+_TOKEN_OF_BYTE = np.full(256, CHARACTERS.index(" "), dtype=np.int64)
+_TOKEN_OF_BYTE[list(CHARACTERS.encode("latin-1"))] = np.arange(len(CHARACTERS))
+_MOBY_SPEECH = re.compile(r"^([A-Z][A-Za-z'.&\- ]*)\t(.*)")
+_MOBY_HEADINGS = re.compile(r"^(ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION|DRAMATIS)\b")
+_DIRECTIONS = re.compile(r"\[[^\[\]]*\]")  # they may run over several lines
+
+
+def shakespeare(
+    *,
+    roles: int | None = None,
+    stride: int = LENGTH,
+    test: float = 0.2,
+    min_samples: int = 2,
+    seed: int = 0,
+) -> Federation:
+    """Next character of some 1,100 speaking roles.
+
+    Roles of the Moby edition are the clients; a character is predicted from the 80 before it. A
+    role's lines are joined by blanks. The last ``test`` fraction of its text is held out, so that
+    no test window overlaps a training window. LEAF takes a window at every character
+    (``stride=1``, some four million); by default windows do not overlap.
+
+    Parameters
+    ----------
+    roles : int, optional
+        Use only that many roles, drawn at random.
+    stride : int
+        Characters from one window to the next.
+    test : float
+        Fraction of each role's text to hold out.
+    min_samples : int
+        Leave out roles with fewer training windows, and those with two lines or less.
+    seed : int
+        Seed of the draw of roles.
+    """
+    if not (stride >= 1 and min_samples >= 1 and 0 <= test < 1):
+        raise DataError(
+            "shakespeare: stride and min_samples must be at least 1 and test in [0, 1), "
+            f"got {stride}, {min_samples} and {test}."
+        )
+    path = find("shakespeare", MOBY)
+    if path is None:
+        raise DataError(
+            "shakespeare is not on this machine and has no address whose checksum is known; put "
+            f"{MOBY} into $EQUIFED_DATA/shakespeare."
+        )
+    texts = _join_lines(read_moby(path), stride, test, min_samples)
+    names = choose_names(texts, roles, seed)
+    clients = [
+        (_cut_windows(text[:cut], stride), _cut_windows(text[cut:], stride))
+        for text, cut in (texts[name] for name in names)
+    ]
+    train, held = (Split.from_clients([pair[k] for pair in clients]) for k in (0, 1))
+    return Federation(
+        name="shakespeare",
+        names=names,
+        train=train,
+        test=held if test else None,
+        classes=len(CHARACTERS),
+        class_names=tuple(CHARACTERS),
+        source={"publisher": "moby edition", "licence": "public domain"} | checksums([path]),
+    )
+
+
+def tokenise(text: str) -> Tokens:
+    """Return the tokens of a text; characters outside LEAF's 80 count as blanks.
+
+    >>> [CHARACTERS[t] for t in tokenise("To|be")]
+    ['T', 'o', ' ', 'b', 'e']
+    """
+    return _TOKEN_OF_BYTE[np.frombuffer(text.encode("latin-1", "replace"), dtype=np.uint8)]
+
+
+def _join_lines(
+    roles: Roles, stride: int, test: float, min_samples: int
+) -> dict[str, tuple[Tokens, int]]:
+    """Return each role's text and where its held-out part begins, for roles with enough text."""
+    texts = {}
+    for name, lines in roles.items():
+        text = tokenise(re.sub("  +", " ", " ".join(lines)))
+        cut = len(text) - int(test * len(text))
+        if len(lines) > 2 and -((LENGTH - cut) // stride) >= min_samples:
+            texts[name] = (text, cut)
+    if not texts:
+        raise DataError(f"shakespeare: no role has {min_samples} training windows.")
+    return texts
+
+
+def _cut_windows(text: Tokens, stride: int) -> tuple[Tokens, Tokens]:
+    if len(text) <= LENGTH:
+        return np.empty((0, LENGTH), dtype=np.int64), np.empty(0, dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[::stride]
+    return windows[:, :-1].copy(), windows[:, -1].copy()
+
+
+def read_moby(path: Path) -> Roles:
+    """Read the Moby edition: a tar of plays, speakers in capitals before a tab.
+
+    Stage directions in brackets are dropped; lines before the first act are the list of persons.
+    """
+    roles: Roles = {}
+    try:
+        with tarfile.open(path) as archive:
+            for member in sorted(archive, key=lambda m: m.name):
+                place = PurePosixPath(member.name)
+                if member.isfile() and place.parent.name in ("comedies", "histories", "tragedies"):
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    text = file.read().decode("latin-1")
+                    roles |= {_name_role(place.name, k): v for k, v in _read_play(text).items()}
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise DataError(f"Cannot read {path}: {error}; fetch it again.") from None
+    if not roles:
+        raise DataError(f"{path} holds no plays of the Moby edition.")
+    return roles
+
+
+def _read_play(text: str) -> Roles:
+    roles: Roles = {}
+    speaker: str | None = None
+    begun = False
+    for line in _DIRECTIONS.sub("", text).splitlines():
+        if _MOBY_HEADINGS.match(line):
+            begun = begun or line.startswith(("ACT", "PROLOGUE", "INDUCTION"))
+            speaker = None
+        elif begun and (speech := _MOBY_SPEECH.match(line)):
+            speaker = speech[1].strip().upper()
+            _say(roles, speaker, speech[2])
+        elif begun and speaker and line.startswith("\t"):
+            _say(roles, speaker, line[1:])
+    return roles
+
+
+def _say(roles: Roles, speaker: str, line: str) -> None:
+    said = line.replace("[", "").replace("]", "").strip()  # a bracket without its partner
+    if said:
+        roles.setdefault(speaker, []).append(said)
+
+
+def _name_role(play: str, character: str) -> str:
+    return re.sub(r"\W+", "_", f"{play}_{character}")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import group_rows
 from equifed.data.federation import Federation
 from equifed.data.partitions import Imbalance, Partition, build_partition, cut_points
 from equifed.data.split import Array, DataError, Rows, Split, refuse
@@ -181,32 +180,11 @@ def divide(
     return Federation(
         name=name,
         names=tuple(f"client {i:0{width}d}" for i in range(len(parts))),
-        train=_deal(train, parts),
-        test=_deal(test, held),
+        train=deal(train, parts),
+        test=deal(test, held),
         classes=len(class_names),
         class_names=class_names,
         source=source | {"partition": repr(chosen), "partition seed": str(seed)},
-    )
-
-
-def divide_by_column(
-    name: str,
-    train: Pool,
-    test: Pool,
-    owners: list[list[str]],
-    class_names: tuple[str, ...],
-    source: dict[str, str],
-) -> Federation:
-    """Divide a pool by the values of a column, in training and test alike."""
-    here, there = (group_rows(column) for column in owners)
-    return Federation(
-        name=name,
-        names=tuple(here),
-        train=_deal(train, list(here.values())),
-        test=_deal(test, [there.get(client, np.empty(0, dtype=np.int64)) for client in here]),
-        classes=len(class_names),
-        class_names=class_names,
-        source=source,
     )
 
 
@@ -264,7 +242,8 @@ def _read_cifar() -> tuple[dict[str, Pool], list[Path]]:
     return dict(read_cifar_archive(path)), [path]
 
 
-def _deal(pool: Pool, parts: list[Rows]) -> Split:
+def deal(pool: Pool, parts: list[Rows]) -> Split:
+    """Return a split in which client i holds the rows ``parts[i]`` of a pool."""
     whole = np.array([0, len(pool[1])], dtype=np.int64)
     return Split(pool[0], pool[1].astype(np.int64), whole).take(parts)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from equifed.data.federation import Federation
 from equifed.data.preparation import Prepare
 from equifed.data.split import DataError, Holdout, refuse
-from equifed.datasets import natural, pooled, shakespeare, small
+from equifed.datasets import natural, pooled, small
 from equifed.datasets.files import RemoteFile, find
 
 DEFAULT, NOTHING = Prepare(), Holdout()
@@ -69,11 +69,7 @@ DATASETS: dict[str, DataSet] = {
             files=natural.VEHICLE_FILES,
             instead=("vehicle/vehicle_ditto_train.json.gz",),
         ),
-        DataSet(
-            "shakespeare",
-            "public domain (moby) or non-commercial (gutenberg)",
-            shakespeare.shakespeare,
-        ),
+        DataSet("shakespeare", "public domain", natural.shakespeare),
         DataSet("femnist", "US government work", natural.femnist),
     )
 }

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.streams import Stream
-from equifed.data.columns import Columns, group_rows, one_hot, read_columns
+from equifed.data.columns import Columns, one_hot, read_columns
 from equifed.data.federation import Federation, standardise
 from equifed.data.files import read_csv
 from equifed.data.split import DataError, Split, refuse
@@ -163,19 +163,15 @@ def penguins(
     *,
     clients: Literal["species", "island"] = "species",
     target: str = "sex",
-    features: Sequence[str] | None = None,
-    first: int | None = None,
     test: float = 0.3,
     validation: float = 0.0,
-    standardised: bool = True,
     seed: int = 0,
 ) -> Federation:
     """Palmer penguins: 3 species or islands, 333 penguins with 4 measurements.
 
     Only the 333 penguins without a missing value are used. The target is ``sex`` or ``species``
-    (classes), or a measurement (regression). With ``clients="species"``,
-    ``target="bill_length_mm"``, ``features=["bill_depth_mm", "flipper_length_mm"]``, ``first=10``,
-    ``test=0`` and ``standardised=False`` this is the simulation of SCAFF-PD-IA.
+    (classes), or a measurement (regression); the features are the other measurements, standardised
+    with the training numbers of all clients.
 
     Parameters
     ----------
@@ -183,14 +179,8 @@ def penguins(
         Column that tells the clients.
     target : str
         Column to predict.
-    features : sequence of str, optional
-        Columns to predict from; by default the four measurements, without the target.
-    first : int, optional
-        Use only the first rows of each client.
     test, validation : float
         Fraction of each client's penguins to hold out.
-    standardised : bool
-        Standardise the features with the training numbers of all clients.
     seed : int
         Seed of the split.
     """
@@ -201,26 +191,22 @@ def penguins(
         ((k, name) for k, name in (("clients", clients), ("target", target)) if name not in table),
         lambda odd: f"penguins: {odd[0]} must be one of {', '.join(table)}, got {odd[1]!r}.",
     )
-    if first is not None and first < 1:
-        raise DataError(f"penguins: first must be at least 1, got {first}.")
-    rows = np.sort(np.concatenate([r[:first] for r in group_rows(table[clients]).values()]))
     federation = Federation.from_table(
-        table.take(rows),
+        table,
         client=clients,
         target=target,
-        features=features or [name for name in PENGUIN_MEASURES if name != target],
+        features=[name for name in PENGUIN_MEASURES if name != target],
         scale=None,
         missing="error",
         task="regression" if target in PENGUIN_MEASURES else "classification",
         name="penguins",
-        dtype="float32" if standardised else "float64",
         source={
             "publisher": "K. Gorman, Palmer Station LTER; Horst, Hill, Gorman 2020",
             "licence": "CC0",
             "preparation": f"complete rows; clients by {clients}, target {target}",
         },
     ).split(validation=validation, test=test, seed=seed)
-    return standardise(federation) if standardised else federation
+    return standardise(federation)
 
 
 MOST_NUMBERS = 2_000_000_000
