@@ -40,11 +40,11 @@ from equifed.algorithms import (
     Scaffold,
     ScaffPD,
     ScaffPDIA,
-    TiltedERM,
     fedprox,
     propfair,
     qfedsgd,
     semi_vred,
+    tilted_erm,
     with_measured_step,
 )
 from equifed.algorithms.around import Averaged
@@ -103,7 +103,7 @@ CASES: dict[str, Case] = {
     "q-fedsgd": Case(qfedsgd(), lambda sizes: QFair(0.2)),
     "delta-fl": Case(DeltaFL(WORK), lambda sizes: HeterogeneousCVaR(0.5, sizes), swings=True),
     "agnostic-fedavg": Case(AgnosticFedAvg(WORK), lambda sizes: WorstCase()),
-    "tilted-erm": Case(TiltedERM(WORK), lambda sizes: Tilted(1.0), swings=True),
+    "tilted-erm": Case(tilted_erm(WORK), lambda sizes: Tilted(1.0), swings=True),
     "reweighted": Case(Reweighted(Tilted(0.5), WORK), lambda sizes: Tilted(0.5)),
     "propfair": Case(propfair(100.0, local=WORK), lambda sizes: Proportional(100.0, 0.2)),
     "fedeba": Case(FedEBA(WORK), lambda sizes: Tilted(1.0), swings=True),

@@ -13,11 +13,11 @@ from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg, fedprox
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.scaffold import Scaffold
-from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.objectives import ChiSquare, WorstCase
@@ -40,7 +40,7 @@ ALGORITHMS: dict[str, Any] = {
     "q-fedsgd": qfedsgd(0.5, 1.0),
     "delta-fl": DeltaFL(WORK),
     "agnostic-fedavg": AgnosticFedAvg(WORK),
-    "tilted-erm": TiltedERM(WORK),
+    "tilted-erm": tilted_erm(WORK),
     "scaff-pd": ScaffPD(WorstCase()),
     "scaff-pd chi-square": ScaffPD(ChiSquare(0.1)),
     "scaff-pd-ia": ScaffPDIA(0.3),

@@ -23,7 +23,7 @@ from equifed.algorithms import (
     RFedFair,
     ScaffPD,
     ScaffPDIA,
-    TiltedERM,
+    tilted_erm,
 )
 from equifed.contract.absence import PATIENCE
 from equifed.contract.local import LocalSGD
@@ -86,7 +86,7 @@ def test_the_mean_step_of_afl_over_all_subsets_is_the_full_one(size: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "algorithm", [TiltedERM(ONE, 0.5), FedEBA(ONE, 2.0, angle=90), FedEBA(ONE, 2.0, angle=0)]
+    "algorithm", [tilted_erm(ONE, 0.5), FedEBA(ONE, 2.0, angle=90), FedEBA(ONE, 2.0, angle=0)]
 )
 def test_the_mean_step_of_tilted_risk_over_all_subsets_is_the_full_one(algorithm: Any) -> None:
     """Also where all local steps have a part in common (FedEBA+ within its angle)."""
@@ -184,7 +184,7 @@ SADDLE = [
     ScaffPD(WorstCase(), ONE, STEPS, patience=3),
     ScaffPD(WorstCase(), patience=3).wrapped(),
     ScaffPDIA(0.3, local=ONE, steps=STEPS, patience=3),
-    TiltedERM(ONE, 1.0, patience=3),
+    tilted_erm(ONE, 1.0, patience=3),
 ]
 
 

@@ -17,9 +17,9 @@ from equifed.algorithms import (
     QFedAvg,
     RFedFair,
     Scaffold,
-    TiltedERM,
     drfa_by_theory,
     rfedfair_by_theory,
+    tilted_erm,
 )
 from equifed.contract.local import LocalSGD
 from equifed.objectives import KL, ProjectedGradient
@@ -57,7 +57,7 @@ EPOCHS = LocalSGD(lr=0.1, epochs=1)
         (lambda: QFedAvg(WORK, -0.1), "q must be a number of at least 0, got -0.1"),
         (lambda: QFedAvg(WORK, 1.0, 0.0), "lipschitz must be positive, got 0.0"),
         (lambda: DeltaFL(WORK, 0.0), r"level must lie in \(0, 1\], got 0.0"),
-        (lambda: TiltedERM(WORK, float("nan")), "finite number, got nan"),
+        (lambda: tilted_erm(WORK, float("nan")), "finite number, got nan"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Callable[[], object], message: str) -> None:

@@ -19,9 +19,9 @@ from equifed.algorithms import (
     RFedFair,
     Scaffold,
     ScaffPD,
-    TiltedERM,
     fedprox,
     qfedsgd,
+    tilted_erm,
 )
 from equifed.contract.local import LocalSGD
 from equifed.objectives import ChiSquare, CVaR, Euclidean, ProjectedGradient, WorstCase
@@ -191,5 +191,5 @@ def test_agnostic_fedavg(problem: Problem) -> None:
 
 @pytest.mark.parametrize("tilt", [-1.0, 0.0, 2.0])
 def test_tilted_erm(problem: Problem, tilt: float) -> None:
-    state = play(TiltedERM(WORK, tilt), problem)
+    state = play(tilted_erm(WORK, tilt), problem)
     equal(state.x, naive.tilted(problem, start(problem), ROUNDS, 0.05, 4, tilt))

@@ -20,9 +20,9 @@ from equifed.algorithms import (
     RFedFair,
     Scaffold,
     ScaffPD,
-    TiltedERM,
     drfa_by_theory,
     rfedfair_by_theory,
+    tilted_erm,
 )
 from equifed.contract.local import LocalSGD
 from equifed.objectives import (
@@ -143,7 +143,7 @@ def test_rfedfair_with_tails_one_above_its_threshold_is_fedavg(weighting: Any) -
 
 
 def test_tilted_erm_without_tilt_is_fedavg() -> None:
-    same(play(TiltedERM(MINIBATCHES, 0.0)).x, play(FedAvg(MINIBATCHES, "uniform")).x)
+    same(play(tilted_erm(MINIBATCHES, 0.0)).x, play(FedAvg(MINIBATCHES, "uniform")).x)
 
 
 def test_agnostic_fedavg_without_dual_steps_is_fedavg() -> None:
@@ -155,7 +155,7 @@ def test_agnostic_fedavg_without_dual_steps_is_fedavg() -> None:
 def test_tilted_erm_is_the_best_response_of_a_kl_penalty() -> None:
     """Its weights are those that KL with strength 1/t gives to the same losses."""
     clients, x = PROBLEM.clients(), start(PROBLEM)
-    _, (info,) = rounds(TiltedERM(WORK, 2.0), clients, x, 1)
+    _, (info,) = rounds(tilted_erm(WORK, 2.0), clients, x, 1)
     np.testing.assert_allclose(info.weights, KL(0.5).weights(PROBLEM.losses(x)), atol=1e-12)
 
 

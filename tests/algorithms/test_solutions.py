@@ -9,7 +9,7 @@ import pytest
 from tests.optima import saddle_point
 from tests.problems import PROBLEMS, rounds, start
 
-from equifed.algorithms import AFL, DRFA, QFedAvg, RFedFair, TiltedERM
+from equifed.algorithms import AFL, DRFA, QFedAvg, RFedFair, tilted_erm
 from equifed.contract.local import LocalSGD
 from equifed.objectives import ChiSquare, HeterogeneousCVaR, QFair, Tilted
 
@@ -38,7 +38,7 @@ def test_rfedfair_minimises_the_smoothed_variational_form() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("tilt", [-1.0, 3.0])
 def test_tilted_erm_minimises_the_tilted_risk(tilt: float) -> None:
-    _, x = end(TiltedERM(ONE, tilt), 150)
+    _, x = end(tilted_erm(ONE, tilt), 150)
     gradient = Tilted(tilt).weights(PROBLEM.losses(x)) @ PROBLEM.gradients(x)
     assert np.abs(gradient).max() < 1e-8
 

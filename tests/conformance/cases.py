@@ -14,11 +14,11 @@ from equifed.algorithms.around import Averaged
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.qfedavg import QFedAvg
+from equifed.algorithms.reweighted import tilted_erm
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaff_pd_ia import ScaffPDIA
 from equifed.algorithms.server_optimised import ServerOptimised
 from equifed.algorithms.shelf.lr_decay import Paced
-from equifed.algorithms.tilted import TiltedERM
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.objectives import Average, ChiSquare, CVaR, Entropic, RelativeFairness
@@ -54,7 +54,7 @@ MORE: dict[str, AnyAlgorithm] = {
     "drfa/entropic": DRFA(STEPS, 0.02, ChiSquare(0.1), dual=Entropic()),
     "drfa/full": DRFA(STEPS, 0.05, ChiSquare(0.1), clients_per_round=2, ascent="full"),
     "q-fedavg/lipschitz": QFedAvg(STEPS, 0.5, 10.0, "size", 0.5),
-    "tilted-erm/negative": TiltedERM(STEPS, -1.0, participation=0.5),
+    "tilted-erm/negative": tilted_erm(STEPS, -1.0, participation=0.5),
     "scaff-pd/relative": ScaffPD(RelativeFairness(phi=0.3), STEPS, PRIMAL_DUAL),
     "scaff-pd/average": ScaffPD(Average(), STEPS, PRIMAL_DUAL, participation=0.5),
     "scaff-pd/auto": ScaffPD(CVaR(0.5)),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.problems import PROBLEMS, rounds, start
 
-from equifed.algorithms import AFL, DRFA, DeltaFL, FedAvg, FedEBA, Scaffold, ScaffPD, TiltedERM
+from equifed.algorithms import AFL, DRFA, DeltaFL, FedAvg, FedEBA, Scaffold, ScaffPD, tilted_erm
 from equifed.contract import absence
 from equifed.contract.absence import PATIENCE, Memory, Recall
 from equifed.contract.clients import Clients
@@ -37,7 +37,7 @@ ALL: list[Any] = [
     FedEBA(ONE, angle=90.0),
     Scaffold(ONE, "fresh"),
     ScaffPD(CVaR(0.5), ONE, STEPS),
-    TiltedERM(ONE),
+    tilted_erm(ONE),
 ]
 
 

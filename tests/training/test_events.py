@@ -23,7 +23,7 @@ from equifed.algorithms import (
     FedEBA,
     RFedFair,
     Scaffold,
-    TiltedERM,
+    tilted_erm,
 )
 from equifed.contract.evaluation import Evaluation, Hits
 from equifed.contract.local import LocalSGD
@@ -187,7 +187,7 @@ def test_a_good_run_has_no_warning_and_a_bad_one_says_why(engine):
     assert any("did not lower" in w for w in uphill) and any("below" in w for w in uphill)
 
 
-LOCAL = [FedAvg, Scaffold, AFL, DRFA, DeltaFL, AgnosticFedAvg, TiltedERM, RFedFair, FedEBA]
+LOCAL = [FedAvg, Scaffold, AFL, DRFA, DeltaFL, AgnosticFedAvg, tilted_erm, RFedFair, FedEBA]
 
 
 @pytest.mark.parametrize("make", LOCAL, ids=lambda make: make.__name__)

@@ -11,6 +11,7 @@ from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
 from equifed.algorithms.guarded import Guarded
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
+from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred, tilted_erm
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -24,10 +25,9 @@ from equifed.algorithms.shelf.fedeba import FedEBA
 from equifed.algorithms.shelf.gradient_conflicts import FedFV, FedMGDA, UPGrad
 from equifed.algorithms.shelf.lr_decay import Paced
 from equifed.algorithms.shelf.normalised import Normalised
-from equifed.algorithms.shelf.reweighted import Reweighted, propfair, semi_vred
 from equifed.algorithms.theory import drfa_by_theory, rfedfair_by_theory
-from equifed.algorithms.tilted import TiltedERM
-from equifed.contract.algorithm import Algorithm, AnyAlgorithm, Info
+from equifed.contract import AnyAlgorithm, Info
+from equifed.contract.algorithm import Algorithm
 
 __all__ = [
     "AFL",
@@ -60,7 +60,6 @@ __all__ = [
     "ScaffPDIA",
     "Scaffold",
     "ServerOptimised",
-    "TiltedERM",
     "UPGrad",
     "client_weights",
     "drfa_by_theory",
@@ -69,5 +68,6 @@ __all__ = [
     "qfedsgd",
     "rfedfair_by_theory",
     "semi_vred",
+    "tilted_erm",
     "with_measured_step",
 ]

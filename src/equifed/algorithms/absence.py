@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from equifed.contract import Clients, Index, LocalSGD, Losses, Moved, Stream, Vector, Weights
 from equifed.contract.absence import (
     PATIENCE,
     carry_over,
@@ -24,10 +25,7 @@ from equifed.contract.absence import (
     scale_to_present,
     scatter,
 )
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, Moved
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract.arrays import ClientVectors
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 from equifed.objectives.base import Objective, SaddleObjective
 

@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.around import Wrapper, WrapperState, inner_state, with_inner_state
-from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
-from equifed.contract.curvature import Curvature
-from equifed.contract.streams import Stream
+from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector
 from equifed.steps.certificate import gap_of_round
 
 WORSE = 3.0

@@ -7,20 +7,9 @@ from typing import Literal
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.contract.absence import (
-    check_draws,
-    check_participation,
-    running_mean,
-    sample_clients,
-)
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.objectives.base import SaddleObjective
-from equifed.objectives.cvar import WorstCase
-from equifed.objectives.dual_steps import DualStep, Euclidean
+from equifed.contract import Clients, Index, Info, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.absence import check_draws, check_participation, running_mean, sample_clients
+from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,10 @@ from dataclasses import dataclass
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract import Clients, Index, Info, LastModel, Losses, Stream, Vector, Weights
 from equifed.contract.absence import check_participation, sample_clients
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.objectives.base import SaddleObjective
-from equifed.objectives.cvar import WorstCase
-from equifed.objectives.dual_steps import DualStep, Entropic
+from equifed.objectives import DualStep, Entropic, SaddleObjective, WorstCase
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class AgnosticFedAvg:
+class AgnosticFedAvg(LastModel):
     r"""Agnostic federated averaging (Ro et al. 2021), where every client is a domain.
 
     .. math::
@@ -100,7 +95,3 @@ class AgnosticFedAvg:
         value = roll.objective.value(losses)
         info = Info(roll.weights, losses, value, chosen.index, notes=roll.notes)
         return State(x, weights, losses, roll.away), info
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x

@@ -10,13 +10,9 @@ import numpy as np
 import torch
 
 from equifed.algorithms.absence import over_members, rounds_of_patience
-from equifed.contract.algorithm import AnyAlgorithm, GivesWeights, Info, Proof, Wrappable
-from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.curvature import Curvature
-from equifed.contract.streams import Stream
-from equifed.objectives.base import SaddleObjective
-from equifed.objectives.cvar import Average
+from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector, Weights
+from equifed.contract.algorithm import GivesWeights, Wrappable
+from equifed.objectives import Average, SaddleObjective
 from equifed.steps.schedule import share_of_latest
 
 

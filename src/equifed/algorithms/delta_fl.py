@@ -8,12 +8,9 @@ import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.contract import Clients, Index, Info, LastModel, Losses, Stream, Vector, Weights
 from equifed.contract.absence import check_participation, sample_clients, scatter
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients
 from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 from equifed.objectives.cvar import Average
 
 ROUNDING = 256.0
@@ -30,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class DeltaFL:
+class DeltaFL(LastModel):
     r"""Federated averaging of the tail (Pillutla et al. 2021), for the superquantile (CVaR).
 
     .. math::
@@ -111,10 +108,6 @@ class DeltaFL:
             notes=roll.notes if self.participation == 1 else (),
         )
         return State(x, losses, roll.away), info
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def upper_quantile(losses: Losses, mass: Weights, level: float) -> float:

@@ -9,11 +9,10 @@ from typing import Any, get_args
 import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, Everyone, call_roll
+from equifed.contract import Clients, Index, Info, LastModel, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.absence import check_participation
-from equifed.contract.algorithm import Bound, Info, Proof
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.streams import Stream
+from equifed.contract.algorithm import Bound
+from equifed.contract.arrays import ClientVectors
 from equifed.objectives.base import FreeSum, SaddleObjective, check_saddle
 from equifed.steps.metric import (
     Metric,
@@ -46,7 +45,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FairNewton:
+class FairNewton(LastModel):
     r"""Newton's method for fair objectives: a few rounds to a proved optimum. This one is ours.
 
     .. math::
@@ -137,10 +136,6 @@ class FairNewton:
         notes = (*said, *everyone.notes)
         info = Info(weights, losses, value, everyone.index, size.numbers(), notes, proof)
         return State(new_x, weights, losses, size, everyone.away), info
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
     def _first_sizes(self, clients: Clients, x: Vector) -> MetricSizes:
         """Return the form of the metric, or refuse clients that cannot give one."""

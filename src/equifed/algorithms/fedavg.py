@@ -7,12 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from equifed.contract import Clients, Index, Info, LastModel, LocalSGD, Stream, Vector, Weights
 from equifed.contract.absence import check_participation, sample_clients, scatter
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 
 Weighting = Literal["size", "uniform"]
 
@@ -31,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(LastModel):
     r"""Average of the clients' models after local steps.
 
     .. math:: x \leftarrow x - \text{server\_lr} \sum_{i \in S} p_i (x - u_i)
@@ -69,10 +65,6 @@ class FedAvg:
         return State(x), Info(
             scatter(weights, chosen.index, len(clients.names)), index=chosen.index
         )
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def client_weights(weighting: Weighting, sizes: Index) -> Weights:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from equifed.contract.arrays import Index, Losses
+from equifed.contract import Index, Losses
 
 FEW = 5
 """Of fewer vectors, if they are not all, the usual length is that of the rounds before."""

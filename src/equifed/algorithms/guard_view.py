@@ -9,12 +9,10 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.guard import Watch
+from equifed.contract import ClientVectors, Index, LocalSGD, Losses, Moved, Stream, Vector, Weights
 from equifed.contract.absence import bound_share, limit_shares
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
-from equifed.contract.clients import Moved
 from equifed.contract.curvature import Curvature, CurvatureSum, Form
-from equifed.contract.local import LocalSGD, LocalWork
-from equifed.contract.streams import Stream
+from equifed.contract.local import LocalWork
 from equifed.contract.views import ITERATES, ClientsView, VectorsView
 
 LEAST = 3

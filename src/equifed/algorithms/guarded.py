@@ -11,11 +11,9 @@ import numpy as np
 from equifed.algorithms.around import Wrapper, WrapperState, unwrap
 from equifed.algorithms.guard import Guard, Watch
 from equifed.algorithms.guard_view import GuardedClients
+from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Stream, Vector, Weights
 from equifed.contract.absence import bound_share
-from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.streams import Stream
+from equifed.contract.algorithm import Wrappable
 from equifed.objectives.base import SaddleObjective
 from equifed.objectives.capped import with_cap
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract import Clients, LocalSGD, Stream, Vector
 from equifed.steps.smoothness import measured_smoothness
 
 A = TypeVar("A")

@@ -7,12 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, client_weights
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Stream, Vector
 from equifed.contract.absence import check_participation, sample_clients, scatter
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 
 LEAST_LOSS = 1e-10
 """Losses below this count as this: a power below zero of a loss of zero has no value."""
@@ -26,7 +22,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class QFedAvg:
+class QFedAvg(LastModel):
     r"""q-FedAvg (Li et al. 2020), Algorithm 2: minimises :math:`\sum_k p_k F_k^{q+1}/(q+1)`.
 
     .. math::
@@ -91,10 +87,6 @@ class QFedAvg:
             value = float(p @ losses ** (self.q + 1)) / (self.q + 1)
         objective = value if np.isfinite(value) else None
         return State(x), Info(weights, objective=objective, index=chosen.index)
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def qfedsgd(

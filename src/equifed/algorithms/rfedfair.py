@@ -9,15 +9,9 @@ import numpy as np
 
 from equifed.algorithms.absence import call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract.absence import (
-    check_draws,
-    running_mean,
-)
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD, SmoothedHinge
-from equifed.contract.streams import Stream
+from equifed.contract import Clients, Info, LocalSGD, Stream, Vector, Weights
+from equifed.contract.absence import check_draws, running_mean
+from equifed.contract.local import SmoothedHinge
 from equifed.objectives.cvar import Average
 
 

@@ -16,12 +16,10 @@ from equifed.algorithms.around import (
     unwrap,
     with_inner_state,
 )
+from equifed.contract import AnyAlgorithm, Clients, Info, Losses, Proof, Stream, Vector, Weights
 from equifed.contract.absence import sample_clients
-from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, MissingClients
+from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature
-from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.steps.certificate import gap_of_round
 

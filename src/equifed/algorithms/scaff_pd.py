@@ -6,9 +6,19 @@ from dataclasses import dataclass, replace
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.safeguarded import Safeguarded
-from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
+from equifed.contract import (
+    AnyAlgorithm,
+    Clients,
+    Index,
+    Info,
+    LastModel,
+    Losses,
+    Proof,
+    Stream,
+    Vector,
+    Weights,
+)
 from equifed.contract.absence import check_participation, sample_clients
-from equifed.contract.algorithm import Proof
 from equifed.contract.local import LocalSGD
 from equifed.objectives.base import SaddleObjective, check_saddle
 from equifed.steps.automatic import AutoSteps
@@ -27,7 +37,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class ScaffPD:
+class ScaffPD(LastModel):
     r"""SCAFF-PD (Yu et al. 2023), Algorithms 1 and 2.
 
     .. math::
@@ -107,10 +117,6 @@ class ScaffPD:
         info = Info(weights, losses, objective.value(losses), *told)
         after = State(new_x, weights, losses, sizes, everyone.away)
         return replace(state, **vars(after)), info
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
     def wrapped(self) -> AnyAlgorithm:
         """Return the algorithm as training runs it: automatic steps have a safeguard."""

@@ -8,13 +8,10 @@ from typing import Literal
 from equifed.algorithms.absence import PATIENCE
 from equifed.algorithms.safeguarded import Safeguarded
 from equifed.algorithms.scaff_pd import ScaffPD, State
-from equifed.contract.algorithm import AnyAlgorithm, Info, Proof
-from equifed.contract.arrays import Losses, Vector
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.objectives.cvar import WorstCase
-from equifed.objectives.relative_fairness import RelativeFairness, Side
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Proof, Stream, Vector
+from equifed.contract.algorithm import AnyAlgorithm
+from equifed.objectives import RelativeFairness, WorstCase
+from equifed.objectives.relative_fairness import Side
 from equifed.steps.automatic import AutoSteps
 from equifed.steps.phi import beyond_theory, choose_phi
 from equifed.steps.schedule import Schedule
@@ -33,7 +30,7 @@ class ScaffPDIAState(State):
 
 
 @dataclass(frozen=True)
-class ScaffPDIA:
+class ScaffPDIA(LastModel):
     r"""SCAFF-PD-IA: SCAFF-PD on the integrated set of relative fairness.
 
     .. math:: \min_x \max_{\lambda \in \Lambda_\varphi(A, B)} \sum_i \lambda_i f_i(x), \qquad
@@ -112,10 +109,6 @@ class ScaffPDIA:
         if state.before is not None and info.losses is not None:
             notes += self._regret(state, info.losses - state.before)
         return after, replace(info, numbers=numbers, notes=info.notes + notes, proof=proof)
-
-    def model(self, state: ScaffPDIAState) -> Vector:
-        """Return the last model."""
-        return state.x
 
     def objective_at(self, state: ScaffPDIAState) -> RelativeFairness:
         """Return the objective with the phi in force."""

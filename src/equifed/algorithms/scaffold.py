@@ -8,17 +8,9 @@ from typing import ClassVar, Literal
 import torch
 
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
-from equifed.contract.absence import (
-    check_participation,
-    sample_clients,
-    scale_to_present,
-    scatter,
-)
-from equifed.contract.algorithm import Info, Proof
-from equifed.contract.arrays import ClientVectors, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Proof, Stream, Vector, Weights
+from equifed.contract.absence import check_participation, sample_clients, scale_to_present, scatter
+from equifed.contract.arrays import ClientVectors
 from equifed.objectives.cvar import Average
 
 
@@ -32,7 +24,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(LastModel):
     r"""Local steps :math:`u \leftarrow u - \text{lr}\,(g_i(u) - c_i + c)`, then the average.
 
     Three readings of the control variates :math:`c_i` go by this name:
@@ -135,7 +127,3 @@ class Scaffold:
             return State(x), Info(everyone, None, value, clients.index)
         proof = Proof(state.x, losses, p, target, Average(prior=tuple(p.tolist())))
         return State(x), Info(everyone, losses, value, clients.index, proof=proof)
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x

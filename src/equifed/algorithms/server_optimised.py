@@ -16,10 +16,8 @@ from equifed.algorithms.around import (
     with_inner_state,
 )
 from equifed.algorithms.safeguarded import Safeguarded
-from equifed.contract.algorithm import AnyAlgorithm, Info, Wrappable
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
-from equifed.contract.streams import Stream
+from equifed.contract import AnyAlgorithm, Clients, Info, Stream, Vector
+from equifed.contract.algorithm import Wrappable
 
 Optimiser = Literal["momentum", "adagrad", "adam", "yogi"]
 

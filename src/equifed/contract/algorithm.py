@@ -121,6 +121,14 @@ class Algorithm(Protocol[S]):
 AnyAlgorithm = Algorithm[Any]
 
 
+class LastModel:
+    """An algorithm that gives out its last model."""
+
+    def model(self, state: Any) -> Vector:
+        """Return the last model."""
+        return state.x  # type: ignore[no-any-return]
+
+
 @runtime_checkable
 class Wrappable(Protocol):
     """An algorithm that is usually run inside wrappers."""

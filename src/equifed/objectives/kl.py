@@ -100,7 +100,7 @@ class Tilted(WithPrior, Adapted):
 
     t > 0 is ``KL`` with strength 1 / t, and has its penalty and its dual steps; t = 0 is the
     average. t < 0 magnifies *small* losses: it discounts outliers and is no maximum over weights,
-    so that primal-dual algorithms refuse it; ``TiltedERM`` minimises it.
+    so that primal-dual algorithms refuse it; ``tilted_erm`` minimises it.
 
     Parameters
     ----------

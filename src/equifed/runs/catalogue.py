@@ -72,21 +72,21 @@ ALGORITHMS = {
         "Ro et al. 2021",
     ),
     "tilted-erm": Entry(
-        "equifed.algorithms.tilted:TiltedERM",
+        "equifed.algorithms.reweighted:tilted_erm",
         "clients weighted by the exponential of their losses",
         "Li et al. 2021",
     ),
     "reweighted": Entry(
-        "equifed.algorithms.shelf.reweighted:Reweighted",
+        "equifed.algorithms.reweighted:Reweighted",
         "local steps, then a mean by the weights that any objective gives the losses",
     ),
     "propfair": Entry(
-        "equifed.algorithms.shelf.reweighted:propfair",
+        "equifed.algorithms.reweighted:propfair",
         "clients weighted by one over what their loss lacks to a bad one",
         "Zhang et al. 2022",
     ),
     "semi-vred": Entry(
-        "equifed.algorithms.shelf.reweighted:semi_vred",
+        "equifed.algorithms.reweighted:semi_vred",
         "mean loss plus the semi-variance of the losses",
         "Semi-VRed",
     ),

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equifed.contract.algorithm import Info, Proof
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.curvature import Curvature, Inexactness
+from equifed.contract import Curvature, Info, Losses, Proof, Vector, Weights
+from equifed.contract.curvature import Inexactness
 from equifed.objectives.base import SaddleObjective
 
 ROUNDING = 8.0

@@ -9,10 +9,8 @@ from typing import Literal, cast
 import numpy as np
 from typing_extensions import override
 
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
+from equifed.contract import Clients, Losses, Stream, Vector, Weights
 from equifed.contract.curvature import CurvatureSum, Form
-from equifed.contract.streams import Stream
 from equifed.objectives.base import SaddleObjective
 from equifed.steps.schedule import StepSizes
 

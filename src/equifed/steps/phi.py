@@ -12,11 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equifed.contract import Clients, Curvature, Index, Stream, Vector, Weights
 from equifed.contract.absence import carry_over
-from equifed.contract.arrays import Index, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.curvature import Curvature
-from equifed.contract.streams import Stream
 from equifed.objectives.relative_fairness import RelativeFairness
 from equifed.steps.smoothness import hessian_product
 

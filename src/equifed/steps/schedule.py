@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from equifed.contract.arrays import ClientVectors, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract import Clients, ClientVectors, LocalSGD, Stream, Vector, Weights
 from equifed.objectives.base import SaddleObjective
 
 

@@ -11,10 +11,7 @@ import math
 
 import numpy as np
 
-from equifed.contract.arrays import Vector, Weights
-from equifed.contract.clients import Clients, MissingClients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract import Clients, LocalSGD, MissingClients, Stream, Vector, Weights
 
 
 def hessian_product(

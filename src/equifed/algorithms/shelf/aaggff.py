@@ -11,17 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import (
     carry_over,
     check_participation,
     sample_clients,
     scale_to_present,
 )
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 from equifed.objectives.projections import project_capped_simplex
 
 Matrix = NDArray[np.float64]
@@ -50,7 +46,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class AAggFF:
+class AAggFF(LastModel):
     r"""Adaptive aggregation for fair federated learning (Hahn et al. 2024), Algorithms 2 and 3.
 
     .. math:: \ell_t(p) = -\log(1 + \langle p, r_t\rangle), \qquad
@@ -142,10 +138,6 @@ class AAggFF:
             )
         mean = losses.mean()
         return np.asarray(RESPONSES[self.response](losses / mean if mean > 0 else losses + 1))
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def regularised_leader(slope: Weights, curvature: Matrix, rounds: int = 5000) -> Weights:

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import (
     carry_over,
     check_participation,
     sample_clients,
     scale_to_present,
 )
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedDGGA:
+class FedDGGA(LastModel):
     r"""Generalisation adjustment (Zhang et al. 2023), equations 8 to 10.
 
     .. math::
@@ -96,10 +92,6 @@ class FedDGGA:
         share = scale_to_present(weights, chosen.index)
         x = state.x - self.server_lr * moved.displacement.step(share)
         return State(x, weights, losses, t), Info(weights, index=chosen.index)
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def held_out(clients: Clients, x: Vector, stream: Stream) -> Losses:

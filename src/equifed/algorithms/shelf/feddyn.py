@@ -9,6 +9,7 @@ import torch
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK, Weighting, all_sizes, client_weights
+from equifed.contract import Clients, Index, Info, LastModel, Losses, Moved, Stream, Vector, Weights
 from equifed.contract.absence import (
     ask_clients,
     check_draws,
@@ -17,14 +18,9 @@ from equifed.contract.absence import (
     sample_clients,
     scatter,
 )
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import ClientVectors, Index, Losses, Vector, Weights
-from equifed.contract.clients import Clients, Moved
+from equifed.contract.arrays import ClientVectors
 from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.objectives.base import SaddleObjective
-from equifed.objectives.cvar import WorstCase
-from equifed.objectives.dual_steps import DualStep, Euclidean
+from equifed.objectives import DualStep, Euclidean, SaddleObjective, WorstCase
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedDyn:
+class FedDyn(LastModel):
     r"""FedDyn (Acar et al. 2021), Algorithm 1: dynamic regularisation of the local losses.
 
     .. math::
@@ -90,10 +86,6 @@ class FedDyn:
         info = Info(scatter(share, chosen.index, len(everyone)), index=chosen.index)
         return State(state.x - mean - h / self.alpha, h, kept), info
 
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
-
 
 @dataclass(frozen=True)
 class RobustState:
@@ -112,7 +104,7 @@ class RobustState:
 
 
 @dataclass(frozen=True)
-class DRDM:
+class DRDM(LastModel):
     r"""DRDM: the dual steps of DRFA with the local steps of FedDyn.
 
     .. math::
@@ -211,10 +203,6 @@ class DRDM:
         total = state.h + new - old.weighted_sum(counted[here])
         counted[here] = mix[here]
         return total, counted
-
-    def model(self, state: RobustState) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def check_dynamic(local: LocalSGD, alpha: float, who: str) -> None:

@@ -8,18 +8,14 @@ import numpy as np
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
-from equifed.algorithms.tilted import State
+from equifed.algorithms.reweighted import State
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector
 from equifed.contract.absence import check_participation, sample_clients
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
 from equifed.objectives.kl import Tilted
 
 
 @dataclass(frozen=True)
-class FedEBA:
+class FedEBA(LastModel):
     r"""FedEBA+: entropy-based aggregation, with alignment of the local steps.
 
     .. math::
@@ -92,10 +88,6 @@ class FedEBA:
         update = (steps.step if target is None else steps.weighted_sum)(weights)
         info = Info(weights, losses, index=chosen.index, notes=roll.notes)
         return State(state.x - self.server_lr * update, losses, roll.away), info
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 def angle_to_equal(losses: Losses) -> float:

@@ -9,12 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract import Clients, Info, LastModel, LocalSGD, Losses, Stream, Vector, Weights
 from equifed.contract.absence import check_participation, sample_clients, scatter
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Losses, Vector, Weights
-from equifed.contract.clients import Clients, inner_products
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract.clients import inner_products
 from equifed.objectives.projections import project_capped_simplex
 
 Matrix = NDArray[np.float64]
@@ -29,7 +26,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class _Conflicts:
+class _Conflicts(LastModel):
     """Local steps, then a combination of the updates that their inner products decide."""
 
     local: LocalSGD = DEFAULT_WORK
@@ -61,10 +58,6 @@ class _Conflicts:
     def combine(self, gram: Matrix, chosen: Clients, x: Vector, stream: Stream) -> Weights:
         """Return what each client's update counts, from their inner products."""
         raise NotImplementedError
-
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from equifed.algorithms.around import WeightedWrapper, WrapperState, unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info
-from equifed.contract.arrays import Vector
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract import AnyAlgorithm, Clients, Info, LocalSGD, Stream, Vector
 
 
 @dataclass(frozen=True)

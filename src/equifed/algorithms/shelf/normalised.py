@@ -10,11 +10,9 @@ import numpy as np
 from typing_extensions import override
 
 from equifed.algorithms.around import WeightedWrapper, WrapperState, unwrap
-from equifed.contract.algorithm import AnyAlgorithm, Info
-from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
-from equifed.contract.clients import Clients, Moved
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
+from equifed.contract import AnyAlgorithm, Clients, Info, LocalSGD, Losses, Stream, Vector, Weights
+from equifed.contract.arrays import ClientVectors
+from equifed.contract.clients import Moved
 from equifed.contract.views import ClientsView, VectorsView
 
 By = Literal["steps", "length"]

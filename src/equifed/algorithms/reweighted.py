@@ -6,15 +6,9 @@ from dataclasses import dataclass
 
 from equifed.algorithms.absence import PATIENCE, call_roll
 from equifed.algorithms.fedavg import DEFAULT_WORK
+from equifed.contract import Clients, Index, Info, LastModel, LocalSGD, Losses, Stream, Vector
 from equifed.contract.absence import check_participation, sample_clients
-from equifed.contract.algorithm import Info
-from equifed.contract.arrays import Index, Losses, Vector
-from equifed.contract.clients import Clients
-from equifed.contract.local import LocalSGD
-from equifed.contract.streams import Stream
-from equifed.objectives.base import Objective
-from equifed.objectives.chi_square import SemiVariance
-from equifed.objectives.free_sums import Proportional
+from equifed.objectives import Objective, Proportional, SemiVariance, Tilted
 
 
 @dataclass(frozen=True)
@@ -27,7 +21,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Reweighted:
+class Reweighted(LastModel):
     r"""Descent on any objective of the client losses, with local steps.
 
     .. math::
@@ -82,9 +76,38 @@ class Reweighted:
         info = Info(weights, losses, roll.objective.value(losses), chosen.index, notes=roll.notes)
         return State(x, losses, roll.away), info
 
-    def model(self, state: State) -> Vector:
-        """Return the last model."""
-        return state.x
+
+def tilted_erm(
+    local: LocalSGD = DEFAULT_WORK,
+    tilt: float = 1.0,
+    prior: tuple[float, ...] | None = None,
+    participation: float = 1.0,
+    server_lr: float = 1.0,
+    patience: int = PATIENCE,
+) -> Reweighted:
+    r"""Return tilted empirical risk of the clients (TERM, Li et al. 2021), with local steps.
+
+    .. math:: \Phi = \tfrac1t \log \textstyle\sum_i p_i e^{t f_i}, \qquad
+              w_i = \frac{p_i e^{t f_i(x)}}{\sum_j p_j e^{t f_j(x)}} \quad \text{(their Lemma 1)}
+
+    One local step is their batch method; clients take the role of their groups, and several local
+    steps are ours. Large t approaches the worst case, t = 0 is FedAvg, t < 0 discounts clients with
+    large losses. Their stochastic method keeps a moving average of the normaliser for the losses it
+    does not see in a step; here clients that take no part keep their last loss in the sum.
+
+    Parameters
+    ----------
+    tilt : float
+        t, in the inverse unit of the loss. The paper tunes it; the default is ours.
+    prior : tuple of float, optional
+        Positive numbers, one per client, normalised to the p_i; None is uniform.
+    local, participation, server_lr, patience
+        As for :class:`Reweighted`.
+
+    >>> tilted_erm(tilt=2.0).objective
+    Tilted(tilt=2.0, prior=None)
+    """
+    return Reweighted(Tilted(tilt, prior), local, participation, server_lr, patience)
 
 
 def propfair(
