@@ -99,7 +99,7 @@ def with_interval(
 def with_limits(difference: Interval, unit: str = "", form: str = "+.1f") -> str:
     """Return a difference within seeds and its 95 % limits, if they are known.
 
-    >>> with_limits(Interval(1.0, -0.5, 2.5, 0.95), " points")
+    >>> with_limits(Interval(1.0, -0.5, 2.5), " points")
     '+1.0 points (-0.5 to +2.5)'
     """
     shown = f"{difference.estimate:{form}}{unit}"
@@ -114,12 +114,12 @@ def for_new_samples(told: Interval, splits: int, ratio: float) -> Interval:
     The variance of the mean is (1/J + test/train) times that of one of J splits, in place of 1/J
     (Nadeau and Bengio 2003); ``ratio`` is test/train.
 
-    >>> for_new_samples(Interval(1.0, 0.0, 2.0, 0.95), splits=4, ratio=0.75)
-    Interval(estimate=1.0, lower=-1.0, upper=3.0, level=0.95)
+    >>> for_new_samples(Interval(1.0, 0.0, 2.0), splits=4, ratio=0.75)
+    Interval(estimate=1.0, lower=-1.0, upper=3.0)
     """
     wider = float(np.sqrt(1 + splits * ratio))
     low, high = (told.estimate + wider * (end - told.estimate) for end in (told.lower, told.upper))
-    return Interval(told.estimate, low, high, told.level)
+    return Interval(told.estimate, low, high)
 
 
 # -- chance ---------------------------------------------------------------------------------------

@@ -272,9 +272,7 @@ def read_spread(folder: Path) -> Interval | None:
     correct, sizes = _columns(writers, BASE, 100)
     draw, n = np.random.default_rng(0), len(sizes)
     drawn = [_variance(correct[k], sizes[k]) for k in draw.integers(0, n, (DRAWS, n))]
-    return Interval(
-        _variance(correct, sizes), *map(float, np.quantile(drawn, [0.025, 0.975])), 0.95
-    )
+    return Interval(_variance(correct, sizes), *map(float, np.quantile(drawn, [0.025, 0.975])))
 
 
 def _columns(rows: Rows, accuracy: str, whole: float) -> tuple[Array, Array]:
@@ -299,12 +297,12 @@ def _limits(text: str) -> Interval:
     """Return a difference and its limits, as tables write them; one seed has no limits.
 
     >>> _limits("+0.7 (-0.2 to +1.6)"), _limits("+2.1")
-    (Interval(estimate=0.7, lower=-0.2, upper=1.6, level=0.95), \
-Interval(estimate=2.1, lower=nan, upper=nan, level=0.95))
+    (Interval(estimate=0.7, lower=-0.2, upper=1.6), \
+Interval(estimate=2.1, lower=nan, upper=nan))
     """
     first, _, rest = text.rstrip(")").partition(" (")
     low, _, high = rest.partition(" to ")
-    return Interval(float(first), float(low or math.nan), float(high or math.nan), 0.95)
+    return Interval(float(first), float(low or math.nan), float(high or math.nan))
 
 
 # -- tables -----------------------------------------------------------------------------------

@@ -146,12 +146,12 @@ def pooled_measure(told: Answers, name: str) -> Interval:
     """
     value, n = float(MEASURES[name](pooled(told)[None])[0]), len(told)
     if n == 1:
-        return Interval(value, -np.inf, np.inf, 0.95)
+        return Interval(value, -np.inf, np.inf)
     left = np.array([pooled(told, [t for t in told if t != trial]) for trial in told])
     without = MEASURES[name](left)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stdtrit(n - 1, 0.975) * error)
-    return Interval(value, value - half, value + half, 0.95)
+    return Interval(value, value - half, value + half)
 
 
 def pooled_table(found: Histories, alone: Answers) -> Table:

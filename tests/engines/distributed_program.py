@@ -35,7 +35,7 @@ ALGORITHMS = {
     "rfedfair": RFedFair(WORK, clients_per_round=3),
     "own": Scaffold(WORK, participation=0.6),
 }
-METRICS = ("balanced_accuracy", "auroc", "log_loss")
+METRICS = ("balanced_accuracy", "auroc", "brier")
 OPTIONS: dict[str, dict[str, str]] = {"own": {"own": "head"}}
 SIZES = [6, 11, 3, 8, 15, 9, 2]
 

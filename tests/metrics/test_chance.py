@@ -95,7 +95,6 @@ def test_the_verdict_does_not_depend_on_the_order_of_clients(seed):
     one, other = compare_to_chance(correct, sizes), compare_to_chance(correct[order], sizes[order])
     assert {order[i] for i in other.underserved} == set(one.underserved)
     assert other.floor == pytest.approx(one.floor)
-    assert other.variance == pytest.approx(one.variance, nan_ok=True)
 
 
 @pytest.mark.parametrize("correct", [[0, 0, 0], [5, 9, 1]], ids=["none right", "all right"])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equifed.metrics.intervals import check_counts
-from equifed.metrics.levels import Values, check_finite, count_of_fraction, worst_fraction
+from equifed.metrics.reducers import Values, check_finite, count_of_fraction, worst_fraction
 
 LEVEL = 0.025
 """Clients that are served equally are said to be unequal at most this often."""
@@ -105,8 +105,6 @@ class EqualService:
         What it would be on average if all clients were served equally (:func:`chance_floor`).
     usual : tuple of float
         Between which values it would be in 95 of 100 such federations.
-    variance : float
-        :func:`variance_beyond_chance`.
     p_value : float
         Of the hypothesis that all are served equally.
     underserved : tuple of int
@@ -118,7 +116,6 @@ class EqualService:
     count: int
     floor: float
     usual: tuple[float, float]
-    variance: float
     p_value: float
     underserved: tuple[int, ...]
 
@@ -165,7 +162,6 @@ def compare_to_chance(correct: ArrayLike, sizes: ArrayLike, seed: int = 0) -> Eq
         count=count_of_fraction(FIFTH, n),
         floor=chance_floor(m, pooled),
         usual=(float(np.quantile(fifths, 0.025)), float(np.quantile(fifths, 0.975))),
-        variance=variance_beyond_chance(k, m),
         p_value=float(min(1.0, 2 * min(wide, low.min()))),
         underserved=tuple(np.flatnonzero(2 * low <= LEVEL).tolist()),
     )

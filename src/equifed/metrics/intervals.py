@@ -1,18 +1,17 @@
-r"""How sure an accuracy is: intervals for one client, and for the worst of many.
+r"""How sure a number is: 95 % intervals for one client, for the worst of many, and over seeds.
 
 A client's accuracy is measured on m test samples. Taken as independent draws from that client's
 population, the number of correct answers is binomial, and the intervals here are for the client's
 *true* accuracy, the one on its population.
 
 **The worst of many.** With 100 equal clients the lowest measurement lies well below the common
-truth, and the ordinary interval of that client misses far too often. With :math:`\gamma = 1 -
-\mathrm{level}` and exact one-sided limits :math:`L_i(\cdot), U_i(\cdot)` of client i (Clopper and
-Pearson's),
+truth, and the ordinary interval of that client misses far too often. With :math:`\gamma = 0.05` and
+exact one-sided limits :math:`L_i(\cdot), U_i(\cdot)` of client i (Clopper and Pearson's),
 
 .. math:: \Bigl[\min_i L_i(\gamma/2),\ \min_i U_i(\gamma')\Bigr],
           \qquad \gamma' = 1 - (1-\gamma/2)^{1/n}
 
-covers :math:`p_{\min}` with probability at least ``level``. *Proof.* Let j be a client with
+covers :math:`p_{\min}` with probability at least 0.95. *Proof.* Let j be a client with
 :math:`p_j = p_{\min}`.
 
 * The lower limit needs no adjustment: :math:`\min_i L_i \le L_j`, so it exceeds :math:`p_j` only if
@@ -24,7 +23,7 @@ covers :math:`p_{\min}` with probability at least ``level``. *Proof.* Let j be a
 The two misses together have probability at most :math:`\gamma`. ∎
 
 Who is the worst? The *candidates* are the clients with :math:`L_i(\gamma') \le \min_k
-U_k(\gamma')`: when all simultaneous intervals hold (probability at least ``level``), :math:`L_j \le
+U_k(\gamma')`: when all simultaneous intervals hold (probability at least 0.95), :math:`L_j \le
 p_j \le p_k \le U_k` for all k, so j is among them. A client without samples has [0, 1]: it is
 always a candidate and the lower limit is 0.
 """
@@ -38,12 +37,15 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equifed.metrics.levels import Values, check_nonnegative, name_positions
+from equifed.metrics.reducers import Values, check_nonnegative, name_positions
+
+MISS = 0.025
+"""How often each of two limits misses."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, and two limits that hold at a stated level of confidence.
+    """An estimate, and two limits that hold with 95 % confidence.
 
     The limits may leave a biased estimate outside; ``corrected`` is the estimate without its bias,
     where it is known, and lies within them.
@@ -52,7 +54,6 @@ class Interval:
     estimate: float
     lower: float
     upper: float
-    level: float = 0.95
     corrected: float | None = field(default=None, repr=False, compare=False)
 
     def __contains__(self, value: float) -> bool:
@@ -70,13 +71,6 @@ class WorstClient:
     interval: Interval
     observed: int
     candidates: tuple[int, ...]
-
-
-def check_level(level: float) -> float:
-    """Return a confidence level in (0, 1), or say that it is not one."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie strictly in (0, 1), got {level}; write 95 % as 0.95.")
-    return float(level)
 
 
 def check_counts(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]:
@@ -126,9 +120,9 @@ def correct_counts(accuracies: ArrayLike, sizes: ArrayLike) -> Values:
     return whole
 
 
-def limit_wilson(k: Values, m: Values, miss: float) -> tuple[Values, Values]:
-    """Return Wilson's limits, each missing on its side with probability ``miss``, about."""
-    z, samples = NormalDist().inv_cdf(1 - miss), np.maximum(m, 1.0)  # no sample: 0 and 1 below
+def limit_wilson(k: Values, m: Values) -> tuple[Values, Values]:
+    """Return Wilson's limits of k correct answers of m, which need not be whole numbers."""
+    z, samples = NormalDist().inv_cdf(1 - MISS), np.maximum(m, 1.0)  # no sample: 0 and 1 below
     p, shrink = k / samples, 1 + z**2 / samples
     centre = (p + z**2 / (2 * samples)) / shrink
     half = z / shrink * np.sqrt(p * (1 - p) / samples + (z / (2 * samples)) ** 2)
@@ -145,16 +139,14 @@ def limit_exactly(k: Values, m: Values, miss: float) -> tuple[Values, Values]:
     return np.where(k == 0, 0.0, lower), np.where(k == m, 1.0, upper)
 
 
-def wilson_interval(
-    correct: ArrayLike, trials: ArrayLike, level: float = 0.95
-) -> tuple[Values, Values]:
+def wilson_interval(correct: ArrayLike, trials: ArrayLike) -> tuple[Values, Values]:
     r"""Return Wilson's score limits for each client's accuracy, shape (n,) each.
 
     .. math:: \frac{\hat p + z^2/2m \pm z\sqrt{\hat p(1-\hat p)/m + z^2/4m^2}}{1 + z^2/m}
 
     Every accuracy that a score test would not reject. Its coverage is near the nominal level on
-    average over true accuracies, above or below at single ones. No sample gives [0, 1]. The level
-    holds for one client at a time: of 100 clients, 5 intervals are expected to miss.
+    average over true accuracies, above or below at single ones. No sample gives [0, 1]. It holds
+    for one client at a time: of 100 clients, 5 intervals are expected to miss.
 
     References
     ----------
@@ -163,36 +155,15 @@ def wilson_interval(
     >>> [limit.round(4) for limit in wilson_interval([45, 0], [50, 10])]
     [array([0.7864, 0.    ]), array([0.9565, 0.2775])]
     """
-    return limit_wilson(*check_counts(correct, trials), (1 - check_level(level)) / 2)
+    return limit_wilson(*check_counts(correct, trials))
 
 
-def clopper_pearson_interval(
-    correct: ArrayLike, trials: ArrayLike, level: float = 0.95
-) -> tuple[Values, Values]:
-    r"""Return the exact limits, which cover at least at the nominal level whatever the accuracy.
-
-    The lower limit is the :math:`(1-\mathrm{level})/2` quantile of Beta(k, m - k + 1), the upper
-    one that of Beta(k + 1, m - k) at one minus that. No sample gives [0, 1].
-
-    References
-    ----------
-    Clopper and Pearson, Biometrika 26, 1934.
-
-    >>> [limit.round(4) for limit in clopper_pearson_interval([45, 0], [50, 10])]
-    [array([0.7819, 0.    ]), array([0.9667, 0.3085])]
-    """
-    return limit_exactly(*check_counts(correct, trials), (1 - check_level(level)) / 2)
-
-
-def worst_client_interval(
-    correct: ArrayLike, trials: ArrayLike, level: float = 0.95
-) -> WorstClient:
+def worst_client_interval(correct: ArrayLike, trials: ArrayLike) -> WorstClient:
     r"""Return an interval for :math:`p_{\min} = \min_i p_i`, the worst-served client's accuracy.
 
     It allows for the lowest of many *measured* accuracies being low by chance; the module's
-    docstring has the proof. ``level`` is the confidence of the interval, and separately of the set
-    of candidates. There is no such interval for losses without the losses of single samples:
-    nothing bounds them.
+    docstring has the proof. The confidence is 95 % for the interval, and separately for the set
+    of candidates.
 
     >>> worst = worst_client_interval(correct=[90, 45, 49], trials=[100, 50, 100])
     >>> worst.observed, worst.candidates
@@ -203,25 +174,24 @@ def worst_client_interval(
     k, m = check_counts(correct, trials)
     if not (m > 0).any():
         raise ValueError("trials are zero for every client: nothing was measured.")
-    half = (1 - check_level(level)) / 2
-    adjusted = -math.expm1(math.log1p(-half) / k.size)  # gamma', Sidak's
-    lower, _ = limit_exactly(k, m, half)
+    adjusted = -math.expm1(math.log1p(-MISS) / k.size)  # gamma', Sidak's
+    lower, _ = limit_exactly(k, m, MISS)
     low, high = limit_exactly(k, m, adjusted)
     measured = np.divide(k, m, out=np.full(k.shape, np.inf), where=m > 0)
     observed = int(measured.argmin())
-    interval = Interval(float(measured[observed]), float(lower.min()), float(high.min()), level)
+    interval = Interval(float(measured[observed]), float(lower.min()), float(high.min()))
     return WorstClient(interval, observed, tuple(np.flatnonzero(low <= high.min()).tolist()))
 
 
-def student_half(values: Values, level: float) -> float:
+def student_half(values: Values) -> float:
     """Return half the width of Student's interval for a mean."""
     from scipy.special import stdtrit
 
-    t = float(stdtrit(len(values) - 1, (1 + level) / 2))
+    t = float(stdtrit(len(values) - 1, 1 - MISS))
     return t * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
-def mean_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
+def mean_interval(values: ArrayLike) -> Interval:
     r"""Return the mean over seeds with an interval for the mean over all seeds there could be.
 
     :math:`\bar d \pm t_{s-1}\, \mathrm{sd}/\sqrt s`, exact for normal values. One seed tells
@@ -232,10 +202,9 @@ def mean_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     (2.0, -0.4841, 4.4841)
     """
     array = check_seeds(values, "values")
-    check_level(level)
-    half = student_half(array, level) if array.size > 1 else math.inf
+    half = student_half(array) if array.size > 1 else math.inf
     estimate = float(array.mean())
-    return Interval(estimate, estimate - half, estimate + half, level)
+    return Interval(estimate, estimate - half, estimate + half)
 
 
 def check_seeds(values: ArrayLike, name: str) -> Values:

@@ -5,9 +5,9 @@ model answers, computed where the samples are. What is known by name is in ``MET
 of your own becomes a metric by :func:`as_metric`.
 
 Scores and probabilities of two classes are one number per sample, that of class 1, the positive
-one; of more classes one per class, and recall, precision, F1, AUROC and average precision are then
-means over the classes that the client has ("macro", one against the rest). Where scikit-learn warns
-that a metric is not defined, it is NaN.
+one; of more classes one per class, and recall, precision, F1 and AUROC are then means over the
+classes that the client has ("macro", one against the rest). Where scikit-learn warns that a metric
+is not defined, it is NaN.
 
 Limits for other samples of the same client: ratios of counts (accuracy; recall and precision of two
 classes) have Wilson's, means over samples Student's, all others those of a bootstrap over the
@@ -28,7 +28,7 @@ import numpy as np
 
 from equifed.contract.streams import Stream
 from equifed.metrics.intervals import student_half, wilson_interval
-from equifed.metrics.levels import Values
+from equifed.metrics.reducers import Values
 
 Needs = Literal["prediction", "score", "probability", "loss"]
 Task = Literal["any", "classes", "values"]
@@ -177,7 +177,7 @@ def limit_mean(values: Values) -> tuple[float, float]:
     """
     if len(values) < 2 or not np.isfinite(values).all() or np.ptp(values) == 0:
         return NOTHING
-    mean, half = float(values.mean()), student_half(values, 0.95)
+    mean, half = float(values.mean()), student_half(values)
     return max(mean - half, 0.0) if values.min() >= 0 else mean - half, mean + half
 
 
@@ -238,7 +238,7 @@ def _count_rate(y: Any, score: Any, rate: Rate) -> tuple[int, int] | None:
 def _auroc(y: Any, score: Any) -> float:
     """Return how often a positive sample is ranked before a negative one, ties counting half."""
     if score.ndim == 2:
-        return _one_against_rest(_auroc, y, score)
+        return _auroc_of_each(y, score)
     positive = y == 1
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
@@ -248,27 +248,14 @@ def _auroc(y: Any, score: Any) -> float:
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
 
 
-def _average_precision(y: Any, score: Any) -> float:
-    """Return the mean precision at the ranks of the positive samples, equal scores together."""
-    if score.ndim == 2:
-        return _one_against_rest(_average_precision, y, score)
-    positive = y == 1
-    if positive.all() or not positive.any():
-        return float("nan")
-    order = np.argsort(-score, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(score[order])), len(y) - 1)  # the last of each score
-    found = np.cumsum(positive[order])[ends]
-    gained = np.diff(found, prepend=0) / positive.sum()
-    return float((gained * found / (ends + 1)).sum())
-
-
-def _one_against_rest(metric: Any, y: Any, score: Any) -> float:
+def _auroc_of_each(y: Any, score: Any) -> float:
+    """Return the mean over the client's classes, each against the rest."""
     classes = np.unique(y)
     if len(classes) < 2:
         return float("nan")
     powers = np.exp(score - score.max(axis=1, keepdims=True))
     chances = powers / powers.sum(axis=1, keepdims=True)
-    return float(np.mean([metric((y == k).astype(np.int64), chances[:, k]) for k in classes]))
+    return float(np.mean([_auroc((y == k).astype(np.int64), chances[:, k]) for k in classes]))
 
 
 def _squared_distances(y: Any, probability: Any) -> Values:
@@ -277,14 +264,6 @@ def _squared_distances(y: Any, probability: Any) -> Values:
         return np.asarray((probability - y) ** 2, dtype=np.float64)
     truth = np.eye(probability.shape[1])[y]
     return np.asarray(((probability - truth) ** 2).sum(axis=1))
-
-
-def _log_losses(y: Any, probability: Any) -> Values:
-    """Return minus the logarithm of the probability of the true class, which is at least 2e-16."""
-    two = probability.ndim == 1
-    chances = np.column_stack([1 - probability, probability]) if two else probability
-    least = np.finfo(np.float64).eps
-    return np.asarray(-np.log(np.clip(chances[np.arange(len(y)), y], least, 1 - least)))
 
 
 def _errors(y: Any, predicted: Any) -> Values:
@@ -331,8 +310,6 @@ def _of_rate(name: Rate, undefined: str, **more: Any) -> Metric:
     return _of_classes(name, True, compute=compute, undefined=undefined, **more)
 
 
-_ONE = "a client whose samples are all of one class has none"
-
 METRICS = {
     metric.name: metric
     for metric in (
@@ -347,10 +324,9 @@ METRICS = {
                  counts=partial(_count_rate, rate="precision")),
         _of_rate("f1", "a client without positive samples, true or predicted, has none",
                  label="F1"),
-        _of_classes("auroc", True, compute=_auroc, label="AUROC", undefined=_ONE),
-        _of_classes("average_precision", True, compute=_average_precision, undefined=_ONE),
+        _of_classes("auroc", True, compute=_auroc, label="AUROC",
+                    undefined="a client whose samples are all of one class has none"),
         _of_classes("brier", False, "probability", label="Brier score", each=_squared_distances),
-        _of_classes("log_loss", False, "probability", each=_log_losses),
         _of_values("rmse", "RMSE", compute=_rmse),
         _of_values("mae", "MAE", each=_absolute_errors),
         _of_values("r2", "R²", True, compute=_r2,

@@ -17,9 +17,6 @@ luck with the samples is shared, which an interval from two separate accuracies 
   answers if it is the same client, and without any, which is cautious, if it is not.
 * Other reducers that rest on more than one client: a bootstrap of the four counts.
 
-* One client that may change its model: :func:`gain_of_pairs`, with a one-sided test beside the
-  interval, so that several clients can be named with a stated error.
-
 When it is not known who answered which sample correctly, :func:`assume_independent` stands in for
 the counts; intervals are then usually too wide.
 
@@ -44,33 +41,32 @@ from equifed.contract.streams import Stream
 from equifed.metrics.bootstrap import split_resamples
 from equifed.metrics.intervals import (
     Interval,
-    check_level,
     check_seeds,
     limit_wilson,
     mean_interval,
     worst_client_interval,
 )
-from equifed.metrics.levels import Values, check_nonnegative
-from equifed.metrics.summary import Reducer, describe
+from equifed.metrics.reducers import Values, check_nonnegative
+from equifed.metrics.summary import REDUCERS, Reducer
 
 Joint = Values
 """Counts (n, 4) of each client: right for both, for ours alone, for theirs alone, for neither."""
 
 
-def paired_difference(values: ArrayLike, baseline: ArrayLike, *, level: float = 0.95) -> Interval:
+def paired_difference(values: ArrayLike, baseline: ArrayLike) -> Interval:
     """Return the mean of ``values - baseline`` over seeds, with its interval.
 
     Entry i of both must come from the same seed; see :func:`~equifed.metrics.mean_interval`.
 
     >>> paired_difference([0.75, 0.5, 1.0], baseline=[0.5, 0.25, 0.75])
-    Interval(estimate=0.25, lower=0.25, upper=0.25, level=0.95)
+    Interval(estimate=0.25, lower=0.25, upper=0.25)
     """
     ours, theirs = check_seeds(values, "values"), check_seeds(baseline, "baseline")
     if ours.shape != theirs.shape:
         raise ValueError(
             f"values and baseline must come from the same seeds, got {ours.size} and {theirs.size}."
         )
-    return mean_interval(ours - theirs, level=level)
+    return mean_interval(ours - theirs)
 
 
 def count_pairs(ours: NDArray[np.bool_], theirs: NDArray[np.bool_], sizes: ArrayLike) -> Joint:
@@ -113,7 +109,7 @@ def correlate(joint: Joint) -> Values:
     return out
 
 
-def newcombe_interval(joint: Joint, level: float = 0.95) -> tuple[Values, Values, Values]:
+def newcombe_interval(joint: Joint) -> tuple[Values, Values, Values]:
     r"""Return each client's difference of accuracies, and its limits, shape (n,) each.
 
     With Wilson's limits l and u of both accuracies p and q and their correlation phi,
@@ -128,16 +124,16 @@ def newcombe_interval(joint: Joint, level: float = 0.95) -> tuple[Values, Values
     [0.2, 0.0569, 0.3404]
     """
     m, k = joint.sum(axis=1), (joint[:, 0] + joint[:, 1], joint[:, 0] + joint[:, 2])
-    miss, phi = (1 - check_level(level)) / 2, correlate(joint)
-    (p, below, above), (q, low, high) = (_distances(count, m, miss) for count in k)
+    (p, below, above), (q, low, high) = (_distances(count, m) for count in k)
+    phi = correlate(joint)
     lower = p - q - _combine(below, high, phi)
     upper = p - q + _combine(above, low, phi)
     return p - q, np.maximum(lower, -1.0), np.minimum(upper, 1.0)
 
 
-def _distances(k: Values, m: Values, miss: float) -> tuple[Values, Values, Values]:
+def _distances(k: Values, m: Values) -> tuple[Values, Values, Values]:
     """Return accuracies, and how far below and above them Wilson's limits lie."""
-    lower, upper = limit_wilson(k, m, miss)
+    lower, upper = limit_wilson(k, m)
     p = k / m
     return p, np.maximum(p - lower, 0.0), np.maximum(upper - p, 0.0)
 
@@ -196,12 +192,12 @@ def combine_sources(estimate: float, intervals: Iterable[Interval]) -> Interval:
 
     >>> sources = [Interval(0.0, -3.0, 6.0), Interval(0.0, -4.0, 8.0)]
     >>> combine_sources(1.0, sources)
-    Interval(estimate=1.0, lower=-4.0, upper=11.0, level=0.95)
+    Interval(estimate=1.0, lower=-4.0, upper=11.0)
     """
     listed = list(intervals)
     below = math.hypot(*(i.estimate - i.lower for i in listed))
     above = math.hypot(*(i.upper - i.estimate for i in listed))
-    return Interval(estimate, estimate - below, estimate + above, listed[0].level)
+    return Interval(estimate, estimate - below, estimate + above)
 
 
 def average_difference(joint: Joint, weights: ArrayLike) -> Interval:
@@ -258,14 +254,6 @@ def bootstrap_difference(reducer: Reducer, joint: Joint, resamples: int = 1000) 
     return Interval(estimate, estimate - half, estimate + half)
 
 
-def _reduces_to_worst(name: str, clients: int) -> bool:
-    """Tell whether a reducer is the lowest accuracy, whatever the accuracies: a bootstrap errs."""
-    if name in ("worst", "minimum"):
-        return True
-    stem, _, percent = name.removesuffix("_percent").partition("_")
-    return stem == "worst" and float(percent.replace("_", ".")) / 100 * clients <= 1
-
-
 def difference_intervals(
     joint: Joint, names: Sequence[str], *, resamples: int = 1000
 ) -> dict[str, Interval]:
@@ -282,8 +270,8 @@ def difference_intervals(
             out[name] = average_difference(joint, np.full(len(joint), 1 / len(joint)))
         elif name == "average_by_sample":
             out[name] = average_difference(joint, sizes / sizes.sum())
-        elif _reduces_to_worst(name, len(joint)):
-            out[name] = worst_difference(joint)
-        elif not describe(name).extreme:
-            out[name] = bootstrap_difference(describe(name), joint, resamples)
+        elif name == "worst" or (name == "worst_20_percent" and len(joint) <= 5):
+            out[name] = worst_difference(joint)  # both are the lowest accuracy: a bootstrap errs
+        elif not REDUCERS[name].extreme:
+            out[name] = bootstrap_difference(REDUCERS[name], joint, resamples)
     return out

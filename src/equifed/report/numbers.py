@@ -17,6 +17,7 @@ import numpy as np
 
 from equifed.contract.arrays import Index, Losses, Weights
 from equifed.metrics import (
+    REDUCERS,
     Interval,
     WorstClient,
     accuracy_intervals,
@@ -24,7 +25,6 @@ from equifed.metrics import (
     combine_sources,
     correct_counts,
     count_pairs,
-    describe,
     difference_intervals,
     mean_interval,
     paired_difference,
@@ -52,8 +52,8 @@ LABELS = {
     "twenty_twenty": "Relative unfairness, 20:20",
 }
 COMPARED = (
-    "average_by_client", "average_by_sample", "worst", "minimum", "worst_20_percent",
-    "best_20_percent", "gini", "twenty_twenty",
+    "average_by_client", "average_by_sample", "worst", "worst_20_percent", "best_20_percent",
+    "gini", "twenty_twenty",
 )  # fmt: skip
 """Differences of these have limits over samples."""
 
@@ -181,7 +181,7 @@ def list_measures(scale: Scale, target: float | None) -> tuple[Measure, ...]:
     """Return the rows of a comparison; ``target`` is how good the worst client has to become."""
     rows = []
     for key, label in LABELS.items():
-        reducer = describe(key)
+        reducer = REDUCERS[key]
         form: Form = "value" if key in LEVELS else "gap" if key == "spread" else "index"
         lower = reducer.lower_is_better(higher_is_better=scale.higher_is_better)
         rows.append(Measure(key, label, reducer.meaning, form, lower))
@@ -217,9 +217,9 @@ def measure_run(history: History, scale: Scale, target: float | None) -> dict[st
     record, higher = history.last(scale.metric, scale.split), scale.higher_is_better
     sent = sum(r.bytes_up + r.bytes_down for r in history.rounds)
     out = {"rounds": float(len(history.rounds)), "bytes": float(sent)}
-    known = np.empty(0) if record is None else record.values[~np.isnan(record.values)]
-    if record is not None and known.size and np.isfinite(known).all():
-        out |= summary(record.values, record.sizes, higher_is_better=higher, missing="drop")
+    some = np.empty(0, bool) if record is None else ~np.isnan(record.values)
+    if record is not None and some.any() and np.isfinite(record.values[some]).all():
+        out |= summary(record.values[some], record.sizes[some], higher_is_better=higher)
     if target is not None:
         rounds, values = history.series(scale.metric, scale.split)
         reached = reduce_clients(values, scale, "worst") if len(rounds) else np.empty(0)
@@ -308,7 +308,7 @@ def _sample_intervals(
         return accuracy_intervals(counts[0], sizes, resamples=RESAMPLES)
     (lower,), (upper,) = wilson_interval(counts[0], sizes)  # as in the table of clients
     one = Interval(float(counts[0][0] / sizes[0]), float(lower), float(upper))
-    return dict.fromkeys((*LEVELS, "minimum", "maximum", "best", "average_by_sample"), one)
+    return dict.fromkeys((*LEVELS, "average_by_sample"), one)
 
 
 def choose_format(measure: Measure, scale: Scale) -> Callable[[float], str]:

@@ -138,7 +138,6 @@ def render(report: Report, refresh: float | None = None) -> str:
             r for r in tables.list_comparison(report) if not report.single or r["key"] in SINGLE
         ],
         evidence=_describe_differences(report),
-        all_measures=tables.list_all_measures(report),
         figures=figures,
         certificate_notes=text.collect_certificate_notes(report.methods),
         weight_notes=describe_weights(report.methods, figures["weights"]),

@@ -12,8 +12,7 @@ import numpy as np
 
 from equifed.contract.arrays import Losses
 from equifed.contract.evaluation import Details
-from equifed.metrics import Interval, reducers, summary
-from equifed.metrics.summary import BY_SAMPLE
+from equifed.metrics import Interval, summary
 from equifed.report.charts import csv_text
 from equifed.report.document import (
     Report,
@@ -127,16 +126,6 @@ def add_margin(text: str, margin: str) -> str:
     value, _, unit = text.partition(" ")
     shared = unit and margin.endswith(" " + unit)
     return f"{value if shared else text} ± {margin}"
-
-
-def list_all_measures(report: Report) -> list[dict[str, Any]]:
-    """Return every reducer with its meaning, for the table of all measures."""
-    rows = []
-    for r in (BY_SAMPLE, *reducers()) if report.scale is not None else ():
-        found = [e[r.name].interval.estimate if r.name in e else math.nan for e in report.estimates]
-        shown = [f"{v:.4f}" if math.isfinite(v) else "∞" if v > 0 else DASH for v in found]
-        rows.append({"name": r.name, "meaning": r.meaning, "values": shown})
-    return rows
 
 
 def summarise_further(method: Method, scale: Scale) -> list[dict[str, str]]:

@@ -17,14 +17,12 @@ import numpy as np
 from equifed.contract.arrays import Losses
 from equifed.metrics import (
     EqualService,
-    accuracy_intervals,
     assume_independent,
     chance_floor,
     compare_to_chance,
     correct_counts,
     find_worse_means,
     newcombe_interval,
-    variance_beyond_chance,
 )
 from equifed.metrics.chance import LEVEL
 from equifed.report.methods import NAMED, Method, Scale, capital, join_names, plural
@@ -32,8 +30,6 @@ from equifed.training.history import History
 
 SPENT = 1e-3
 """Below this, a training loss leaves the weights of clients nothing to weigh."""
-MANY = 20
-"""From so many clients on, they are drawn anew to see how sure their spread is."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def _judge_fractions(method: Method, scale: Scale) -> Verdict | None:
     some, (correct, *_), sizes = known[0], known[1], known[2].astype(np.float64)
     found = compare_to_chance(correct, sizes)
     low = tuple(method.clients[some[i]] for i in found.underserved)
-    notes = [_describe_floor(found, sizes, scale), _describe_spread(found, correct, sizes, scale)]
+    notes = [_describe_floor(found, sizes, scale)]
     if found.equal:
         notes.append(_describe_power(sizes, found.pooled, scale))
     who = name_clients(low, method.clients)
@@ -134,30 +130,6 @@ def _describe_floor(found: EqualService, sizes: Losses, scale: Scale) -> str:
         f"would come to {scale.text(found.floor)} there on average, and to "
         f"{scale.span(*found.usual)} in 95 of 100 cases (test of equal service: p {p})."
     )
-
-
-def _describe_spread(found: EqualService, correct: Losses, sizes: Losses, scale: Scale) -> str:
-    beyond = math.sqrt(max(found.variance, 0.0)) if math.isfinite(found.variance) else math.nan
-    lower, upper = _limit_spread(correct, sizes, beyond)
-    estimate = "" if math.isnan(beyond) else f" is estimated at {scale.gap(beyond)} and"
-    return (
-        f"The standard deviation of the clients' true accuracies{estimate} lies between "
-        f"{scale.number(lower)} and {scale.gap(upper)} with 95 % confidence; that of "
-        f"the measured ones is {scale.gap(float((correct / sizes).std()))}."
-    )
-
-
-def _limit_spread(correct: Losses, sizes: Losses, estimate: float) -> tuple[float, float]:
-    """Return limits of the standard deviation of true accuracies: clients drawn anew if many."""
-    n = len(sizes)
-    if n < MANY:
-        found = accuracy_intervals(correct, sizes, resamples=400)["standard_deviation"]
-        ends = np.array([found.lower, found.upper, estimate])
-        return float(np.nanmin(ends)), float(np.nanmax(ends))
-    picks = np.random.default_rng(0).integers(n, size=(400, n))
-    drawn = [variance_beyond_chance(correct[pick], sizes[pick]) for pick in picks]
-    lower, upper = np.sqrt(np.maximum(np.quantile(drawn, [0.025, 0.975]), 0.0))
-    return float(lower), float(upper)
 
 
 def _describe_power(sizes: Losses, pooled: float, scale: Scale) -> str:

@@ -313,10 +313,7 @@ MEANINGS = {
     "precision": "which fraction of the samples that were predicted positive are",
     "f1": "the harmonic mean of recall and precision",
     "auroc": "how often a positive sample is ranked before a negative one, ties counting half",
-    "average_precision": "the mean precision at the ranks of the positive samples, equal scores "
-    "together",
     "brier": "the mean squared distance of the probabilities from the truth",
-    "log_loss": "minus the mean logarithm of the probability of the true class",
     "rmse": "the root of the mean squared error; of several targets the mean of their roots",
     "mae": "the mean absolute error",
     "r2": "which fraction of the variance of the client's targets is explained",

@@ -1,16 +1,15 @@
-r"""How well clients are served: averages, the worst, the best, and how far they lie apart.
+r"""From one number per client to one number: averages, the worst, spreads, how unequal the shares.
 
 Every reducer takes finite numbers, one per client along the last axis: a vector of shape (n,) gives
 a float, a stack of shape (b, n) gives (b,) numbers, which the bootstrap uses. A client without a
 value (NaN) is refused with its position: whether it is left out is for the caller to decide.
 ``higher_is_better`` says whether values are like accuracies (True) or like losses (False), which
-decides who is *worst*. Negative values are allowed here.
+decides who is *worst*.
 
-CVaR is a maximum over the capped simplex at level alpha, :math:`\Delta_\alpha = \{a \ge 0, \sum_i
-a_i = 1, a_i \le 1/(\alpha n)\}`. The largest :math:`\langle a, v\rangle` over it is the mean of the
-largest fraction alpha of the values, where the last client is counted in part when alpha n is no
-integer. (IA prints :math:`\lfloor\alpha n\rfloor` clients, which is the same when it is one, and
-nothing at all when alpha n < 1; there the capped simplex gives the extreme client.)
+Lorenz curve, Gini coefficient and ratios of tails depend on the shares :math:`p_i = v_i/\sum_j v_j`
+alone. They refuse negative values; one client, and zero for every client, are perfect equality.
+They are blind to the level: a model that is equally bad for all clients scores perfectly, so read
+them beside an average.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def check_finite(values: ArrayLike, name: str = "values") -> Values:
     if wrong.any():
         raise ValueError(
             f"{name} must be finite, but clients at positions {name_positions(wrong)} are not; "
-            "leave clients without a value out explicitly (summary(..., missing='drop') does)."
+            "leave clients without a value out."
         )
     return array
 
@@ -67,7 +66,7 @@ def check_nonnegative(values: ArrayLike, name: str = "values") -> Values:
     if (array < 0).any():
         raise ValueError(
             f"{name} must not be negative (shares and ratios lose their meaning), but clients at "
-            f"positions {name_positions(array < 0)} are; use variance, spread or worst_fraction."
+            f"positions {name_positions(array < 0)} are; use spread or worst_fraction."
         )
     return array
 
@@ -140,8 +139,7 @@ def count_of_fraction(fraction: float, clients: int) -> int:
 def worst_fraction(values: ArrayLike, fraction: float, *, higher_is_better: bool) -> Reduced:
     r"""Return the mean over the :math:`\lceil k n\rceil` worst-served clients, k = ``fraction``.
 
-    The lowest accuracies or the highest losses. :func:`~equifed.metrics.cvar` is the same without
-    rounding, with the last client counted in part. IA Section 6 (ii).
+    The lowest accuracies or the highest losses. IA Section 6 (ii).
 
     >>> worst_fraction([0.5, 1.0, 0.75, 0.75], 0.5, higher_is_better=True)
     0.625
@@ -164,24 +162,6 @@ def best_fraction(values: ArrayLike, fraction: float, *, higher_is_better: bool)
     return worst_fraction(values, fraction, higher_is_better=not higher_is_better)
 
 
-def minimum(values: ArrayLike) -> Reduced:
-    """Return the smallest value, whoever that is good for.
-
-    >>> minimum([0.5, 0.9])
-    0.5
-    """
-    return unwrap(check_finite(values).min(axis=-1))
-
-
-def maximum(values: ArrayLike) -> Reduced:
-    """Return the largest value.
-
-    >>> maximum([0.5, 0.9])
-    0.9
-    """
-    return unwrap(check_finite(values).max(axis=-1))
-
-
 def worst(values: ArrayLike, *, higher_is_better: bool) -> Reduced:
     """Return the value of the worst-served client: the lowest accuracy or the highest loss.
 
@@ -191,16 +171,8 @@ def worst(values: ArrayLike, *, higher_is_better: bool) -> Reduced:
     >>> worst([0.5, 0.9], higher_is_better=True), worst([0.5, 0.9], higher_is_better=False)
     (0.5, 0.9)
     """
-    return minimum(values) if higher_is_better else maximum(values)
-
-
-def best(values: ArrayLike, *, higher_is_better: bool) -> Reduced:
-    """Return the value of the best-served client.
-
-    >>> best([0.5, 0.9], higher_is_better=True)
-    0.9
-    """
-    return worst(values, higher_is_better=not higher_is_better)
+    array = check_finite(values)
+    return unwrap(array.min(axis=-1) if higher_is_better else array.max(axis=-1))
 
 
 def spread(values: ArrayLike) -> Reduced:
@@ -212,30 +184,25 @@ def spread(values: ArrayLike) -> Reduced:
     return unwrap(np.ptp(check_finite(values), axis=-1))
 
 
-def variance(values: ArrayLike) -> Reduced:
-    r"""Return :math:`\frac1n\sum_i (v_i - \bar v)^2`.
+def standard_deviation(values: ArrayLike) -> Reduced:
+    r"""Return :math:`\sqrt{\frac1n\sum_i (v_i - \bar v)^2}`, in the unit of the values.
 
     Divided by n, not n - 1: the clients of the federation are all the clients there are. One client
-    has variance 0.
-
-    >>> variance([1.0, 2.0, 3.0, 6.0])
-    3.5
-    """
-    array = check_finite(values)
-    return unwrap((array - array[..., :1]).var(axis=-1))  # equal values: exactly 0
-
-
-def standard_deviation(values: ArrayLike) -> Reduced:
-    r"""Return the square root of :func:`variance`, in the unit of the values.
+    has 0.
 
     >>> standard_deviation([1.0, 3.0])
     1.0
     """
-    return unwrap(np.sqrt(variance(values)))
+    array = check_finite(values)
+    return unwrap((array - array[..., :1]).std(axis=-1))  # equal values: exactly 0
 
 
 def average_top(values: Values, level: float) -> Values:
-    """Return the mean of the largest fraction ``level`` of the values, the last one in part."""
+    r"""Return the mean of the largest fraction ``level`` of the values, the last one in part.
+
+    The largest weighted sum over :math:`\Delta_\alpha = \{a \ge 0, \sum_i a_i = 1, a_i \le
+    1/(\alpha n)\}`; when alpha n < 1 that is the extreme client.
+    """
     n = values.shape[-1]
     steps = np.arange(n + 1) / (level * n)
     # Rounding must not leave a crumb of weight beyond an integer level * n.
@@ -244,23 +211,69 @@ def average_top(values: Values, level: float) -> Values:
     return np.asarray((-np.sort(-values, axis=-1) * weights).sum(axis=-1))
 
 
-def cvar(losses: ArrayLike, tail: float, *, higher_is_better: bool = False) -> Reduced:
-    r"""Return the conditional value at risk: the mean loss of the worst ``tail`` of clients.
+def lorenz_curve(values: ArrayLike) -> tuple[Values, Values]:
+    r"""Return the Lorenz curve as its n + 1 corners (x, y).
 
-    .. math:: \mathrm{CVaR} = \max_{a\in\Delta_{\rm tail}}\langle a, \ell\rangle
-              = \min_\eta\ \eta + \frac{1}{\mathrm{tail}\cdot n}\sum_i (\ell_i - \eta)_+
+    :math:`y(k/n)` is the share of the total that belongs to the k clients with the smallest values;
+    the curve is linear in between, convex, from (0, 0) to (1, 1), and on the diagonal under
+    equality. IA Figure 4 displays :math:`y - x/2`.
 
-    Unlike :func:`~equifed.metrics.worst_fraction` it does not round the number of clients, so it is
-    continuous in ``tail``. With ``higher_is_better`` (accuracies) it is the mean of the lowest
-    fraction.
+    >>> lorenz_curve([3.0, 1.0])
+    (array([0. , 0.5, 1. ]), array([0.  , 0.25, 1.  ]))
+    """
+    ordered = np.sort(compute_shares(values), axis=-1)
+    start = np.zeros((*ordered.shape[:-1], 1))
+    heights = np.concatenate([start, np.cumsum(ordered, axis=-1)], axis=-1)
+    heights[..., -1] = 1.0
+    return np.linspace(0.0, 1.0, ordered.shape[-1] + 1), heights
+
+
+def gini(values: ArrayLike) -> Reduced:
+    r"""Return the Gini coefficient, twice the area between the diagonal and the Lorenz curve.
+
+    .. math:: G = 1 - 2\int_0^1 y(x)\,dx = \frac{\sum_i \sum_j |v_i - v_j|}{2 n \sum_i v_i}
+              = \sum_{k=1}^{n} \frac{2k - n - 1}{n}\, p_{(k)}
+
+    From 0 (equality) to 1 - 1/n (one client has everything). IA Section 6 (v) uses it on losses.
+
+    >>> gini([1.0, 3.0])
+    0.25
+    """
+    ordered = np.sort(compute_shares(values), axis=-1)
+    n = ordered.shape[-1]
+    ranks = (2 * np.arange(1, n + 1) - n - 1) / n
+    return unwrap(np.maximum((ranks * ordered).sum(axis=-1), 0.0))
+
+
+def relative_unfairness(values: ArrayLike, alpha: float, beta: float) -> Reduced:
+    r"""Return how many times larger the large values are than the small ones.
+
+    .. math:: R_{A,B}(v) = \frac{\max_{a\in\Delta_\alpha} \sum_i a_i v_i}
+                                {\min_{b\in\Delta_\beta}\sum_i b_i v_i}
+
+    The mean of the largest fraction ``alpha`` over the mean of the smallest fraction ``beta``;
+    (0.1, 0.4) is the Palma ratio. At least 1, and 1 means equality of those tails. Zero for every
+    client gives 1; zero for the smallest fraction only gives infinity.
 
     References
     ----------
-    Rockafellar and Uryasev (2000); PD Section 3; RC Section 3.
+    IA, Definition 1 and Example 2.
 
-    >>> cvar([1.0, 2.0, 3.0, 4.0], tail=0.375)
-    3.6666666666666665
+    >>> relative_unfairness([1.0, 2.0, 3.0, 6.0], alpha=0.25, beta=0.5)
+    4.0
     """
-    array = check_finite(losses)
-    sign = -1.0 if higher_is_better else 1.0
-    return unwrap(sign * average_top(sign * array, check_fraction(tail, "tail")))
+    array = check_nonnegative(values)
+    large = average_top(array, check_fraction(alpha, "alpha"))
+    small = np.abs(average_top(-array, check_fraction(beta, "beta")))  # never -0
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.asarray(large / small)
+    return unwrap(np.maximum(np.where(large == 0, 1.0, ratio), 1.0))
+
+
+def twenty_twenty(values: ArrayLike) -> Reduced:
+    """Return the 20:20 ratio, the mean of the largest 20 % over that of the smallest 20 %.
+
+    >>> twenty_twenty([1.0, 2.0, 2.0, 2.0, 3.0])
+    3.0
+    """
+    return relative_unfairness(values, alpha=0.2, beta=0.2)
