@@ -22,7 +22,7 @@ from equifed.algorithms.fedavg import FedAvg
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
-from equifed.engines.distributed.clients import DistributedClients
+from equifed.engines.distributed import DistributedClients
 from equifed.models.architectures import build
 from equifed.models.losses import cross_entropy
 from equifed.objectives.cvar import CVaR

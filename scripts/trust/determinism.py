@@ -25,7 +25,7 @@ import torch
 from tests.conformance.cases import CASES
 
 from equifed.data.federation import Federation
-from equifed.engines.distributed.clients import DistributedClients
+from equifed.engines.distributed import DistributedClients
 from equifed.engines.simulate import simulate
 from equifed.runs.run import free_port
 from equifed.training.loop import train

@@ -23,7 +23,7 @@ from tests.problems import classification
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
-from equifed.engines.distributed.clients import DistributedClients
+from equifed.engines.distributed import DistributedClients
 from equifed.engines.simulate import simulate
 from equifed.flower.app_config import AppConfig
 from equifed.training.history import History

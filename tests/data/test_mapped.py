@@ -11,7 +11,7 @@ from tests.problems import classification
 
 import equifed as ef
 from equifed.data import DataError, Federation, FederationWriter, open_federation
-from equifed.engines.distributed.group import cut_shard
+from equifed.engines.distributed import cut_shard
 
 pytestmark = pytest.mark.long
 

@@ -18,7 +18,7 @@ from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.evaluation import SPLITS
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
-from equifed.engines.distributed.clients import DistributedClients
+from equifed.engines.distributed import DistributedClients
 from equifed.engines.loop import LoopClients
 from equifed.objectives import ChiSquare
 from equifed.steps.schedules import ConstantSteps

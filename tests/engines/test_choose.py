@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from tests.problems import classification
-from torch import Tensor, nn
+from torch import nn
 
 import equifed as ef
 from equifed.contract.streams import Stream
-from equifed.engines import choose
+from equifed.engines import simulate as choose
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import StackedClients
 from equifed.models.losses import cross_entropy
@@ -129,12 +129,12 @@ def test_choices_on_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     data, module = images(), network()
     stacked = StackedClients(data, module, cross_entropy)
     loop = LoopClients(data, module, cross_entropy)
-    x: Tensor = stacked.flatten(module)
+    x = stacked.flatten(module)
     for seconds, name in ((0.98, "stacked"), (0.9, "loop")):
         told = {"stacked": 1.0, "loop": seconds}
         monkeypatch.setattr(choose, "measure", lambda *_, told=told: told)
         choose._KNOWN.clear()
-        assert choose.choose_fastest({"stacked": stacked, "loop": loop}, x).name == name
+        assert choose.choose_faster(stacked, loop, x).engine == name
 
 
 def test_what_cannot_be_compiled_is_computed_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_compiled_gradients_agree() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("options", [{}, {"streamed": True}, {"memory": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"memory": 1}], ids=str)
 @pytest.mark.parametrize("sizes", [(9,) * 5, (9, 2, 14, 1, 7)], ids=["equal", "unequal"])
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_cuda_agrees_with_the_loop_on_the_cpu(

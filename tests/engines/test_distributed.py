@@ -14,7 +14,7 @@ import torch
 from tests.engines import distributed_program as program
 
 from equifed.data.federation import Federation
-from equifed.engines.distributed.group import assign_clients, cut_shard
+from equifed.engines.distributed import assign_clients, cut_shard
 from equifed.runs.run import free_port, run
 from equifed.training.history import History
 
@@ -145,7 +145,7 @@ def test_the_group_is_left_before_python_ends() -> None:
     program = (
         "import atexit, torch, torch.distributed as dist\n"
         "atexit.register(lambda: print('left:', not dist.is_initialized()))\n"  # the last to run
-        "from equifed.engines.distributed.group import Workers\n"
+        "from equifed.engines.distributed import Workers\n"
         "print('size:', Workers('cpu').size)\n"
     )
     alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}

@@ -22,7 +22,7 @@ from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalSGD
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import InProcessClients
-from equifed.engines.own_bias import LogisticOffsets, Offsets, SoftmaxOffsets, error_bounds
+from equifed.engines.own import LogisticOffsets, Offsets, SoftmaxOffsets, error_bounds
 from equifed.engines.simulate import simulate
 from equifed.models.losses import binary_logistic, cross_entropy
 from equifed.objectives import Average

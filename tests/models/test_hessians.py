@@ -13,7 +13,7 @@ from equifed.contract.arrays import multiply_rows
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import CurvatureSum, check_curvature
 from equifed.contract.streams import Stream
-from equifed.engines.distributed.clients import DistributedClients
+from equifed.engines.distributed import DistributedClients
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.simulate import simulate
 

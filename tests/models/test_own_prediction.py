@@ -16,7 +16,7 @@ from equifed.cli.main import app
 from equifed.contract.local import LocalSGD
 from equifed.data.federation import Federation
 from equifed.data.split import DataError
-from equifed.engines.distributed.clients import DistributedClients
+from equifed.engines.distributed import DistributedClients
 from equifed.engines.simulate import simulate
 from equifed.models.export import export
 from equifed.models.predictor import Predictor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from equifed.contract.arrays import Index, show_text
+from equifed.contract.arrays import ClientVectors, Index, Losses
 from equifed.contract.clients import Clients, Traffic, check_index
 from equifed.contract.local import LocalWork
-from equifed.data.describe import Table
 from equifed.data.federation import Federation
+from equifed.engines.ordered_sums import dense_rows, to_numpy
 from equifed.models.curvature import LinearHessian
 from equifed.models.flat import FlatModel
 from equifed.models.own_part import OwnPart
+
+MOST_BYTES = 1 << 30
+"""Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
 
 
 @dataclass(eq=False)
@@ -74,15 +77,17 @@ class TorchClients(Clients):
         part.index = check_index(index, len(self.names))
         return part
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: who takes part, and with how many samples."""
-        rows = [(show_text(self.names[i]), str(self._sizes[i])) for i in self.index]
-        title = f"{len(rows)} clients, {self.model.size:,} parameters each way"
-        return Table(title, ("client", "train"), rows)._repr_html_()
-
     def zeros(self, rows: int) -> Tensor:
         """Return a matrix of zeros as wide as the model."""
         return torch.zeros(rows, self.model.size, dtype=self.model.dtype, device=self.model.device)
+
+    @override
+    def inner_products(
+        self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
+    ) -> Losses | str:
+        if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
+            return "the clients' vectors do not fit into memory at once"
+        return products_of_rows(dense_rows(vectors.collect()), multiply)
 
     # -- the ledger -------------------------------------------------------------------------------
 
@@ -150,3 +155,9 @@ class TorchClients(Clients):
         parts = torch.split(own.to("cpu"), [s.numel() for s in shapes.values()], dim=1)
         pairs = zip(shapes.items(), parts, strict=True)
         return {n: part.reshape(-1, *shape).clone() for (n, shape), part in pairs}
+
+
+def products_of_rows(rows: Tensor, multiply: Callable[[Tensor], Tensor]) -> Losses:
+    """Return <v_i, P^-1 v_j> for the rows of a matrix, symmetric to the last bit."""
+    products = multiply(rows)
+    return to_numpy((products + products.T) / 2)

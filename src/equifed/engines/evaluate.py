@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +166,10 @@ MOST_ROWS = 10_000
 """Samples from which the scales of features are measured, evenly taken."""
 RARE = 0.01
 """A feature that takes one value but for this fraction of the samples hardly varies."""
+BLOCK = 4096
+"""Samples of a forward pass."""
+Span = tuple[int, int, Tensor]
+"""Samples from one row up to another, and the model for them."""
 
 
 class FederationEvaluator:
@@ -177,151 +181,124 @@ class FederationEvaluator:
         The data.
     model : FlatModel
         The engine's model (``clients.model``).
-    splits : sequence of str
-        Which splits to evaluate; those that the federation lacks are skipped.
-    block : int
-        Samples per forward pass.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        model: FlatModel,
-        splits: tuple[str, ...] = SPLITS,
-        block: int = 4096,
-    ) -> None:
-        self._model, self._block, self._names = model, block, federation.names
-        self._classes = federation.classes
+    def __init__(self, federation: Federation, model: FlatModel) -> None:
+        self._federation, self._model, self._classes = federation, model, federation.classes
+        self._held: dict[str, tuple[Tensor, Tensor]] = {}
         self._checksums: dict[str, Index] = {}
-        self._groups = {name: getattr(federation, name) for name in splits}
-        self._splits = {}
-        for name in splits:
-            split = getattr(federation, name)
-            if split is not None:
-                inputs = as_data(split.inputs, model.dtype, model.device)
-                targets = as_data(split.targets, model.dtype, model.device)
-                self._splits[name] = (inputs, targets, np.asarray(split.offsets))
-                if self._classes is not None:
-                    self._checksums[name] = sum_clients(split)
 
     def __call__(
-        self, x: Vector, metrics: Sequence[SampleMetric] = (), own: Vector | None = None
-    ) -> list[Evaluation]:
-        """Return the per-client numbers of every split; ``own`` has each client's own part."""
-        check_metrics(metrics, self._classes, self._model.loss)
-        self._check_own(own)
-        return [self._evaluate(name, x, own, metrics) for name in self._splits]
-
-    def _check_own(self, own: Vector | None) -> None:
-        if (own is None) != (self._model.own_size == 0):
-            raise ValueError(
-                "The model has own parameters of every client: evaluate with clients.evaluate(x)."
-            )
-
-    def _evaluate(
-        self, name: str, x: Vector, own: Vector | None, asked: Sequence[SampleMetric]
-    ) -> Evaluation:
-        _, targets, offsets = self._splits[name]
-        losses, answers, outputs = [], [], []
-        for a, b, model in self._pieces(offsets, x, own):
-            t, loss, output = self._answer(name, model, slice(a, b))
-            losses.append(loss)
-            if self._classes is not None:
-                answers.append(predicted_classes(output))
-            elif self._model.loss is squared:
-                answers.append((_flat(output) - _flat(t)).square().mean(1))
-            if asked:
-                outputs.append(output)
-        sizes = np.diff(offsets)
-        metrics = {"loss": _client_means(losses, offsets)}
-        if self._classes is None:
-            if self._model.loss is squared:
-                metrics["mse"] = _client_means(answers, offsets)
-            asked = [m for m in asked if m.name not in metrics]
-            return Evaluation(name, sizes, metrics | self._measure(name, losses, outputs, asked))
-        given = torch.cat(answers) if answers else targets.new_empty(0)
-        correct = given == targets
-        metrics["accuracy"] = _client_means([correct] if answers else [], offsets)
-        metrics |= self._measure(name, losses, outputs, [m for m in asked if m.name not in metrics])
-        predicted = np.bincount(given.cpu().numpy(), minlength=self._classes)
-        hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
-        return Evaluation(name, sizes, metrics, hits)
-
-    def _answer(self, name: str, x: Vector, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return targets, losses and outputs of a block of samples of a split."""
-        inputs, targets, _ = self._splits[name]
-        with torch.no_grad():
-            outputs = self._model.outputs(x, inputs[rows])
-            return targets[rows], self._model.loss(outputs, targets[rows]), outputs
-
-    def _pieces(
-        self, offsets: Index, x: Vector, own: Vector | None
-    ) -> Iterator[tuple[int, int, Vector]]:
-        """Yield which samples go through the model at once, and the model: each client's own."""
-        ends, models = [0, int(offsets[-1])], [x]
-        if own is not None:
-            ends, models = offsets.tolist(), [torch.cat([x, part]) for part in own]
-        for start, end, model in zip(ends[:-1], ends[1:], models, strict=True):
-            for a in range(start, end, self._block):
-                yield a, min(a + self._block, end), model
-
-    def _measure(
         self,
-        name: str,
-        losses: list[Tensor],
-        outputs: list[Tensor],
-        metrics: Sequence[SampleMetric],
-    ) -> dict[str, Losses]:
-        """Return further metrics of every client; NaN for one without samples."""
-        n = len(self._names)
-        out = {metric.name: np.full(n, np.nan) for metric in metrics if metric.name != "loss"}
-        if not out or not outputs:
-            return out
-        _, targets, offsets = self._splits[name]
-        answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
-        whole = SampleScores(to_array(targets), *answers, self._classes)
-        for i in np.flatnonzero(np.diff(offsets)).tolist():
-            samples = whole.take(slice(offsets[i], offsets[i + 1]))
-            for metric in metrics:
-                if metric.name in out:
-                    out[metric.name][i] = self._call(name, i, samples, metric)
-        return out
-
-    def _call(self, name: str, i: int, samples: SampleScores, metric: SampleMetric) -> float:
-        try:
-            return metric.measure(samples.targets, samples.answer(metric.needs))
-        except ValueError as error:
-            raise ValueError(f"Client {self._names[i]!r}, {name}: {error}") from error
-
-    def _clients(
-        self, name: str, x: Vector, own: Vector | None
-    ) -> Iterator[tuple[int, SampleScores]]:
-        """Go through the clients that have samples in a split; one client's answers are held."""
-        _, _, offsets = self._splits[name]
-        for i in np.flatnonzero(np.diff(offsets)).tolist():
-            model = x if own is None else torch.cat([x, own[i]])
-            start, end = int(offsets[i]), int(offsets[i + 1])
-            cuts = range(start, end, self._block)
-            blocks = [slice(a, min(a + self._block, end)) for a in cuts]
-            parts = zip(*(self._answer(name, model, block) for block in blocks), strict=True)
-            targets, losses, outputs = (to_array(torch.cat(part)) for part in parts)
-            yield i, SampleScores(targets, losses, outputs, self._classes)
+        x: Vector,
+        splits: Sequence[str] = SPLITS,
+        metrics: Sequence[SampleMetric] = (),
+        own: Vector | None = None,
+    ) -> list[Evaluation]:
+        """Return the per-client numbers of the splits that there are; own parts are rows."""
+        self._check(metrics, own)
+        known = [name for name in splits if getattr(self._federation, name) is not None]
+        return [self._evaluate(name, x, own, metrics) for name in known]
 
     def describe(
         self, name: str, x: Vector, metrics: Sequence[SampleMetric], own: Vector | None = None
     ) -> Details | None:
         """Return what the samples of a split say about a model, client by client."""
-        check_metrics(metrics, self._classes, self._model.loss)
-        self._check_own(own)
-        if name not in self._splits or not len(self._splits[name][1]):
+        self._check(metrics, own)
+        split: Split | None = getattr(self._federation, name)
+        if split is None or not len(split.targets):
             return None
         sure = self._classes is not None and gives_probabilities(self._model.loss)
-        found: list[ClientDetail | None] = [None] * len(self._names)
-        for i, samples in self._clients(name, x, own):
-            groups = self._groups[name].client_groups(i)
-            stream = Stream(0).at("details", self._names[i], name)
-            found[i] = describe_client(samples, metrics, groups, stream, sure)
+        names = self._federation.names
+        found: list[ClientDetail | None] = [None] * len(names)
+        for i in np.flatnonzero(np.diff(split.offsets)).tolist():
+            model = x if own is None else torch.cat([x, own[i]])
+            span = int(split.offsets[i]), int(split.offsets[i + 1]), model
+            parts = zip(*self._answers(name, [span]), strict=True)
+            targets, losses, outputs = (to_array(torch.cat(part)) for part in parts)
+            samples = SampleScores(targets, losses, outputs, self._classes)
+            stream = Stream(0).at("details", names[i], name)
+            found[i] = describe_client(samples, metrics, split.client_groups(i), stream, sure)
         return Details(name, tuple(found))
+
+    def _check(self, metrics: Sequence[SampleMetric], own: Vector | None) -> None:
+        check_metrics(metrics, self._classes, self._model.loss)
+        if (own is None) != (self._model.own_size == 0):
+            raise ValueError(
+                "The model has own parameters of every client: evaluate with clients.evaluate(x)."
+            )
+
+    def _hold(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a split where the model is."""
+        if name not in self._held:
+            split, model = getattr(self._federation, name), self._model
+            inputs = as_data(split.inputs, model.dtype, model.device)
+            self._held[name] = inputs, as_data(split.targets, model.dtype, model.device)
+            if self._classes is not None:
+                self._checksums[name] = sum_clients(split)
+        return self._held[name]
+
+    def _answers(self, name: str, spans: Iterable[Span]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield targets, losses and outputs of the samples in spans, each with its model."""
+        inputs, targets = self._hold(name)
+        for start, end, model in spans:
+            for a in range(start, end, BLOCK):
+                rows = slice(a, min(a + BLOCK, end))
+                with torch.no_grad():
+                    outputs = self._model.outputs(model, inputs[rows])
+                    losses = self._model.loss(outputs, targets[rows])
+                yield targets[rows], losses, outputs
+
+    def _evaluate(
+        self, name: str, x: Vector, own: Vector | None, asked: Sequence[SampleMetric]
+    ) -> Evaluation:
+        offsets = np.asarray(getattr(self._federation, name).offsets)
+        spans = [(0, int(offsets[-1]), x)]
+        if own is not None:  # each client has a model of its own
+            models = (torch.cat([x, part]) for part in own)
+            spans = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), models, strict=True))
+        losses, answers, outputs = [], [], []
+        for target, loss, output in self._answers(name, spans):
+            losses.append(loss)
+            if self._classes is not None:
+                answers.append(predicted_classes(output))
+            elif self._model.loss is squared:
+                answers.append((_flat(output) - _flat(target)).square().mean(1))
+            if asked:
+                outputs.append(output)
+        sizes, hits = np.diff(offsets), None
+        metrics = {"loss": _client_means(losses, offsets)}
+        if self._classes is None and self._model.loss is squared:
+            metrics["mse"] = _client_means(answers, offsets)
+        elif self._classes is not None:
+            targets = self._hold(name)[1]
+            given = torch.cat(answers) if answers else targets.new_empty(0)
+            correct = given == targets
+            metrics["accuracy"] = _client_means([correct] if answers else [], offsets)
+            predicted = np.bincount(given.cpu().numpy(), minlength=self._classes)
+            hits = Hits(correct.cpu().numpy(), self._checksums[name], predicted)
+        asked = [metric for metric in asked if metric.name not in metrics]
+        return Evaluation(name, sizes, metrics | self._measure(name, losses, outputs, asked), hits)
+
+    def _measure(
+        self, name: str, losses: list[Tensor], outputs: list[Tensor], asked: Sequence[SampleMetric]
+    ) -> dict[str, Losses]:
+        """Return further metrics of every client; NaN for one without samples."""
+        names, offsets = self._federation.names, getattr(self._federation, name).offsets
+        out = {metric.name: np.full(len(names), np.nan) for metric in asked}
+        if not out or not outputs:
+            return out
+        answers = to_array(torch.cat(losses)), to_array(torch.cat(outputs))
+        whole = SampleScores(to_array(self._hold(name)[1]), *answers, self._classes)
+        for i in np.flatnonzero(np.diff(offsets)).tolist():
+            samples = whole.take(slice(offsets[i], offsets[i + 1]))
+            try:
+                for one in asked:
+                    value = one.measure(samples.targets, samples.answer(one.needs))
+                    out[one.name][i] = value
+            except ValueError as error:
+                raise ValueError(f"Client {names[i]!r}, {name}: {error}") from error
+        return out
 
 
 def _client_means(parts: list[Tensor], offsets: Index) -> Losses:

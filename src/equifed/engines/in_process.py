@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,24 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from equifed.contract.arrays import ClientVectors, Index, Losses, Weights, show_text
-from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.curvature import Curvature, CurvatureSum, Form, Inexactness
 from equifed.contract.evaluation import SPLITS, Details, Evaluation, SampleMetric
 from equifed.contract.local import OwnL2, OwnSteps
 from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.base import OwnRows
+from equifed.engines.base import MOST_BYTES, OwnRows, TorchClients
 from equifed.engines.evaluate import FederationEvaluator, measure_scales
 from equifed.engines.ordered_sums import (
     DenseVectors,
     Node,
     dense_rows,
     group_clients,
+    has_one_order,
     leaf_nodes,
     sum_leaves,
-    to_numpy,
 )
-from equifed.engines.own import JOINT, FoundOwnParts, settle_own
-from equifed.engines.own_bias import choose_offsets
-from equifed.engines.threads import Workspace
+from equifed.engines.own import JOINT, choose_offsets, error_bounds, settle_own
+from equifed.engines.threads import ALIGNED, Workspace
 from equifed.models.architectures import Init, build, choose_init, initialise
 from equifed.models.checks import (
     check_device,
@@ -54,11 +53,8 @@ from equifed.models.flat import EXAMPLES, FlatModel, Penalise, as_data
 from equifed.models.losses import SampleLoss, loss_by_name, outputs_for, resolve_loss
 from equifed.models.predictor import Predictor, describe_predictor, link_of
 
-MOST_BYTES = 1 << 30
-"""Vectors of all clients are put side by side up to this size, whatever else an engine keeps."""
 
-
-class InProcessClients(FoundOwnParts):
+class InProcessClients(TorchClients):
     """Clients whose data this process holds: all samples in two tensors, client after client.
 
     Parameters
@@ -91,11 +87,13 @@ class InProcessClients(FoundOwnParts):
         self._template, self._federation = copy_module(module), data
         self._curvature: list[Curvature | str] = []  # lists that subsets share once they are known
         self._origin: list[dict[str, Any]] = []
-        self._evaluators: dict[tuple[str, ...], FederationEvaluator] = {}
-        self._inputs = self._place(as_data(data.train.inputs, dtype, "cpu"), device)
-        self._targets = as_data(data.train.targets, dtype, self._inputs.device)
+        self._inputs = as_data(data.train.inputs, dtype, device)
+        if self._inputs.data_ptr() % ALIGNED and has_one_order(dtype, device):
+            self._inputs = self._inputs.clone()
+        self._targets = as_data(data.train.targets, dtype, device)
         self._offsets = np.asarray(data.train.offsets, dtype=np.int64)
-        self._refuse_overflow()
+        self._refuse_infinite("inputs", self._inputs)
+        self._refuse_infinite("targets", self._targets)
         self._groups = group_clients(self._sizes)  # whose Hessians are summed together
         self.workspace = Workspace(MOST_BYTES)
         self.own = settle_own(module, loss, self._inputs.dim() - 1, own, own_steps, own_l2, l2)
@@ -104,20 +102,17 @@ class InProcessClients(FoundOwnParts):
             classes=data.classes, l2=l2, penalise=penalise, dtype=dtype, device=device,
             own=self.own,
         )  # fmt: skip
-        self._refuse_free_biases()
+        if self.own is not None and self.model.penalised is not None:
+            raise ValueError(
+                "penalise='weights' leaves shared biases free, which models with own parameters "
+                "cannot; make the biases own parameters, too, or give penalise='all'."
+            )
+        self._evaluator = FederationEvaluator(data, self.model)
         self.own_rows = OwnRows(self.repeat_own(module))
         self.offsets = choose_offsets(self.own, loss)
 
-    def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
-        """Return the samples where they will stay."""
-        return inputs.to(device)
-
-    def _refuse_overflow(self) -> None:
-        """Refuse data that are finite, but not in the model's precision."""
-        for what, values in (("inputs", self._inputs), ("targets", self._targets)):
-            self._refuse_infinite(what, values)
-
     def _refuse_infinite(self, what: str, values: Tensor) -> None:
+        """Refuse data that are finite, but not in the model's precision."""
         rows = ~torch.isfinite(values.reshape(len(values), -1).sum(dim=1))
         for row in rows.nonzero().flatten().tolist():
             if torch.isfinite(values[row]).all():  # its sum alone overflows
@@ -126,13 +121,6 @@ class InProcessClients(FoundOwnParts):
             raise ValueError(
                 f"Client {show_text(client)}: training {what} hold numbers beyond the largest of "
                 f"{values.dtype}; scale them, or say dtype=torch.float64."
-            )
-
-    def _refuse_free_biases(self) -> None:
-        if self.own is not None and self.model.penalised is not None:
-            raise ValueError(
-                "penalise='weights' leaves shared biases free, which models with own parameters "
-                "cannot; make the biases own parameters, too, or give penalise='all'."
             )
 
     def inputs_of(self, client: int) -> Tensor:
@@ -160,6 +148,68 @@ class InProcessClients(FoundOwnParts):
         x = self.model.flatten_any(model)
         self.own_rows.start = self.repeat_own(given)
         return x
+
+    # -- own parts --------------------------------------------------------------------------------
+
+    @override
+    def rows_of_own(self, x: Tensor) -> Tensor:
+        return super().rows_of_own(x) if self.offsets is None else self._solve_own(x)[0]
+
+    @override
+    def find_one_class(self) -> list[str]:
+        if self._federation.classes is None:
+            return []
+        targets, offsets = np.asarray(self._federation.train.targets), self._offsets
+        spans = zip(self.names, offsets[:-1], offsets[1:], strict=True)
+        return [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
+
+    @override
+    def inexactness(self, x: Tensor) -> Inexactness | str | None:
+        if self.own is None:
+            return None
+        if self.own.steps != "profile":
+            return JOINT
+        _, losses, gradients = self._solve_own(x)
+        return Inexactness(losses.double().cpu().numpy(), gradients.double().cpu().numpy())
+
+    def _solve_own(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all clients' best own parts (N, p), and bounds on losses' and gradients' errors.
+
+        Zeros for clients without samples, whose data another process has.
+        """
+        assert self.offsets is not None
+        n, here = len(self.names), np.flatnonzero(np.diff(self._offsets))
+        own, decrements, squares = x.new_zeros(n, self.model.own_size), *x.new_zeros(2, n)
+        everybody = copy.copy(self)
+        everybody.index = here
+        for places, v, decrement, square in everybody.best_own(x):
+            rows = torch.as_tensor(here[places], device=x.device)
+            own[rows], decrements[rows], squares[rows] = v, decrement, square
+        return own, *error_bounds(decrements, self.offsets, squares, self.model.loss)
+
+    def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
+        """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
+        raise NotImplementedError
+
+    def repeat_own(self, start: nn.Module | Mapping[str, Tensor]) -> Tensor:
+        """Return the own parts that a module begins with, a row for every client."""
+        held: Mapping[str, Tensor] = (
+            dict(start.named_parameters(remove_duplicate=False))
+            if isinstance(start, nn.Module)
+            else start
+        )
+        like = torch.zeros(0, dtype=self.model.dtype, device=self.model.device)
+        parts = [torch.as_tensor(held[name]).detach().to(like) for name in self.model.own_shapes]
+        row = torch.cat([like, *(part.reshape(-1) for part in parts)])
+        return row.repeat(len(self.names), 1)
+
+    def refuse_minibatches(self, batch_size: int | None) -> None:
+        """Refuse minibatches where the best own part for all samples is meant."""
+        if batch_size is not None and self.own is not None and self.own.steps == "profile":
+            raise ValueError(
+                f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
+                "leave batch_size out, or say own_steps='joint'."
+            )
 
     # -- memories ---------------------------------------------------------------------------------
 
@@ -296,38 +346,22 @@ class InProcessClients(FoundOwnParts):
             sizes[k] = float(found.sum())
         self.require_finite(sizes, "trace of its curvature")
 
-    @override
-    def inner_products(
-        self, vectors: ClientVectors, multiply: Callable[[Tensor], Tensor]
-    ) -> Losses | str:
-        if len(self.index) * self.model.size * self.model.dtype.itemsize > MOST_BYTES:
-            return "the clients' vectors do not fit into memory at once"
-        return products_of_rows(dense_rows(vectors), multiply)
-
     # -- questions of training --------------------------------------------------------------------
 
     @override
     def evaluate(
         self, x: Tensor, splits: Sequence[str] = SPLITS, metrics: Sequence[SampleMetric] = ()
     ) -> list[Evaluation]:
-        return self._evaluator(tuple(splits))(x, metrics, self.own_parts(x))
+        return self._evaluator(x, splits, metrics, self.own_parts(x))
 
     @override
     def evaluate_shared(self, x: Tensor, splits: Sequence[str]) -> list[Evaluation]:
         own = self.rows_of_own(x)
-        mean = own.mean(dim=0, keepdim=True).expand_as(own)
-        return self._evaluator(tuple(splits))(x, (), mean)
+        return self._evaluator(x, splits, (), own.mean(dim=0, keepdim=True).expand_as(own))
 
     @override
     def describe(self, x: Tensor, split: str, metrics: Sequence[SampleMetric]) -> Details | None:
-        held = [splits for splits in self._evaluators if split in splits]
-        evaluator = self._evaluator(held[0] if held else (split,))
-        return evaluator.describe(split, x, metrics, self.own_parts(x))
-
-    def _evaluator(self, splits: tuple[str, ...]) -> FederationEvaluator:
-        if splits not in self._evaluators:
-            self._evaluators[splits] = FederationEvaluator(self._federation, self.model, splits)
-        return self._evaluators[splits]
+        return self._evaluator.describe(split, x, metrics, self.own_parts(x))
 
     @override
     def predictor(self, x: Tensor) -> Predictor:
@@ -398,9 +432,3 @@ def resolve_model(
             raise ValueError(f"The model {module!r} is a name, so the loss must be one too.")
         module = build(module, federation.input_shape, outputs_for(federation, loss))
     return module, loss_by_name(loss) if isinstance(loss, str) else loss
-
-
-def products_of_rows(rows: Tensor, multiply: Callable[[Tensor], Tensor]) -> Losses:
-    """Return <v_i, P^-1 v_j> for the rows of a matrix, symmetric to the last bit."""
-    products = multiply(rows)
-    return to_numpy((products + products.T) / 2)

@@ -22,8 +22,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
 from equifed.engines.ordered_sums import DenseVectors, Node, dense_rows, to_numpy
-from equifed.engines.own import plain_work
-from equifed.engines.own_bias import MOST_NEWTON
+from equifed.engines.own import MOST_NEWTON, plain_work
 from equifed.engines.threads import map_in_threads, products_in
 from equifed.models.curvature import LinearHessian
 

@@ -1,23 +1,41 @@
-"""Own parts of clients whose samples are here: which, how they are found, what they are worth."""
+r"""Own parts of clients: how they are found, and the best own bias for many clients at once.
+
+Profile losses are those of the best own offset of the outputs,
+
+.. math:: F_i(u) = \min_v f_i(u, v), \qquad \nabla F_i(u) = \partial_u f_i(u, v_i^\star(u))
+
+(envelope theorem) for linear models whose bias is the clients' own. With the outputs z of the
+shared part at hand, the inner problem has as many unknowns as there are outputs. It is solved by
+Newton steps from a start that depends on z alone, so that the same model gives the same bits. They
+are damped as suits losses whose third derivatives are bounded by R times their second ones (Bach
+2010): a step p is taken log(1 + R|p|) / (R|p|) of its length, which never overshoots and tends to
+the whole step. For the softmax R|p| may be the range of p: a third central moment is at most the
+range times the variance.
+
+What is left is known. With :math:`\nu^2 = g^\top H^{-1} g` at v (the Newton decrement) and
+:math:`R\nu \le \sqrt{m}/2`, H being at least m: :math:`|v - v^\star|_H \le 2\nu`, so
+
+.. math:: 0 \le f_i(u, v) - F_i(u) \le 2 \nu^2, \qquad
+          |\partial_u f_i(u, v) - \nabla F_i(u)| \le 2 \sqrt{L}\, \nu
+
+with :math:`L \ge \partial_{uu} f_i` without its penalty: in a positive semidefinite Hessian
+:math:`|H_{uv} p|^2 \le L\, p^\top H_{vv} p`, and H changes by a factor of at most two on the way.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.contract.arrays import Index
-from equifed.contract.curvature import Inexactness
 from equifed.contract.local import LocalWork, OwnL2, OwnSteps, own_strength
-from equifed.data.federation import Federation
-from equifed.engines.base import TorchClients
-from equifed.engines.own_bias import OFFSETS, Offsets, error_bounds
-from equifed.models.curvature import linear_layer
-from equifed.models.losses import SampleLoss, squared
+from equifed.models.curvature import STEEPEST, linear_layer
+from equifed.models.losses import SampleLoss, binary_logistic, cross_entropy, squared
 from equifed.models.own_part import OwnPart, choose_own, is_last_bias
 
 JOINT = "own parts move by local steps, so the losses are not functions of the shared model alone"
@@ -31,78 +49,302 @@ OWN_SAMPLES = "1/n"
 Few samples of a client move it little (writers of 62 letters), many as far as they want (clients
 with other shares of classes)."""
 
+MOST_NEWTON = 200
+"""Newton steps at most: some five are usual, a hundred where outputs differ by hundreds."""
+
+SCALINGS = 3
+"""Iterative scalings at the start: each costs a fraction of the Newton step that it saves."""
+
+LEAST = 1e-3
+"""Mean chances below this part of the penalty are taken for it, so that no start is infinite."""
+
+
+class Offsets(Protocol):
+    """A loss as a function of one offset for each output; outputs are (c, k, b).
+
+    Sums over samples are taken of a *base*, made once for offsets near some (c, k): what changes
+    from step to step is how far ``away`` (c, k) of them the offsets are.
+    """
+
+    turn: float
+    """R: how fast second derivatives can change."""
+    l2: float
+    reach: float = math.inf
+    """How far away of its offsets a base serves."""
+
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return what the mean outcome (c, k) should be: shares of classes, means of targets."""
+        ...
+
+    def base(self, outputs: Tensor, near: Tensor) -> Tensor:
+        """Return the base (c, k, b) for offsets near these."""
+        return outputs + near.unsqueeze(2)
+
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        """Return offsets (c, k) to start from; the base is that of zero."""
+        ...
+
+    def derivatives(
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return first (c, k) and second (c, k, k) derivatives by the offsets, penalty apart."""
+        ...
+
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted derivatives (c, k, b) by the outputs."""
+        ...
+
+    def losses_and_slopes(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return sample losses (c, b) and :meth:`slopes` in one pass; None: take them apart."""
+        return None
+
+    def project(self, v: Tensor) -> Tensor:
+        """Return offsets without what has no effect."""
+        return v
+
+    def length(self, step: Tensor) -> Tensor:
+        """Return R|p| (c, 1) of steps p (c, k)."""
+        length: Tensor = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        return length.mul_(self.turn)
+
+    def solve(
+        self, outputs: Tensor, wanted: Tensor, weights: Tensor, start: Tensor | None = None
+    ) -> Tensor:
+        """Return the best offsets (c, k); a client's steps do not depend on the others'."""
+        near = torch.zeros_like(wanted)
+        base = self.base(outputs, near)
+        v = self.start(base, wanted, weights) if start is None else start
+        here, rows, going, moved_base = v, None, None, False
+        eps = torch.finfo(v.dtype).eps
+        for _ in range(MOST_NEWTON if self.turn else 1):
+            away = here - near if moved_base else here
+            if self.reach < math.inf and _largest(away) > self.reach:
+                near = torch.where(away.abs().amax(1, keepdim=True) > self.reach, here, near)
+                base, away, moved_base = self.base(outputs, near), here - near, True
+            step, decrement = self._newton(here, base, away, wanted, weights)
+            length = self.length(step)
+            if float(length.max()) > 1:
+                part = torch.where(length > 1, torch.log1p(length) / length, 1.0)
+                moved = torch.addcmul(here, step, part, value=-1)
+            else:
+                moved = here - step
+            here = moved if going is None else torch.where(going.unsqueeze(1), moved, here)
+            more = decrement > eps  # if not, this step doubled the digits
+            going = more if going is None else going & more
+            left = int(torch.count_nonzero(going))
+            if left == 0:
+                break
+            if left == len(going):
+                going = None
+            elif 2 * left <= len(going):  # the others are done
+                v = here if rows is None else v.index_copy(0, rows, here)
+                on = torch.nonzero(going).squeeze(1)
+                rows, going = on if rows is None else rows[on], None
+                here, near, base, outputs = here[on], near[on], base[on], outputs[on]
+                wanted, weights = wanted[on], weights[on]
+        return self.project(here if rows is None else v.index_copy(0, rows, here))
+
+    def newton(
+        self, v: Tensor, outputs: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return Newton's step (c, k) at offsets v, and the decrement's square (c,)."""
+        return self._newton(v, self.base(outputs, v), torch.zeros_like(v), wanted, weights)
+
+    def _newton(
+        self, v: Tensor, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        first, second = self.derivatives(base, away, wanted, weights)
+        gradient = first.add_(v, alpha=self.l2)  # sums to zero where equal offsets do nothing
+        if second.shape[-1] == 1:
+            step = gradient / (second[:, 0] + self.l2)
+        else:
+            second.diagonal(dim1=1, dim2=2).add_(self.l2)
+            root = torch.linalg.cholesky_ex(second).L
+            step = torch.cholesky_solve(gradient.unsqueeze(2), root).squeeze(2)
+        return step, torch.linalg.vecdot(gradient, step)
+
+
+@dataclass(frozen=True)
+class SquaredOffsets(Offsets):
+    """Of the squared loss, in one step."""
+
+    l2: float
+    turn: float = 0.0
+
+    @override
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return torch.bmm(self._targets(outputs, targets), weights.unsqueeze(2)).squeeze(2)
+
+    @override
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        return torch.zeros_like(wanted)
+
+    @override
+    def derivatives(
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        total = weights.sum(dim=1, keepdim=True).expand_as(away)
+        mean = torch.bmm(base, weights.unsqueeze(2)).squeeze(2) + away * total
+        return 2 * (mean - wanted), torch.diag_embed(2 * total)
+
+    @override
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return 2 * (outputs - self._targets(outputs, targets)) * weights.unsqueeze(1)
+
+    def _targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the targets in the shape of the outputs, classes as one-hot vectors."""
+        if not targets.is_floating_point() and outputs.shape[1] > 1:
+            classes = torch.arange(outputs.shape[1], device=targets.device)
+            return (targets.unsqueeze(1) == classes[:, None]).to(outputs.dtype)
+        shaped = targets.flatten(2).transpose(1, 2) if targets.dim() > 2 else targets.unsqueeze(1)
+        return shaped.to(outputs.dtype)
+
+
+@dataclass(frozen=True)
+class LogisticOffsets(Offsets):
+    """Of the logistic loss of one output."""
+
+    l2: float
+    turn: float = 1.0
+
+    @override
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return ((targets > 0).to(outputs.dtype) * weights).sum(dim=1, keepdim=True)
+
+    @override
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        """Return the difference of log-odds: those of the labels minus those of the outputs."""
+        given = (torch.sigmoid(base[:, 0]) * weights).sum(dim=1, keepdim=True)
+        return _log_odds(wanted, self.l2) - _log_odds(given, self.l2)
+
+    @override
+    def derivatives(
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        chance = torch.sigmoid(base + away.unsqueeze(2))
+        weighted = chance * weights.unsqueeze(1)
+        return weighted.sum(dim=2) - wanted, (weighted * (1 - chance)).sum(dim=2, keepdim=True)
+
+    @override
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        wanted = (targets > 0).to(outputs.dtype).unsqueeze(1)
+        return (torch.sigmoid(outputs) - wanted) * weights.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class SoftmaxOffsets(Offsets):
+    """Of the cross-entropy; equal offsets of all classes have no effect: they sum to zero."""
+
+    l2: float
+    turn: float = math.sqrt(2)
+    reach: float = 20.0
+    """Chances down to exp(-47) are still counted then in float32."""
+
+    @override
+    def wanted(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return outputs.new_zeros(outputs.shape[:2]).scatter_add_(1, targets, weights)
+
+    @override
+    def base(self, outputs: Tensor, near: Tensor) -> Tensor:
+        """Return exponentials: chances at offsets ``away`` are base exp(away), divided by sums."""
+        shifted = outputs + near.unsqueeze(2)
+        return shifted.sub_(shifted.amax(dim=1, keepdim=True)).exp_()
+
+    @override
+    def start(self, base: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        r"""Return what iterative scalings give: each class's mean chance becomes its share.
+
+        With the penalty: :math:`\bar p_k e^{\Delta v_k} = \text{share}_k - \text{l2}\, v_k`.
+        """
+        v = torch.zeros_like(wanted)
+        for _ in range(SCALINGS):
+            e = torch.exp(v)
+            counted = weights.unsqueeze(1) / torch.bmm(e.unsqueeze(1), base)
+            mean = torch.bmm(counted, base.transpose(1, 2)).squeeze(1).mul_(e)
+            share = torch.sub(wanted, v, alpha=self.l2).clamp_(min=self.l2)
+            v = self.project(share.div_(mean.add_(LEAST * self.l2)).log_().add_(v))
+        return v
+
+    @override
+    def derivatives(
+        self, base: Tensor, away: Tensor, wanted: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        e = torch.exp(away)
+        counted = weights.unsqueeze(1) / torch.bmm(e.unsqueeze(1), base).square_()
+        products = torch.bmm(base * counted, base.transpose(1, 2))
+        products.mul_(e.unsqueeze(1)).mul_(e.unsqueeze(2))
+        mean = products.sum(dim=2)  # chances sum to one
+        # The last term is where nothing changes: offsets that sum to zero do not see it.
+        second = torch.rsub(products, 1 / base.shape[1])
+        second.diagonal(dim1=1, dim2=2).add_(mean)
+        return mean - wanted, second
+
+    @override
+    def slopes(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        weights = weights.unsqueeze(1)
+        slope = torch.softmax(outputs, dim=1).mul_(weights)
+        return slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+
+    @override
+    def losses_and_slopes(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logs = torch.log_softmax(outputs, dim=1)
+        losses = logs.gather(1, targets.unsqueeze(1)).squeeze(1).neg_()
+        weights = weights.unsqueeze(1)
+        slope = logs.exp_().mul_(weights)
+        return losses, slope.scatter_add_(1, targets.unsqueeze(1), -weights)
+
+    @override
+    def project(self, v: Tensor) -> Tensor:
+        return v - v.mean(dim=1, keepdim=True)
+
+    @override
+    def length(self, step: Tensor) -> Tensor:
+        least, most = torch.aminmax(step, dim=1, keepdim=True)
+        return most - least
+
+
+OFFSETS: dict[SampleLoss, type[SquaredOffsets | LogisticOffsets | SoftmaxOffsets]] = {
+    squared: SquaredOffsets,
+    binary_logistic: LogisticOffsets,
+    cross_entropy: SoftmaxOffsets,
+}
+
+
+def choose_offsets(own: OwnPart | None, loss: SampleLoss) -> Offsets | None:
+    """Return the offsets of profile losses; None if the clients have no such losses."""
+    return None if own is None or own.steps != "profile" else OFFSETS[loss](own.strength(1))
+
+
+def _largest(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, ord=math.inf))
+
+
+def _log_odds(share: Tensor, least: float) -> Tensor:
+    return torch.log(share + least) - torch.log1p(least - share)
+
+
+def error_bounds(
+    decrement: Tensor, offsets: Offsets, mean_square: Tensor, loss: SampleLoss
+) -> tuple[Tensor, Tensor]:
+    """Return bounds on the errors of losses and gradients, from squared decrements.
+
+    ``mean_square`` holds the mean of |a|^2 over each client's samples a.
+    """
+    steepest, decrement = STEEPEST[loss.__name__], decrement.clamp(min=0)
+    least = 2.0 if offsets.turn == 0 else offsets.l2
+    near = offsets.turn * decrement.sqrt() <= 0.5 * math.sqrt(least)
+    far = torch.full_like(decrement, math.inf)
+    losses = torch.where(near, 2 * decrement, far)
+    return losses, torch.where(near, 2 * (steepest * mean_square * decrement).sqrt(), far)
+
 
 def plain_work(work: LocalWork) -> LocalWork:
     """Return the steps on own parameters that precede alternating work on the shared ones."""
     return LocalWork(work.lr, work.steps, work.epochs, work.batch_size)
-
-
-class FoundOwnParts(TorchClients):
-    """Own parts where this process has the samples."""
-
-    offsets: Offsets | None
-    _federation: Federation
-    _offsets: Index
-
-    @override
-    def rows_of_own(self, x: Tensor) -> Tensor:
-        return super().rows_of_own(x) if self.offsets is None else self._solve_own(x)[0]
-
-    @override
-    def find_one_class(self) -> list[str]:
-        if self._federation.classes is None:
-            return []
-        targets, offsets = np.asarray(self._federation.train.targets), self._offsets
-        spans = zip(self.names, offsets[:-1], offsets[1:], strict=True)
-        return [n for n, a, b in spans if b > a and (targets[a:b] == targets[a]).all()]
-
-    @override
-    def inexactness(self, x: Tensor) -> Inexactness | str | None:
-        if self.own is None:
-            return None
-        if self.own.steps != "profile":
-            return JOINT
-        _, losses, gradients = self._solve_own(x)
-        return Inexactness(losses.double().cpu().numpy(), gradients.double().cpu().numpy())
-
-    def _solve_own(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all clients' best own parts (N, p), and bounds on losses' and gradients' errors.
-
-        Zeros for clients without samples, whose data another process has.
-        """
-        assert self.offsets is not None
-        n, here = len(self.names), np.flatnonzero(np.diff(self._offsets))
-        own, decrements, squares = x.new_zeros(n, self.model.own_size), *x.new_zeros(2, n)
-        everybody = copy.copy(self)
-        everybody.index = here
-        for places, v, decrement, square in everybody.best_own(x):
-            rows = torch.as_tensor(here[places], device=x.device)
-            own[rows], decrements[rows], squares[rows] = v, decrement, square
-        return own, *error_bounds(decrements, self.offsets, squares, self.model.loss)
-
-    def best_own(self, x: Tensor) -> Iterator[tuple[slice | Index, Tensor, Tensor, Tensor]]:
-        """Yield places of clients, their best own parts, squared decrements, and mean |a|^2."""
-        raise NotImplementedError
-
-    def repeat_own(self, start: nn.Module | Mapping[str, Tensor]) -> Tensor:
-        """Return the own parts that a module begins with, a row for every client."""
-        held: Mapping[str, Tensor] = (
-            dict(start.named_parameters(remove_duplicate=False))
-            if isinstance(start, nn.Module)
-            else start
-        )
-        like = torch.zeros(0, dtype=self.model.dtype, device=self.model.device)
-        parts = [torch.as_tensor(held[name]).detach().to(like) for name in self.model.own_shapes]
-        row = torch.cat([like, *(part.reshape(-1) for part in parts)])
-        return row.repeat(len(self.names), 1)
-
-    def refuse_minibatches(self, batch_size: int | None) -> None:
-        """Refuse minibatches where the best own part for all samples is meant."""
-        if batch_size is not None and self.own is not None and self.own.steps == "profile":
-            raise ValueError(
-                f"batch_size={batch_size}: own_steps='profile' needs all samples, got minibatches; "
-                "leave batch_size out, or say own_steps='joint'."
-            )
 
 
 def settle_own(

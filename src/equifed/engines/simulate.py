@@ -1,17 +1,26 @@
-"""The one way to clients in this process."""
+"""The one way to clients in this process, and which engine is the fastest for a model here.
+
+Modules that are not fully connected have no best engine: batching over clients wins on a GPU and
+for many small operations, a core for each client wins for convolutions on a CPU. So a few gradients
+are measured. What was found holds for all federations of the same kind in this process, so that
+seeds and comparisons compute the same way; a run folder names the engine.
+"""
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from equifed.contract.clients import Traffic
 from equifed.contract.local import OwnL2, OwnSteps
+from equifed.contract.streams import Stream
 from equifed.data.federation import Federation
-from equifed.engines.choose import choose_fastest
 from equifed.engines.in_process import resolve_model
 from equifed.engines.loop import LoopClients
 from equifed.engines.stacked.clients import NotBatched, StackedClients
@@ -21,6 +30,20 @@ from equifed.models.flat import Penalise
 from equifed.models.losses import ClassWeights, SampleLoss, weigh_classes
 
 Simulated = StackedClients | LoopClients
+
+BATCH, TURNS = 20, 3
+MOST_CLIENTS = {"cpu": 16, "cuda": 256}
+MOST_NUMBERS = 1 << 26
+"""Of all gradients that are measured at once: a few hundred megabytes."""
+
+BETTER = 0.97
+"""The loop must take less than this share of the stacked engine's time to be chosen."""
+
+HOPELESS = 4.0
+"""A way whose first gradients take so many times another's is not measured again."""
+
+_KNOWN: dict[str, tuple[str, str]] = {}
+"""Engine and sentence by what the choice depends on."""
 
 
 def simulate(
@@ -40,7 +63,6 @@ def simulate(
     fast: bool = True,
     compiled: bool = False,
     precision: Precision = "full",
-    streamed: bool | None = None,
     own: str | Sequence[str] | None = None,
     own_l2: OwnL2 | None = None,
     own_steps: OwnSteps = "auto",
@@ -89,9 +111,6 @@ def simulate(
         Compile what goes through ``torch.func``: a minute at the start, then faster steps.
     precision : {"full", "tf32", "bf16"}
         Of the matrix products in gradients on a GPU.
-    streamed : bool, optional
-        Keep the samples in the host's memory and send each step's to the GPU; by default only if
-        they do not fit.
     own : {"bias", "head", "norm"} or sequence of str, optional
         Parameters that every client keeps for itself: the bias of the last layer, its weight and
         bias, scales and shifts of normalisation layers, or names and patterns (``"3.*"``). They are
@@ -124,7 +143,7 @@ def simulate(
     given |= {"init": choose_init(model, init), "own": own}
     given |= {"own_l2": own_l2, "own_steps": own_steps}
     tuning: dict[str, Any] = {"memory": memory, "chunk": chunk, "fast": fast}
-    tuning |= {"compiled": compiled, "precision": precision, "streamed": streamed}
+    tuning |= {"compiled": compiled, "precision": precision}
     clients = _build(engine, data, module, loss, given, tuning)
     clients.model_name = model if isinstance(model, str) else None  # to build it again
     return clients
@@ -147,9 +166,48 @@ def _build(
     tuned = tuning["compiled"] or tuning["precision"] != "full" or tuning["chunk"] is not None
     if engine == "stacked" or tuned or not stacked.worth_measuring():
         return stacked
-    engines: dict[str, Simulated] = {"stacked": stacked}
-    engines["loop"] = LoopClients(data, module, loss, **given)
-    choice = choose_fastest(engines, stacked.flatten(module))
-    chosen = engines[choice.name]
-    chosen.choice = choice.describe()
+    return choose_faster(stacked, LoopClients(data, module, loss, **given), stacked.flatten(module))
+
+
+def choose_faster(stacked: StackedClients, loop: LoopClients, x: Tensor) -> Simulated:
+    """Return the engine whose gradients at x take less time; its ``choice`` says so."""
+    model, device = stacked.model, stacked.model.device
+    most = min(MOST_CLIENTS[device.type], MOST_NUMBERS // model.size)
+    count = max(1, min(len(stacked.names), most))
+    shapes = [*model.all_shapes.items()], stacked._inputs.shape[1:]
+    where = model.dtype, device, torch.get_num_threads(), count
+    kind = repr((str(model.module), shapes, where))
+    if kind not in _KNOWN:
+        ways = {clients.engine: _gradients(clients, x, count) for clients in (stacked, loop)}
+        seconds = measure(ways, device)
+        name = "loop" if seconds["loop"] < BETTER * seconds["stacked"] else "stacked"
+        each = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in seconds.items())
+        told = f"engine: {name}, measured on gradients of {count} clients ({each})."
+        _KNOWN[kind] = name, told
+    name, told = _KNOWN[kind]
+    chosen: Simulated = loop if name == "loop" else stacked
+    chosen.choice = told
     return chosen
+
+
+def _gradients(clients: Simulated, x: Tensor, count: int) -> Callable[[], object]:
+    some = clients.subset(range(count))
+    some.traffic = Traffic(len(clients.names))  # nothing of this is an exchange
+    return partial(some.value_and_gradient, x, Stream(0), BATCH)
+
+
+def measure(ways: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+    """Return the shortest time of each way; they take turns, hopeless ones only once."""
+    best: dict[str, float] = {}
+    for turn in range(1 + TURNS):
+        for name, way in ways.items():
+            if turn > 1 and best[name] > HOPELESS * min(best.values()):
+                continue
+            start = time.perf_counter()
+            way()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - start
+            # The first turn pays for tracing and allocation.
+            best[name] = seconds if turn <= 1 else min(best[name], seconds)
+    return best

@@ -14,7 +14,7 @@ from equifed.contract.arrays import ClientVectors, Losses, Vector, Weights
 from equifed.contract.clients import MissingClients
 from equifed.contract.curvature import Curvature, CurvatureSum, Form, check_curvature
 from equifed.contract.streams import Stream
-from equifed.engines.in_process import products_of_rows
+from equifed.engines.base import products_of_rows
 from equifed.engines.own import JOINT
 from equifed.flower.mailbox import HEADER_SHARE
 from equifed.flower.members import ROOM

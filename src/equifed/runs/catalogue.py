@@ -290,7 +290,7 @@ ENGINES = {
         "each client by itself, on a core of its own; the reference",
     ),
     "distributed": Entry(
-        "equifed.engines.distributed.clients:DistributedClients",
+        "equifed.engines.distributed:DistributedClients",
         "stacked on every process of a group",
     ),
 }

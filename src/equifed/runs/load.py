@@ -322,8 +322,8 @@ def evaluate(
     part = OwnPart(tuple(own), "joint", 0.0) if own else None
     model = FlatModel(predictor.module, loss, inputs[:3], dtype=dtype, own=part)
     rows = _own_rows(predictor, federation.names, model) if own else None
-    measure = FederationEvaluator(federation, model, ("train",))
-    (found,) = measure(model.flatten(predictor.module), own=rows)
+    measure = FederationEvaluator(federation, model)
+    (found,) = measure(model.flatten(predictor.module), ("train",), own=rows)
     history = History.load(path, model=False)
     return [
         _compare(metric, values, federation, history) for metric, values in found.metrics.items()

@@ -47,7 +47,7 @@ from equifed.engines.stacked.samples import (
 )
 from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
 from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
-from equifed.engines.threads import ALIGNED, Precision, Workspace, empty_rows, row_bytes
+from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
 from equifed.models.architectures import Init
 from equifed.models.losses import SampleLoss
 
@@ -64,9 +64,6 @@ PADDED = 4
 CALL = 1 << 17
 """What another chunk costs, in samples times parameters: clients of different sizes share one as
 long as their padding costs less."""
-
-ROOM = 0.6
-"""Share of a GPU's free memory that the samples may take; beyond it they stay with the host."""
 
 
 def bound_memory(device: torch.device) -> int:
@@ -98,20 +95,19 @@ class StackedClients(InProcessClients):
         fast: bool = True,
         compiled: bool = False,
         precision: Precision = "full",
-        streamed: bool | None = None,
         **common: Any,
     ) -> None:
         if memory is not None and memory < 1:
             raise ValueError(f"memory is a bound in bytes of at least 1, got {memory}.")
         if chunk is not None and chunk < 1:
             raise ValueError(f"chunk is a number of clients of at least 1, got {chunk}.")
-        self._chunk, self._streamed, self._precision = chunk, streamed, precision
+        self._chunk, self._precision = chunk, precision
         super().__init__(data, model, loss, device=device, init=init, **common)
         self._memory = bound_memory(self.model.device) if memory is None else memory
         self.workspace = Workspace(self._memory)
         self._all_sizes: Index = self._sizes
         self._chunks: dict[int | None, tuple[Index, list[Chunk]]] = {}
-        self._store = SampleStore(self._inputs, self._targets, self.model.device)
+        self._store = SampleStore(self._inputs, self._targets)
         self._choose_ways(choose_rule(self.model, self._inputs.dim() - 1, fast, compiled))
         self._check_batched()
 
@@ -124,8 +120,8 @@ class StackedClients(InProcessClients):
         layer = LeastSquares.layer_of(rule, self.model.loss)
         if self.own is not None or self.model.penalised is not None:
             layer = None  # its coordinates know one strength for all parameters
-        on_device = self.model.device.type == "cuda" and not self._store.streamed
-        on_device &= self.offsets is None  # profile losses: the number of Newton steps varies
+        # Profile losses have no graphs: the number of Newton steps varies.
+        on_device = self.model.device.type == "cuda" and self.offsets is None
         self.graphs = Graphs(self.rule, bool(self.model.dropouts)) if on_device else None
         # Written-out gradients touch no module, so several threads may use them at once; the
         # matrices that least squares remembers are in one place, which they may not.
@@ -137,7 +133,7 @@ class StackedClients(InProcessClients):
 
     def worth_measuring(self) -> bool:
         """Tell whether another engine could be faster: no gradients of its own, data at hand."""
-        small = not self._store.streamed and self._inputs.nbytes <= self._memory
+        small = self._inputs.nbytes <= self._memory
         return not isinstance(self.rule.data, DenseLayersRule) and self.own is None and small
 
     @override
@@ -230,7 +226,7 @@ class StackedClients(InProcessClients):
         """Return the model of each of a chunk's clients, with own parameters that it keeps."""
         if not self.remembers_own():
             return x.expand(len(chunk), -1)
-        own = self.own_rows.start.index_select(0, chunk.ids.to(x.device))
+        own = self.own_rows.start.index_select(0, chunk.ids)
         rows = empty_rows(len(chunk), x.new_empty(self.model.size + self.model.own_size))
         rows[:, : self.model.size], rows[:, self.model.size :] = x, own
         return rows
@@ -239,8 +235,8 @@ class StackedClients(InProcessClients):
         """Return the clients in chunks of similar sizes, so that padding stays small."""
         index, known = self._chunks.get(batch_size, (None, []))
         if index is not self.index:
-            length_for, home = self._length_for(batch_size), self._store.home
-            given = self._offsets, *self._widths(batch_size), length_for, home
+            length_for, device = self._length_for(batch_size), self.model.device
+            given = self._offsets, *self._widths(batch_size), length_for, device
             known = list(split_into_chunks(self.index, *given))
             self._chunks[batch_size] = (self.index, known)
         return known
@@ -334,16 +330,6 @@ class StackedClients(InProcessClients):
                 f"{type(self._template).__name__} cannot be batched over clients "
                 f"({str(error).splitlines()[0][:120]}); use the loop engine."
             ) from error
-
-    @override
-    def _place(self, inputs: Tensor, device: torch.device) -> Tensor:
-        # On the device, or pinned on the host if the device lacks room.
-        if device.type != "cuda":
-            aligned = inputs.data_ptr() % ALIGNED == 0 or inputs.dtype != torch.float64
-            return inputs if aligned else inputs.clone()
-        if self._streamed is None:
-            self._streamed = inputs.nbytes > ROOM * torch.cuda.mem_get_info(device)[0]
-        return inputs.pin_memory() if self._streamed else inputs.to(device)
 
     def _fits(self, matrices: int) -> bool:
         """Tell whether that many (n, d) matrices stay within the memory bound."""

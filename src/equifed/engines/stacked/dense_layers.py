@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from equifed.engines.own_bias import Offsets
+from equifed.engines.own import Offsets
 from equifed.engines.stacked.gradient_rules import (
     CompiledRule,
     FunctionRule,

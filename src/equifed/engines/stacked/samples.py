@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -124,58 +124,35 @@ def as_slice(places: Index) -> slice | Index:
 
 
 class SampleStore:
-    """All samples, client after client, fetched chunk by chunk and batch by batch.
+    """All samples, client after client, fetched chunk by chunk and batch by batch."""
 
-    They are pinned in the host's memory where the device that needs them lacks room.
-    """
-
-    def __init__(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
-        self._inputs, self._targets, self._device = inputs, targets, device
-        self.home = inputs.device
-        self.streamed = self.home.type != device.type
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self._inputs, self._targets = inputs, targets
         self.sample_bytes = max(1, inputs[0].numel() * inputs.element_size())
 
-    def _aligned(self, row: int) -> bool:
-        """Tell whether a row begins where copies do; products of others may have other bits."""
-        one_order = has_one_order(self._inputs.dtype, self._device)
-        return not one_order or (self._inputs.data_ptr() + row * self.sample_bytes) % ALIGNED == 0
-
-    def room(self, batch: Batch) -> Tensor | None:
-        """Return a place for the inputs of batches of this size; none if they are sent away."""
-        if self.streamed:
-            return None
+    def room(self, batch: Batch) -> Tensor:
+        """Return a place for the inputs of batches of this size."""
         return self._inputs.new_empty(batch.positions.numel(), *self._inputs.shape[1:])
 
     def fetch(self, batch: Batch, room: Tensor | None = None) -> StepSamples:
         """Return one batch, whose positions count all clients' samples; inputs in the room."""
         rows, shape = batch.positions.reshape(-1), batch.positions.shape  # copied once for both
-        inputs = self._select(self._inputs, rows, room).view(*shape, *self._inputs.shape[1:])
-        targets = self._select(self._targets, rows).view(*shape, *self._targets.shape[1:])
-        return self._sent(StepSamples(inputs, targets, batch.weights, batch.keys))
+        out = None if room is None else room.narrow(0, 0, len(rows))
+        # index_select copies whole rows, several times as fast as plain indexing.
+        inputs = torch.index_select(self._inputs, 0, rows, out=out)
+        targets = torch.index_select(self._targets, 0, rows)
+        inputs, targets = (v.view(*shape, *v.shape[1:]) for v in (inputs, targets))
+        return StepSamples(inputs, targets, batch.weights, batch.keys)
 
     def fetch_all(self, chunk: Chunk, batch: Batch) -> StepSamples:
         """Return all samples of a chunk's clients, without copying them where that is possible."""
-        if chunk.run is None or not self._aligned(chunk.run.start):
+        run, one_order = chunk.run, has_one_order(self._inputs.dtype, self._inputs.device)
+        # Products of rows that begin where copies do not may have other bits.
+        if run is None or (one_order and self._inputs[run].data_ptr() % ALIGNED):
             return self.fetch(batch)
         shape = (len(chunk), chunk.width)
-        inputs, targets = (
-            v[chunk.run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets)
-        )
-        return self._sent(StepSamples(inputs, targets, batch.weights, batch.keys))
-
-    def _select(self, values: Tensor, rows: Tensor, room: Tensor | None = None) -> Tensor:
-        if self.streamed:
-            shape = (len(rows), *values.shape[1:])
-            room = torch.empty(shape, dtype=values.dtype, pin_memory=True)
-        out = None if room is None else room.narrow(0, 0, len(rows))
-        # index_select copies whole rows, several times as fast as plain indexing.
-        return torch.index_select(values, 0, rows, out=out)
-
-    def _sent(self, samples: StepSamples) -> StepSamples:
-        """Return the samples where they are needed."""
-        if not self.streamed:
-            return samples
-        return samples.changed(partial(Tensor.to, device=self._device, non_blocking=True))
+        inputs, targets = (v[run].view(*shape, *v.shape[1:]) for v in (self._inputs, self._targets))
+        return StepSamples(inputs, targets, batch.weights, batch.keys)
 
 
 class Supply:
@@ -195,7 +172,7 @@ class Supply:
         self._store, self._chunk, self._batches, self._own_l2 = store, chunk, batches, own_l2
 
     @cached_property
-    def _room(self) -> Tensor | None:
+    def _room(self) -> Tensor:
         return self._store.room(self._batches.at(0))  # the first is as large as any
 
     @cached_property
@@ -219,9 +196,7 @@ class Supply:
             return [self._store.fetch(self._batches.at(step).first(live), self._room)]
         whole = self.whole
         if whole.keys is not None and step > 0:  # the same samples, other units dropped
-            keys = self._batches.at(step).keys
-            assert keys is not None
-            whole = replace(whole, keys=keys.to(whole.keys.device))
+            whole = replace(whole, keys=self._batches.at(step).keys)
         return whole.first(live).blocks(max(1, BLOCK // self._store.sample_bytes))
 
 

@@ -1,1 +1,0 @@
-"""Clients spread over the processes of a group."""
