@@ -50,13 +50,6 @@ SAVED = {
 }
 
 
-@pytest.fixture(params=["plain", "pandas"])
-def reader(request, monkeypatch):
-    """Read a small file as a large one is read, too: by pandas."""
-    monkeypatch.setattr(files, "LARGE", 0 if request.param == "pandas" else 1 << 60)
-
-
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("content", SAVED.values(), ids=SAVED)
 @pytest.mark.parametrize("suffix", ["csv", "txt", "csv.gz"])
 def test_the_same_table_is_read_however_it_was_saved(tmp_path, content, suffix):
@@ -89,30 +82,6 @@ def test_any_text_comes_back_whole(tmp_path, rows, separator, encoding, packed):
         assert fed.train.client(i)[0][:, 0].tolist() == [b for a, b in rows if a == name]
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.text(',;"\n\r \ta1', max_size=40), st.sampled_from(",;\t"))
-def test_pandas_reads_what_the_plain_reader_reads_or_leaves_it_to_it(text, separator):
-    by_pandas = files._read_large(text, separator)
-    try:
-        plain = files._read_plain(Path("t.csv"), text, separator, None)
-    except DataError:
-        plain = None
-    assert by_pandas is None or by_pandas == plain
-
-
-def test_pandas_reads_large_files_alone(tmp_path, monkeypatch):
-    path, seen = tmp_path / "t.csv", []
-    read = pd.read_csv
-    monkeypatch.setattr(pd, "read_csv", lambda *a, **k: seen.append(1) or read(*a, **k))
-    path.write_text("a,b\n" + "1,2\n" * 10)
-    small = read_csv(path)
-    assert not seen
-    monkeypatch.setattr(files, "LARGE", 10)
-    assert read_csv(path) == small and seen
-    monkeypatch.setitem(sys.modules, "pandas", None)  # not installed
-    assert read_csv(path) == small
-
-
 EXPLAINED = {
     "windows": ("€,y\n1,2\n".encode("cp1252"), "byte 0x80 in line 1.*'cp1252'.*of Windows"),
     "latin-1": (text_of().encode("latin-1"), "not UTF-8 text .byte 0xe8 in line 2.*'latin-1'"),
@@ -130,7 +99,6 @@ EXPLAINED = {
 }
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(("content", "message"), EXPLAINED.values(), ids=EXPLAINED)
 def test_what_cannot_be_read_is_explained(tmp_path, content, message):
     path = tmp_path / "t.csv"

@@ -54,7 +54,7 @@ def show_data(
         return
     out = open_console(stdout=True)
     for table in tables:
-        out.print(table if out.is_terminal else f"{table}\n", highlight=False, soft_wrap=True)
+        out.print(f"{table}\n", highlight=False, markup=False, soft_wrap=True)
 
 
 def describe_data(data: dict[str, Any], federation: Federation) -> tuple[list[Any], dict[str, Any]]:

@@ -94,14 +94,10 @@ def _list_columns(table: Any) -> list[tuple[Any, list[Any]]]:
 
         table = read_file(Path(table))
     try:
-        if isinstance(table, Mapping):
+        if isinstance(table, Mapping) or hasattr(table, "iloc"):
             pairs = list(table.items())
-        elif hasattr(table, "iloc"):  # pandas
-            pairs = [(name, table.iloc[:, k]) for k, name in enumerate(table.columns)]
-        elif hasattr(table, "column_names") and hasattr(table, "columns"):  # pyarrow
-            pairs = list(zip(table.column_names, table.columns, strict=True))
-        elif hasattr(table, "column_names") or hasattr(table, "columns"):  # Hugging Face, polars
-            pairs = [(n, table[n]) for n in getattr(table, "column_names", None) or table.columns]
+        elif hasattr(table, "columns"):  # pyarrow's are values, polars' are names
+            pairs = [(n, table[n]) for n in getattr(table, "column_names", table.columns)]
         else:
             raise DataError(
                 "A table is a path, a data frame, a pyarrow Table or a mapping of columns, "

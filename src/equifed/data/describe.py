@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.arrays import show_text
 from equifed.data.columns import Columns, group_rows, to_amounts
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.table import Table as RichTable
 
 Described = dict[str, dict[str, dict[str, float]]]
 """Column to client to ``rows``, ``missing`` and, of numbers, ``mean`` and ``deviation``."""
@@ -39,13 +35,16 @@ class Table:
     totals: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        widths = self._widths()
-        return "\n".join([self.title, *(_aligned(line, widths) for line in self._lines())])
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
-        """Draw the table, in several blocks of columns when the console is too narrow for all."""
-        for number, columns in enumerate(self._blocks(options.max_width)):
-            yield self._drawn(columns, self.title if number == 0 else None)
+        lines = self._lines()
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = (
+            "  ".join(
+                cell.rjust(width) if k else cell.ljust(width)
+                for k, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+        return "\n".join([self.title, *shown])
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -56,36 +55,8 @@ class Table:
             f"<thead>{_format_row('th', head)}</thead><tbody>{body}</tbody></table>"
         )
 
-    def _drawn(self, columns: list[int], title: str | None) -> RichTable:
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        table = RichTable(title=title, title_justify="left", show_footer=bool(self.totals))
-        for k in columns:
-            footer = self.totals[k] if self.totals else ""
-            table.add_column(
-                Text(self.header[k]), Text(footer), justify="right" if k else "left", no_wrap=True
-            )
-        for row in self.rows:
-            table.add_row(*(Text(row[k]) for k in columns))
-        return table
-
-    def _blocks(self, room: int) -> Iterator[list[int]]:
-        """Divide the columns so that each block, led by the first column, fits into ``room``."""
-        widths = [width + 3 for width in self._widths()]  # two blanks and a line
-        block = [0]
-        for k in range(1, len(widths)):
-            if len(block) > 1 and 1 + sum(widths[j] for j in (*block, k)) > room:
-                yield block
-                block = [0]
-            block.append(k)
-        yield block
-
     def _lines(self) -> list[tuple[str, ...]]:
         return [self.header, *self.rows, *([self.totals] if self.totals else [])]
-
-    def _widths(self) -> list[int]:
-        return [max(len(line[k]) for line in self._lines()) for k in range(len(self.header))]
 
 
 def describe_clients(
@@ -109,12 +80,8 @@ def describe_clients(
         (show_text(name), *(str(values[i]) for values, _ in columns.values()))
         for i, name in enumerate(names)
     ]
-    return Table(
-        title,
-        ("client", *map(show_text, columns)),
-        rows,
-        ("all", *(str(total) for _, total in columns.values())),
-    )
+    totals = ("all", *(str(total) for _, total in columns.values()))
+    return Table(title, ("client", *map(show_text, columns)), rows, totals)
 
 
 def describe_columns(columns: Columns, client: str, features: Sequence[str]) -> Described:
@@ -160,13 +127,9 @@ def tabulate_shares(
     """Return the share of each class in a client's training samples, as a table and as numbers."""
     totals = np.maximum(counts.sum(1, keepdims=True), 1)
     labels = list(class_names) or [f"class {k}" for k in range(counts.shape[1])]
-    shares = {
-        name: dict(zip(labels, row, strict=True))
-        for name, row in zip(names, (counts / totals).tolist(), strict=True)
-    }
-    rows = [
-        (name, *(f"{100 * share:.1f}" for share in row.values())) for name, row in shares.items()
-    ]
+    given = zip(names, (counts / totals).tolist(), strict=True)
+    shares = {name: dict(zip(labels, row, strict=True)) for name, row in given}
+    rows = [(name, *(f"{100 * s:.1f}" for s in row.values())) for name, row in shares.items()]
     return Table(f"{title}: share of each class in %", ("client", *labels), rows), shares
 
 
@@ -182,11 +145,3 @@ def describe_values(values: Sequence[Any]) -> dict[str, float]:
 
 def _format_row(kind: str, cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.rjust(width) if k else cell.ljust(width)
-        for k, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()

@@ -1,7 +1,4 @@
-"""Tables in files: Parquet, and CSV as people save it (other separators, compressed, with a mark).
-
-CSV needs nothing but Python; large files are read by pandas where it is installed.
-"""
+"""Tables in files: Parquet, and CSV as people save it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,6 @@ from equifed.data.split import DataError, refuse, refuse_twice
 SEPARATORS = (",", ";", "\t", "|")
 MOST_BYTES = 2 << 30
 """Largest table that is read, decompressed; as cells in memory it takes several times that."""
-LARGE = 4 << 20
-"""Characters from which on reading takes longer than importing pandas."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -45,71 +39,37 @@ def read_file(path: Path) -> Any:
         raise DataError(f"Cannot read {path} as Parquet: {str(error)[:200]}.") from None
 
 
-def read_csv(path: Path, *, header: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """Read a CSV file; its first line names the columns unless ``header`` does.
+def read_csv(path: Path) -> dict[str, list[str]]:
+    """Read a CSV file whose first line names the columns.
 
     The separator is the one of comma, semicolon, tab and bar that makes most of the first line.
     Lines without any content are skipped. The file is UTF-8 (or says that it is UTF-16) and may be
     compressed by gzip. A file above ``MOST_BYTES`` is refused before it is loaded.
     """
-    text = _read_text(path)
-    separator, text = _find_separator(text) if header is None else (",", text)
-    large = header is None and len(text) >= LARGE
-    columns = _read_large(text, separator) if large else None
-    columns = _read_plain(path, text, separator, header) if columns is None else columns
-    if header is not None:
-        return dict(zip(header, columns, strict=True))
-    titles = [values.pop(0).strip() for values in columns]
+    separator, text = _find_separator(_read_text(path))
+    file = io.StringIO(text, newline="")
+    reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")
+    try:
+        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
+    except csv.Error as error:
+        raise DataError(f"Cannot read {path}: {error} in line {reader.line_num}.") from None
+    if not lines:
+        raise DataError(f"{path} is empty; expected a header line and rows.")
+    titles = [cell.strip() for cell in lines[0][1]]
+    refuse(
+        ((number, len(line)) for number, line in lines if len(line) != len(titles)),
+        lambda odd: (
+            f"{path}: line {odd[0]} has {odd[1]} cells, expected {len(titles)} separated by "
+            f"{separator!r}; put cells that contain it into quotes."
+        ),
+    )
     if "" in titles:
         raise DataError(
             f"{path}: column {titles.index('') + 1} of {len(titles)} has no name; name it in the "
             "header line, or remove it (pandas writes its index there unless index=False)."
         )
     refuse_twice(titles, f"{path}: column names must differ, got {{!r}} twice; rename one.")
-    return dict(zip(titles, columns, strict=True))
-
-
-def _read_plain(
-    path: Path, text: str, separator: str, header: Sequence[str] | None
-) -> list[list[str]]:
-    """Return the columns, their titles first where the file has them, or say what is wrong."""
-    file = io.StringIO(text, newline="")
-    reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t")
-    try:
-        lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
-    except csv.Error as error:
-        raise DataError(
-            f"Cannot read the table {path}: {error} in line {reader.line_num}."
-        ) from None
-    if not lines and header is None:
-        raise DataError(f"{path} is empty; expected a header line and rows.")
-    width = len(lines[0][1]) if header is None else len(header)
-    refuse(
-        ((number, len(line)) for number, line in lines if len(line) != width),
-        lambda odd: (
-            f"{path}: line {odd[0]} has {odd[1]} cells, expected {width} separated by "
-            f"{separator!r}; put cells that contain it into quotes."
-        ),
-    )
-    return [[line[k] for _, line in lines] for k in range(width)]
-
-
-def _read_large(text: str, separator: str) -> list[list[str]] | None:
-    """Return the columns as pandas reads them; None where the plain reader may know better."""
-    if text.count("\r") != text.count("\r\n"):
-        return None
-    try:
-        import pandas
-
-        frame = pandas.read_csv(
-            io.StringIO(text, newline=""), sep=separator, header=None, dtype=object,
-            keep_default_na=False, skipinitialspace=separator != "\t",
-        )  # fmt: skip
-    except (ImportError, ValueError):  # not installed; or a line is too long, or a quote open
-        return None
-    if (frame.iloc[:, -1].str.strip() == "").any():  # of an empty line, or one that is too short
-        return None
-    return [frame[k].to_list() for k in frame]
+    return {title: [line[k] for _, line in lines[1:]] for k, title in enumerate(titles)}
 
 
 def _read_text(path: Path) -> str:
@@ -143,10 +103,9 @@ def _read_text(path: Path) -> str:
 def _check_size(path: Path, size: int) -> None:
     if size > MOST_BYTES:
         raise DataError(
-            f"{path} has {size:,} bytes or more, the limit is {MOST_BYTES:,}: a CSV file is read "
-            "into memory as text. Divide it into one file for each client, or save it as Parquet "
-            "and hand over the columns that are needed: "
-            "pandas.read_parquet(path, columns=[...])."
+            f"{path} has {size:,} bytes or more, the limit is {MOST_BYTES:,}. Divide it into one "
+            "file for each client, or save it as Parquet and hand over the columns that are "
+            "needed: pandas.read_parquet(path, columns=[...])."
         )
 
 
