@@ -19,11 +19,12 @@ import click
 from typer.main import get_command
 
 import equifed
-from equifed.cli.data import list_settings, walk_settings, write_toml
+from equifed.cli.data import list_settings, walk_settings
 from equifed.cli.main import app
 from equifed.cli.terminal import EXIT_CODES
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import CHOSEN, RECORDS, Plain
+from equifed.runs.init import write_toml
 from equifed.runs.schema import settings
 
 ROOT = Path(__file__).parents[1]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from tests.cli.test_cli import equifed
 from tests.hospitals import SIZES, draw_hospitals, write_hospitals
-from typer.testing import CliRunner, Result
 
-from equifed.cli import run as commands
-from equifed.cli.main import app
 from equifed.data import Federation, Preparation
 from equifed.runs import run as runs
 from equifed.runs.build import load_data
@@ -24,12 +21,6 @@ from equifed.training.files import RunFolderError
 from equifed.training.history import History
 
 pytestmark = pytest.mark.long
-
-
-def equifed(*arguments: object, typed: str | None = None) -> Result:
-    result = CliRunner().invoke(app, [str(a) for a in arguments], input=typed)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 def test_a_hospital_table_becomes_a_model_that_serves_every_hospital(tmp_path: Path) -> None:
@@ -70,18 +61,7 @@ def test_init_says_what_it_left_out_and_why(tmp_path: Path) -> None:
     assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
 
 
-def test_a_person_is_asked_and_may_accept_the_guess(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_hospitals(tmp_path / "h.csv")
-    monkeypatch.setattr(commands, "_is_terminal", lambda: True)
-    result = equifed("init", path, "--out", tmp_path / "r.toml", typed="\nsmoker\n")
-    assert result.exit_code == 0, result.stderr
-    data = tomllib.loads((tmp_path / "r.toml").read_text())["data"]
-    assert (data["client"], data["target"]) == ("hospital", "smoker")
-
-
-def test_codes_are_asked_for_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_named(tmp_path: Path) -> None:
     path = table(tmp_path, stage=[1, 2, 3] * 20, ward=["u", "v"] * 30, y=["no", "yes"] * 30)
     out = tmp_path / "r.toml"
     equifed("init", path, "--out", out)
@@ -92,9 +72,6 @@ def test_codes_are_asked_for_or_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert named["prepare"]["categorical"] == ["stage", "ward"]
     names = load_data(named).preparation.feature_names
     assert names == ("x", "stage=1", "stage=2", "stage=3", "ward=u", "ward=v")
-    monkeypatch.setattr(commands, "_is_terminal", lambda: True)
-    asked = equifed("init", path, "--out", out, "--overwrite", typed="\n\nstage\n")
-    assert asked.exit_code == 0 and RunConfig.read(out).data == named
     wrong = equifed("init", path, "--out", out, "--overwrite", "--categorical", "none", "--quiet")
     assert wrong.exit_code == 2 and "no feature 'none'; there are x, stage, ward" in wrong.stderr
 

@@ -161,6 +161,7 @@ def _show_entry(section: str, name: str, json: bool) -> None:
     from rich.text import Text
 
     from equifed.runs.catalogue import SECTIONS
+    from equifed.runs.init import write_toml
 
     entry, rows = SECTIONS[section][name], list_settings(section, name)
     if json:
@@ -230,18 +231,6 @@ def _write_type(setting: Setting) -> str:
     text = " | ".join(map(inspect.formatannotation, parts))
     text = re.sub(r"\b(?:typing|pathlib|collections\.abc)\.", "", text)
     return re.sub(r"Literal\[(.*?)\]+", lambda found: found[1].replace(", ", " or "), text)
-
-
-def write_toml(value: Any) -> str:
-    """Return a value as a configuration has it; a table of a name alone is its name."""
-    import tomli_w
-
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {write_toml(entry)}" for key, entry in value.items())
-        return f"{{ {inner} }}" if set(value) != {"name"} else write_toml(value["name"])
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
 
 
 def read_meanings(documented: Callable[..., Any]) -> dict[str, str]:

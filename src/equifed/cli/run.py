@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +27,6 @@ from equifed.cli.terminal import (
 
 if TYPE_CHECKING:
     from equifed.data.infer import Guess
-    from equifed.runs.config import RunConfig
     from equifed.training.history import History
 
 Engine = Annotated[
@@ -74,8 +73,7 @@ def init(
     if out.exists() and not overwrite:
         raise ValueError(f"{out} already exists; give --overwrite, or another --out.")
     assert table is not None
-    ask = not (quiet or json) and _is_terminal()
-    guess = _guess(table, client, target, categorical or [], ask)
+    guess = _guess(table, client, target, categorical or [])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(write_first_config(guess, table, out), encoding="utf-8")
     _try(out)
@@ -85,10 +83,8 @@ def init(
         typer.echo("\n".join(_describe(guess, out)))
 
 
-def _guess(
-    table: Path, client: str | None, target: str | None, coded: list[str], ask: bool
-) -> Guess:
-    """Return what the columns are: as given, as answered, else as guessed."""
+def _guess(table: Path, client: str | None, target: str | None, coded: list[str]) -> Guess:
+    """Return what the columns are: as given, else as guessed."""
     from equifed.data.columns import read_columns
     from equifed.data.infer import (
         choose_categories,
@@ -101,25 +97,13 @@ def _guess(
     columns = read_columns(table)
     looks = {name: look_at(values) for name, values in columns.items()}
     rows = len(next(iter(columns.values())))
-    if client is None:
-        found = guess_client({k: v for k, v in looks.items() if k != target}, rows)
-        client = _choose("client", "Whose row is it", found, list(columns), ask)
-    if target is None:
-        found = guess_target(looks, client)
-        target = _choose("target", "What is to be predicted", found, list(columns), ask)
-    guess = guess_columns(columns, client, target)
-    if ask and guess.codes and not coded:
-        question = f"Few whole numbers: {', '.join(guess.codes)}. Which are codes, not amounts"
-        answer = typer.prompt(f"{question}? Columns", default="none", err=True)
-        coded = [] if answer == "none" else [c.strip() for c in answer.split(",") if c.strip()]
-    return choose_categories(guess, columns, coded)
+    others = {name: look for name, look in looks.items() if name != target}
+    client = client or _first(guess_client(others, rows), "client", columns)
+    target = target or _first(guess_target(looks, client), "target", columns)
+    return choose_categories(guess_columns(columns, client, target), columns, coded)
 
 
-def _choose(what: str, question: str, found: Sequence[str], columns: list[str], ask: bool) -> str:
-    if ask:
-        typer.echo(f"Columns: {', '.join(columns)}", err=True)
-        answer = typer.prompt(f"{question}? Column", default=found[0] if found else None, err=True)
-        return str(answer)
+def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:
     if not found:
         raise ValueError(
             f"No column looks like the {what}; name it with --{what} COLUMN, one of "
@@ -154,10 +138,6 @@ def _describe(guess: Guess, out: Path) -> list[str]:
     if guess.groups:
         lines.append(f"split       all rows of one {guess.groups[0]} stay together")
     return [*lines, f"wrote {out}; next: equifed run {out}"]
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def run(
@@ -203,7 +183,10 @@ def run(
     for address, file in parsed.loaded_code:
         typer.echo(f"loads {address} from {file}", err=True)
     if dry_run:
-        _show_estimate(parsed, workers, json)
+        from equifed.runs.init import describe_estimate, estimate
+
+        found = estimate(parsed)
+        print_json(found) if json else typer.echo(describe_estimate(found))
         return
     folder = out or Path("runs") / f"{config.stem}-{parsed.seed}"
     with resumable(f"equifed resume {folder}", folder):
@@ -223,15 +206,13 @@ def resume(
     folder: Folder,
     workers: Workers = 1,
     accept_config: Annotated[
-        bool, typer.Option("--accept-config", help="Go on under a config.toml that was changed.")
+        bool, typer.Option("--accept-config", help="Resume under a config.toml that was changed.")
     ] = False,
     trust: Trust = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Go on with a run that was interrupted, to the same end that it would have had."""
-    if not trust and sys.stdin.isatty():
-        trust = _ask_for_trust(folder)
+    """Resume an interrupted run. The result is identical to an uninterrupted one."""
     if workers > 1:
         _run_in_processes(workers, *(["--trust"] if trust else []))
     with resumable(f"equifed resume {folder}", folder):
@@ -243,20 +224,8 @@ def resume(
         with ProgressBar(open_console(quiet), folder.name) as bar:
             history = runs.resume(folder, callbacks=[bar], accept_config=accept_config, trust=trust)
         if complete and not quiet:
-            typer.echo(f"{folder} is complete; there is nothing to go on with.", err=True)
+            typer.echo(f"{folder} is complete; there is nothing to resume.", err=True)
         _show_end(history, folder, quiet, json)
-
-
-def _ask_for_trust(folder: Path) -> bool:
-    """Show what code a run's configuration names, and ask whether to load it."""
-    from equifed.training.files import refuse_links
-    from equifed.training.folder import find_code
-
-    refuse_links(folder)
-    code = find_code(folder)
-    for address in code:
-        typer.echo(f"{folder} loads {address}", err=True)
-    return bool(code) and typer.confirm("Load and run it?", err=True)
 
 
 def _run_in_processes(workers: int, *more: str) -> None:
@@ -284,16 +253,3 @@ def _show_end(history: History, folder: Path, quiet: bool, json: bool) -> None:
     for line in describe_events(history):
         print_line(out, line, "yellow")
     print_line(out, f"run folder: {folder}")
-
-
-def _show_estimate(config: RunConfig, workers: int, json: bool) -> None:
-    """Print what a run will take."""
-    from equifed.runs.init import estimate
-
-    found = estimate(config)
-    if json:
-        print_json({**asdict(found), "minutes": found.seconds / 60})
-        return
-    typer.echo("\n".join(found.describe()))
-    if workers > 1:
-        typer.echo(f"            in one process; {workers} workers share the time of the rounds")

@@ -6,12 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from equifed.contract.arrays import Vector
 from equifed.contract.evaluation import Evaluation
@@ -20,7 +18,6 @@ from equifed.runs.build import Run, build_run
 from equifed.runs.config import RunConfig
 from equifed.training.stopping import StopWhen
 
-ROUNDS, TEST = 200, 0.25
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -50,83 +47,41 @@ def copy_examples(out: Path, overwrite: bool) -> list[Path]:
     return list(files)
 
 
-def write_first_config(guess: Guess, table: Path, out: Path) -> str:
-    """Return the text of a configuration file at ``out`` for a table, as it was guessed to be."""
-    parts = [
-        _write_head(table, out),
-        _write_data(guess, table, out),
-        _write_preparation(guess),
-        _write_training(guess),
-    ]
-    return "\n".join(parts)
+# -- a first configuration --------------------------------------------------------------------
 
-
-def _write_head(table: Path, out: Path) -> str:
-    return f"""\
-# Made for {table.name}. Train, look at the report, then change what you know better:
+FIRST = """\
+# Made for {table}. Train, look at the report, then change what you know better:
 #
-#     equifed run {out.name} --dry-run      what it will take
-#     equifed run {out.name}
+#     equifed run {out} --dry-run      what it will take
+#     equifed run {out}
 #
 # Settings that are left out have their defaults; the run folder's config.toml shows them all.
 
 seed = 0           # of every draw: who is held out, the model's start
-rounds = {ROUNDS}
-"""
+rounds = 200
 
+[data]
+name = "table"
+path = {path}
+client = {client}     # whose row it is
+target = {target}     # what is predicted
+task = {task}
+features = {features}
+{more}
+# Rows of every client that are held out, to measure the model on:
+[data.holdout]
+test = 0.25
+validation = 0.0
 
-def _write_data(guess: Guess, table: Path, out: Path) -> str:
-    lines = [
-        "[data]",
-        'name = "table"',
-        f"path = {_value(_relative(table, out))}",
-        f"client = {_value(guess.client)}     # whose row it is",
-        f"target = {_value(guess.target)}     # what is predicted",
-        f"task = {_value(guess.task)}",
-        _write_features(guess.features),
-    ]
-    if guess.left_out:
-        lines += ["# Left out, because each of them seems to be no feature:"]
-        lines += [_remark(f"{name}: {reason}") for name, reason in guess.left_out.items()]
-    if guess.groups:
-        group = guess.groups[0]
-        lines += [f"group = {_value(group)}    # all rows of one {group} stay in one split"]
-    for date in guess.dates[:1]:
-        lines += [
-            f"# time = {_value(date)}    # hold out every client's latest rows, not random ones"
-            + ("; in place of group" if guess.groups else "")
-        ]
-    lines += [
-        "",
-        "# Rows of every client that are held out, to measure the model on:",
-        "[data.holdout]",
-        f"test = {TEST}",
-        "validation = 0.0",
-        "",
-    ]
-    return "\n".join(lines)
+# How columns become features; fitted on training rows, kept in the run folder.{remarks}
+[data.prepare]
+scale = "standard"        # or "robust" (median and quartiles), "none"
+missing = "indicator"     # gaps: the mean and a 0/1 column; or "mean", "median", "drop"
+categorical = {categorical}      # auto: columns with text; or a list of columns
+unknown = "other"         # categories that no training row has; or "error"
+min_count = 5             # rarer categories go to other
+per_client = false        # true: scale every client by its own numbers
 
-
-def _write_preparation(guess: Guess) -> str:
-    coded = guess.categorical if guess.categorical == "auto" else list(guess.categorical)
-    lines = [
-        "# How columns become features; fitted on training rows, kept in the run folder.",
-        *map(_remark, guess.remarks),
-        "[data.prepare]",
-        'scale = "standard"        # mean 0 and deviation 1; or "none"',
-        'missing = "indicator"     # gaps: the mean and a 0/1 column; or "mean", "drop", "error"',
-        f"categorical = {_value(coded)}      # auto: columns with text; or a list of columns",
-        'unknown = "other"         # categories that no training row has; or "error"',
-        "min_count = 5             # rarer categories go to other",
-        "per_client = false        # true: scale every client by its own numbers",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _write_training(guess: Guess) -> str:
-    model = "logistic" if guess.task == "classification" else "linear"
-    return f"""\
 [model]
 name = "{model}"           # equifed list models
 l2 = 0.001
@@ -149,12 +104,36 @@ at_relative_gap = 0.001
 """
 
 
-def _write_features(features: Sequence[str]) -> str:
-    """Return the list of features, on lines of their own where one is not enough."""
-    line = f"features = {_value(list(features))}"
-    if len(line) <= 100:
-        return line
-    return "\n".join(["features = [", *(f"    {_value(name)}," for name in features), "]"])
+def write_first_config(guess: Guess, table: Path, out: Path) -> str:
+    """Return the text of a configuration file at ``out`` for a table, as it was guessed to be."""
+    coded = guess.categorical if guess.categorical == "auto" else list(guess.categorical)
+    return FIRST.format(
+        table=table.name,
+        out=out.name,
+        path=write_toml(_relative(table, out)),
+        client=write_toml(guess.client),
+        target=write_toml(guess.target),
+        task=write_toml(guess.task),
+        features=write_toml(list(guess.features)),
+        more="".join(f"{line}\n" for line in _describe_columns(guess)),
+        remarks="".join(f"\n{_comment(remark)}" for remark in guess.remarks),
+        categorical=write_toml(coded),
+        model="logistic" if guess.task == "classification" else "linear",
+    )
+
+
+def _describe_columns(guess: Guess) -> Iterator[str]:
+    """Return what else there is to say about columns: those left out, groups, dates."""
+    if guess.left_out:
+        yield "# Left out, because each of them seems to be no feature:"
+    for name, reason in guess.left_out.items():
+        yield _comment(f"{name}: {reason}")
+    for group in guess.groups[:1]:
+        yield f"group = {write_toml(group)}    # all rows of one {group} stay in one split"
+    for date in guess.dates[:1]:
+        instead = "; in place of group" if guess.groups else ""
+        hint = f"# hold out every client's latest rows, not random ones{instead}"
+        yield f"# time = {write_toml(date)}    {hint}"
 
 
 def _relative(table: Path, out: Path) -> str:
@@ -165,17 +144,25 @@ def _relative(table: Path, out: Path) -> str:
         return table.absolute().as_posix()
 
 
-def _remark(text: str) -> str:
-    """Return a comment, whatever is in the text."""
+def _comment(text: str) -> str:
     return "#   " + " ".join(text.split())
 
 
-def _value(value: Any) -> str:
+def write_toml(value: Any) -> str:
+    """Return a value as a configuration has it; a table of a name alone is its name.
+
+    >>> write_toml({"name": "cvar"}), write_toml([0.5, "a"]), write_toml({"lr": 1})
+    ('"cvar"', '[0.5, "a"]', '{ lr = 1 }')
+    """
     import tomli_w
 
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+    if isinstance(value, list | tuple):
+        text = f"[{', '.join(map(write_toml, value))}]"
+        return text if len(text) <= 90 else tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} = {write_toml(entry)}" for key, entry in value.items())
+        return f"{{ {inner} }}" if set(value) != {"name"} else write_toml(value["name"])
+    return "" if value is None else tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
 
 
 # -- what it will take ------------------------------------------------------------------------
@@ -184,94 +171,67 @@ TRIED = 3
 """Rounds that are run, and thrown away, to measure."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a run will take; times and bytes per round are measured in its first ones.
-
-    ``rounds`` is the most: stop rules may end it earlier. ``memory`` is the largest that the
-    process has needed so far, in bytes; None where the system does not tell. ``tried`` is how many
-    rounds were measured.
-    """
-
-    clients: int
-    samples: dict[str, int]
-    parameters: int
-    rounds: int
-    exchanges: int
-    bytes_up: int
-    bytes_down: int
-    memory: int | None
-    device_memory: int | None
-    seconds_to_build: float
-    seconds: float
-    tried: int
-
-    def describe(self) -> list[str]:
-        """Return the lines that a person reads."""
-        held = ", ".join(f"{label} {count:,}" for label, count in self.samples.items())
-        memory = "not known here" if self.memory is None else _write_bytes(self.memory)
-        if self.device_memory:
-            memory += f", and {_write_bytes(self.device_memory)} on the device"
-        return [
-            f"clients     {self.clients}; samples: {held}",
-            f"model       {self.parameters:,} parameters",
-            f"rounds      {self.rounds} at most, {self.exchanges:,} exchanges with the clients",
-            f"traffic     {_write_bytes(self.bytes_up)} up, {_write_bytes(self.bytes_down)} down, "
-            "all clients and rounds together, in a real federation",
-            f"memory      {memory} of this process, its largest so far",
-            f"time        {_write_seconds(self.seconds)}, measured in {self.tried} round(s) here; "
-            f"loading took {_write_seconds(self.seconds_to_build)}",
-        ]
-
-
-def estimate(config: RunConfig) -> Estimate:
+def estimate(config: RunConfig) -> dict[str, Any]:
     """Build a run, try its first rounds, and return what all of it will take. Nothing is written.
 
     Traffic is that of the first round and, for all others, that of the last one tried; an algorithm
     that changes what it asks later is not foreseen. Evaluations are counted as often as the
-    configuration has them.
+    configuration has them. Memory is the largest that the process has needed so far, in bytes.
     """
     start = time.perf_counter()
     built = build_run(config)
     loaded = time.perf_counter() - start
     tried = min(TRIED, config.rounds)
-    short = replace(
-        built.config, rounds=tried, evaluate=replace(config.evaluate, every=1), stop=StopWhen()
-    )
+    often = replace(config.evaluate, every=1)
     watch = _Watch(built)
+    short = replace(built.config, rounds=tried, evaluate=often, stop=StopWhen())
     history = replace(built, config=short, evaluate=watch).train()
     first, *others = history.rounds
     usual = others[-1] if others else first  # the first may have measured step sizes
     left = config.rounds - 1
     seconds = first.seconds + left * min(r.seconds for r in others or [first])
-    seconds += min(watch.seconds) * (1 + config.rounds // config.evaluate.every)
-    parameters = history.parameters or {}
-    return Estimate(
-        clients=len(built.federation),
-        samples={label: len(split) for label, split in built.federation.splits().items()},
-        parameters=sum(p.numel() for p in parameters.values()),
-        rounds=config.rounds,
-        exchanges=first.exchanges + left * usual.exchanges,
-        bytes_up=first.bytes_up + left * usual.bytes_up,
-        bytes_down=first.bytes_down + left * usual.bytes_down,
-        memory=_read_memory(),
-        device_memory=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-        seconds_to_build=loaded,
-        seconds=seconds,
-        tried=tried,
-    )
+    seconds += min(watch.seconds, default=0.0) * (1 + config.rounds // config.evaluate.every)
+    return {
+        "clients": len(built.federation),
+        "samples": {label: len(split) for label, split in built.federation.splits().items()},
+        "parameters": sum(p.numel() for p in (history.parameters or {}).values()),
+        "rounds": config.rounds,
+        "exchanges": first.exchanges + left * usual.exchanges,
+        "bytes_up": first.bytes_up + left * usual.bytes_up,
+        "bytes_down": first.bytes_down + left * usual.bytes_down,
+        "memory": _read_memory(),
+        "seconds_to_build": loaded,
+        "minutes": seconds / 60,
+        "tried": tried,
+    }
+
+
+def describe_estimate(found: dict[str, Any]) -> str:
+    """Return an estimate in the lines that a person reads."""
+    held = ", ".join(f"{label} {count:,}" for label, count in found["samples"].items())
+    memory = "not known here" if found["memory"] is None else f"{found['memory'] / 1e6:.0f} MB"
+    return f"""\
+clients     {found["clients"]}; samples: {held}
+model       {found["parameters"]:,} parameters
+rounds      {found["rounds"]} at most, {found["exchanges"]:,} exchanges with the clients
+traffic     {found["bytes_up"] / 1e6:.3g} MB up, {found["bytes_down"] / 1e6:.3g} MB down, \
+all clients and rounds together, in a real federation
+memory      {memory} of this process, its largest so far
+time        {found["minutes"]:.2g} minutes in one process, measured in {found["tried"]} round(s); \
+loading took {found["seconds_to_build"]:.1f} s"""
 
 
 class _Watch:
     """Evaluates as the run would, and looks at the clock."""
 
     def __init__(self, built: Run) -> None:
-        self.built, self.seconds = built, [0.0]
+        self.built = built
+        self.seconds: list[float] = []
 
     def __call__(self, x: Vector) -> list[Evaluation]:
         start, given = time.perf_counter(), self.built.evaluate
         found = given(x) if callable(given) else self.built.clients.evaluate(x, given)
-        self.seconds = [*(s for s in self.seconds if s), time.perf_counter() - start]
+        self.seconds.append(time.perf_counter() - start)
         return found
 
 
@@ -283,27 +243,3 @@ def _read_memory() -> int | None:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(largest) * (1 if sys.platform == "darwin" else 1024)
-
-
-def _write_bytes(count: float) -> str:
-    """Return bytes in a unit that people read.
-
-    >>> _write_bytes(1536), _write_bytes(12)
-    ('1.5 kB', '12 B')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def _write_seconds(seconds: float) -> str:
-    """Return a time in a unit that people read.
-
-    >>> _write_seconds(42.3), _write_seconds(600)
-    ('42 s', '10 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
