@@ -8,9 +8,8 @@ from tests.optima import interior_point
 from tests.problems import Problem, least_squares, logistic
 
 from equifed.algorithms.fair_newton import FairNewton
-from equifed.contract.clients import Clients
 from equifed.objectives import KL, Average, ChiSquare, CVaR, SaddleObjective, WorstCase
-from equifed.runs.path import Continued, Heard, Trail
+from equifed.runs.path import Continued, Heard
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.stopping import StopAtGap
@@ -19,18 +18,18 @@ GAP = 0.005
 OBJECTIVES = (WorstCase(), CVaR(0.5), Average(), KL(0.1), ChiSquare(0.05), CVaR(0.3), WorstCase())
 
 
-def go_on(objective: SaddleObjective, clients: Clients, trail: Trail, x: object) -> History:
-    """Run FairNewton for one objective from where the trail leads."""
-    run, stop = Continued(FairNewton(objective), GAP, trail), StopAtGap(GAP, relative=True)
-    return train(run, Heard(clients, trail), rounds=60, x=x, stop=stop, progress=False)  # type: ignore[arg-type]
+def go_on(objective: SaddleObjective, heard: Heard, x: object) -> History:
+    """Run FairNewton for one objective from where the last run ended."""
+    run, stop = Continued(FairNewton(objective), GAP, heard), StopAtGap(GAP, relative=True)
+    return train(run, heard, rounds=60, x=x, stop=stop, progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("problem", [logistic(1, n=5), least_squares(2, n=7, d=2)])
 def test_proofs_hold_where_the_weights_set_changes(problem: Problem) -> None:
-    clients, trail, x = problem.clients(), Trail(), None
+    heard, x = Heard(problem.clients()), None
     for objective in OBJECTIVES:
-        history = go_on(objective, clients, trail, x)
+        history = go_on(objective, heard, x)
         x, told = history.parameters, history.given_out
         assert x is not None
         assert told is not None and told.objective is not None and told.gap is not None
@@ -42,9 +41,9 @@ def test_proofs_hold_where_the_weights_set_changes(problem: Problem) -> None:
 
 
 def test_what_is_proved_already_costs_nothing() -> None:
-    clients, trail = logistic(1).clients(), Trail()
-    first = go_on(CVaR(0.5), clients, trail, None)
-    again = go_on(CVaR(0.5), clients, trail, first.parameters)
+    heard = Heard(logistic(1).clients())
+    first = go_on(CVaR(0.5), heard, None)
+    again = go_on(CVaR(0.5), heard, first.parameters)
     assert [r.exchanges for r in again.rounds] == [0]
     assert first.given_out is not None and again.given_out is not None
     assert again.given_out.gap is not None and first.given_out.gap is not None
@@ -55,9 +54,10 @@ def test_what_is_proved_already_costs_nothing() -> None:
 
 def test_another_model_begins_anew() -> None:
     problem = logistic(1)
-    clients, trail = problem.clients(), Trail()
-    go_on(Average(), clients, trail, None)
+    clients = problem.clients()
+    heard = Heard(clients)
+    go_on(Average(), heard, None)
     away = problem.start() + 1.0
-    fresh, led = (go_on(WorstCase(), clients, t, away) for t in (Trail(), trail))
+    fresh, led = (go_on(WorstCase(), h, away) for h in (Heard(clients), heard))
     assert "continued" not in led.rounds[0].numbers
     assert [r.objective for r in led.rounds] == [r.objective for r in fresh.rounds]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,9 @@ import numpy as np
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients
 from equifed.data.describe import Table
-from equifed.metrics import (
-    Interval,
-    accuracy_intervals,
-    find_metric,
-    summary,
-    summary_intervals,
-)
+from equifed.metrics import Interval, accuracy_intervals, find_metric, summary, summary_intervals
 from equifed.objectives.base import SaddleObjective
+from equifed.report import csv_text
 from equifed.runs.build import build_run, limit_threads
 from equifed.runs.config import RunConfig
 from equifed.runs.path import Walk, objective_of_strength, objectives_between
@@ -105,6 +98,19 @@ class Frontier:
         ]  # fmt: skip
         return Table(f"{self.split} {self.metric}; {self.rule}", header, rows)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the numbers of every point."""
+        return [
+            {
+                "strength": p.strength, "average": p.average.estimate,
+                "average_lower": p.average.lower, "average_upper": p.average.upper,
+                "worst_20": p.tail.estimate, "worst_20_lower": p.tail.lower,
+                "worst_20_upper": p.tail.upper, "rounds": p.rounds, "gap": p.gap,
+                "chosen": p is self.chosen,
+            }
+            for p in self.points
+        ]  # fmt: skip
+
     def to_frame(self) -> Any:
         """Return a data frame with a row for every point."""
         import pandas as pd
@@ -123,10 +129,6 @@ class Frontier:
             self.chosen.average.estimate, self.chosen.tail.estimate, "s", ms=11, mfc="none",
             mec="black", label=f"chosen: strength {self.chosen.strength:.2f}",
         )  # fmt: skip
-        for point in (self.points[0], self.points[-1]):
-            name = "average" if point.strength == 0 else "worst case"
-            where = point.average.estimate, point.tail.estimate
-            ax.annotate(name, where, textcoords="offset points", xytext=(6, -12))
         ax.set(xlabel=f"{self.split} {self.metric}, average over clients")
         ax.set(ylabel=f"{self.split} {self.metric}, worst fifth of the clients")
         ax.legend()
@@ -134,18 +136,14 @@ class Frontier:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write the table, the picture (with matplotlib) and the chosen run into a folder."""
-        out = Path(folder)
-        if (out / TABLE).exists() and not overwrite:
-            raise RunFolderError(f"{out} holds a frontier; choose another, or overwrite=True.")
+        out, rows = Path(folder), self.rows()
+        refuse_frontier(out, overwrite)
         out.mkdir(parents=True, exist_ok=True)
         with lock_folder(out):
             self.chosen.history.save(out / CHOSEN, overwrite=True)
             self._draw(out / PICTURE)
-            rows, text = self.rows(), io.StringIO(newline="")
-            writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            (out / TABLE).write_text(text.getvalue(), encoding="utf-8")
+            numbers = csv_text(list(rows[0]), [list(row.values()) for row in rows])
+            (out / TABLE).write_text(numbers, encoding="utf-8")
         return out
 
     def _draw(self, path: Path) -> None:
@@ -156,19 +154,6 @@ class Frontier:
         figure = Figure(figsize=(6, 4.5), layout="constrained")
         self.plot(figure.subplots())
         figure.savefig(path, dpi=150)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the numbers of every point."""
-        return [
-            {
-                "strength": p.strength, "average": p.average.estimate,
-                "average_lower": p.average.lower, "average_upper": p.average.upper,
-                "worst_20": p.tail.estimate, "worst_20_lower": p.tail.lower,
-                "worst_20_upper": p.tail.upper, "rounds": p.rounds, "gap": p.gap,
-                "chosen": p is self.chosen,
-            }
-            for p in self.points
-        ]  # fmt: skip
 
     def __repr__(self) -> str:
         return str(self.table())
@@ -231,18 +216,17 @@ def frontier(
     """
     strengths = _check(algorithm, points, split, give_up)
     walk = Walk(algorithm, clients, gap, {"rounds": rounds, "seed": seed})
+    measured: dict[str, Any] = {"evaluate": (split,), "every": rounds, "progress": progress}
     found: list[FrontierPoint] = []
     objective, spread = None, 0.0
     for strength in strengths:
         last, objective = objective, objective_of_strength(strength, spread)
         way = walk.pass_by(objectives_between(last, objective))
-        history = walk.train(
-            objective, fresh=bool(way), evaluate=(split,), every=rounds, progress=progress
-        )
+        history = walk.train(objective, fresh=bool(way), **measured)
         if metric is None:
             metric = (history.main_metric() or ("loss", split))[0]
-        measured = _measure(strength, objective, history, metric, split)
-        found.append(replace(measured, way=way))
+        average, tail = _measure(history, metric, split)
+        found.append(FrontierPoint(strength, objective, history, average, tail, way))
         if strength == 0:
             losses = np.array(list(history.per_client("loss", split).values()))
             spread = float(np.nanstd(losses))
@@ -252,34 +236,31 @@ def frontier(
 
 
 def walk_config(
-    config: str | Path,
-    overrides: Sequence[str],
-    out: Path,
-    *,
-    overwrite: bool = False,
-    progress: bool | None = None,
-    **options: Any,
+    config: str | Path, overrides: Sequence[str], out: Path, overwrite: bool, **options: Any
 ) -> Frontier:
     """Walk the frontier of a configuration's algorithm, data and model into a folder."""
-    if (out / TABLE).exists() and not overwrite:
-        raise RunFolderError(f"{out} holds a frontier; choose another, or pass --overwrite.")
+    refuse_frontier(out, overwrite)
     built = build_run(RunConfig.read(config, overrides))
     if "validation" not in built.federation.splits():
         raise ConfigError(
             ["data.holdout.validation: points are picked on validation samples; say 0.2"]
         )
-    given: dict[str, Any] = {
-        "rounds": built.config.rounds,
-        "seed": built.config.seed,
-        "progress": progress,
-    }
+    options |= {"rounds": built.config.rounds, "seed": built.config.seed}
     with limit_threads(built.config.threads):
         try:
-            found = frontier(built.algorithm, built.clients, **given, **options)
+            found = frontier(built.algorithm, built.clients, **options)
         except ValueError as error:
             raise ConfigError([str(error)]) from error
     found.save(out, overwrite=True)
     return found
+
+
+def refuse_frontier(out: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds a frontier, unless it is to be replaced."""
+    if (out / TABLE).exists() and not overwrite:
+        raise RunFolderError(
+            f"{out} holds a frontier; choose another, or pass --overwrite (overwrite=True)."
+        )
 
 
 def _check(
@@ -303,19 +284,14 @@ def _check(
             raise ValueError(f"A frontier has at least two points, got {points}.")
         return [k / (points - 1) for k in range(points)]
     strengths = [float(t) for t in points]
-    if (
-        not strengths
-        or strengths[0] != 0
-        or strengths[-1] > 1
-        or strengths != sorted(set(strengths))
-    ):
+    rising = strengths == sorted(set(strengths))
+    if not strengths or not rising or strengths[0] != 0 or strengths[-1] > 1:
         raise ValueError(f"points must rise from 0 to at most 1, got {list(points)}.")
     return strengths
 
 
-def _measure(
-    strength: float, objective: SaddleObjective, history: History, metric: str, split: str
-) -> FrontierPoint:
+def _measure(history: History, metric: str, split: str) -> tuple[Interval, Interval]:
+    """Return the average over clients and the worst fifth."""
     record = history.last(metric, split)
     if record is None:
         raise ValueError(
@@ -325,14 +301,13 @@ def _measure(
     there = ~np.isnan(record.values)
     known, sizes = record.values[there], record.sizes[there]
     if metric == "accuracy":
-        intervals = accuracy_intervals(np.rint(known * sizes), sizes, names=(AVERAGE, TAIL))
+        found = accuracy_intervals(np.rint(known * sizes), sizes, names=(AVERAGE, TAIL))
     else:
         better = find_metric(metric).higher_is_better
-        intervals = summary_intervals(known, higher_is_better=better, names=(AVERAGE, TAIL))
         numbers = summary(known, higher_is_better=better)
-        for name in (AVERAGE, TAIL):
-            intervals.setdefault(name, Interval(numbers[name], np.nan, np.nan))
-    return FrontierPoint(strength, objective, history, intervals[AVERAGE], intervals[TAIL])
+        found = {name: Interval(numbers[name], np.nan, np.nan) for name in (AVERAGE, TAIL)}
+        found |= summary_intervals(known, higher_is_better=better, names=(AVERAGE, TAIL))
+    return found[AVERAGE], found[TAIL]
 
 
 def _pick(
@@ -355,8 +330,6 @@ def _show(interval: Interval) -> str:
     return f"{interval.estimate:.4g} ({interval.lower:.4g} to {interval.upper:.4g})"
 
 
-def _arms(intervals: Sequence[Interval]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    down = [i.estimate - i.lower for i in intervals]
-    up = [i.upper - i.estimate for i in intervals]
-    arms: np.ndarray[Any, np.dtype[np.float64]] = np.clip(np.array([down, up]), 0, None)
-    return np.asarray(np.nan_to_num(arms))
+def _arms(intervals: Sequence[Interval]) -> Any:
+    ends = [(i.estimate - i.lower, i.upper - i.estimate) for i in intervals]
+    return np.nan_to_num(np.clip(np.transpose(ends), 0, None))

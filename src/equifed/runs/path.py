@@ -42,82 +42,54 @@ WAY = (4, 16)
 """What the last penalty is divided by on the way to the worst case."""
 
 
-@dataclass
-class Trail:
-    """What the last round of a walk leaves to the next run.
+class Heard(ClientsView):
+    """Clients that are not asked twice at one model; keeps what one run of a walk leaves the next.
 
-    The algorithm's state, the last model at which all clients were asked, and their answers.
+    The last model at which all clients were asked, their answers, and the algorithm's last state.
     """
 
-    state: State | None = None
     x: Vector | None = None
     answers: tuple[Losses, ClientVectors] | None = None
+    state: State | None = None
 
-    def leads_to(self, x: Vector) -> bool:
+    def knows(self, x: Vector) -> bool:
         """Tell whether the answers are those at this model."""
-        return self.state is not None and self.x is not None and bool((self.x == x).all())
-
-
-class Heard(ClientsView):
-    """Clients that are not asked again for what is on the trail."""
-
-    def __init__(self, behind: Clients, trail: Trail) -> None:
-        super().__init__(behind)
-        self.trail = trail
+        return self.x is not None and bool((self.x == x).all())
 
     @override
     def value_and_gradient(
         self, x: Vector, stream: Stream, batch_size: int | None = None
     ) -> tuple[Losses, ClientVectors]:
-        everybody = batch_size is None and len(self.index) == len(self.names)
-        trail = self.trail
-        known = everybody and trail.x is not None and bool((trail.x == x).all())
-        if known and trail.answers is not None:
-            return trail.answers
-        answers = super().value_and_gradient(x, stream, batch_size)
-        if everybody:
-            trail.x, trail.answers = x, answers
-        return answers
+        if batch_size is not None or len(self.index) < len(self.names):
+            return super().value_and_gradient(x, stream, batch_size)
+        if self.answers is None or not self.knows(x):
+            self.x, self.answers = x, super().value_and_gradient(x, stream)
+        return self.answers
 
 
 @dataclass(frozen=True)
 class Continued:
     """FairNewton that begins with what a run for a near objective left, and ends when it is proved.
 
-    The path of the solutions, objective after objective, is followed by one step each wherever the
-    steps are good enough:
-
-    * What the clients answered at the last model of one run are the first answers of the next one
-      (:class:`Heard` around the clients): proof of one objective and step towards the next are one
-      round. The next run's first record has a number ``continued``, and costs no exchange unless
-      the metric has its turn.
+    * What the clients answered at the last model of one run are the first answers of the next one:
+      proof of one objective and step towards the next are one round. The next run's first record
+      has a number ``continued``, and costs no exchange unless the metric has its turn.
     * Where the weights of the last step prove that the objective is within ``gap`` of its minimum,
-      a round asks for no metric and takes no step.
+      relative to it, a round asks for no metric and takes no step.
     * The metric is kept, too, and corrected by the last step. It is summed anew in the second round
       of a run, if it comes to that: the step in the old one was not good enough then. Where weights
       are known to turn much, ``fresh`` has it summed at once, for one exchange.
-
-    Parameters
-    ----------
-    algorithm : FairNewton
-        For the next objective.
-    gap : float
-        What is to be proved, relative to the objective.
-    trail : Trail
-        From the run before; an empty one begins a walk.
-    fresh : bool
-        Whether to begin with a new metric.
     """
 
     algorithm: FairNewton
     gap: float
-    trail: Trail = field(default_factory=Trail)
+    heard: Heard = field(repr=False)
     fresh: bool = False
 
     def init(self, clients: Clients, x: Vector) -> State:
-        """Return the state before the first round, with weights and metric of the trail."""
-        state, last = self.algorithm.init(clients, x), self.trail.state
-        if last is None or last.sizes is None or not self.trail.leads_to(x):
+        """Return the state before the first round, with weights and metric of the run before."""
+        state, last = self.algorithm.init(clients, x), self.heard.state
+        if last is None or last.sizes is None or not self.heard.knows(x):
             return state
         nearest = self.algorithm.objective.prox(last.weights, 1e-14)  # in the new set
         # The last step was for another objective: it is not judged, nor is the metric by it.
@@ -126,15 +98,13 @@ class Continued:
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round, or the same one where it is near enough."""
-        sizes, told = state.sizes, {}
+        sizes, after, told, info = state.sizes, state, {}, None
         if sizes is not None and len(clients.index) == len(clients.names):
             told = {"continued": 1.0} if sizes.value == math.inf else {}
             info = self._look(state, clients, stream)
-            if info is not None:
-                self.trail.state = state
-                return state, replace(info, numbers=sizes.numbers() | told)
-        after, info = self.algorithm.round(state, clients, stream)
-        self.trail.state = after
+        if info is None:
+            after, info = self.algorithm.round(state, clients, stream)
+        self.heard.state = after
         return after, replace(info, numbers=info.numbers | told)
 
     def model(self, state: State) -> Vector:
@@ -143,62 +113,54 @@ class Continued:
 
     def _look(self, state: State, clients: Clients, stream: Stream) -> Info | None:
         """Return what the weights of the last step prove, if that is enough."""
+        assert state.sizes is not None
         losses, gradients = clients.value_and_gradient(state.x, stream.at("gradient"))
-        objective: Any = self.algorithm.objective
+        objective, weights = self.algorithm.objective, state.weights
         known, value = clients.curvature(), objective.value(losses)
-        gradient, weights = gradients.weighted_sum(state.weights), state.weights
+        gradient = gradients.weighted_sum(weights)
         if isinstance(known, str):
             return None
         found = certificate(objective, known, losses, weights, gradient)
         if not isinstance(found, Certificate) or not found.gap <= self.gap * abs(value):
             return None
         proof = Proof(state.x, losses, weights, gradient, objective)
-        return Info(weights, losses, value, clients.index, proof=proof)
+        numbers = state.sizes.numbers()
+        return Info(weights, losses, value, clients.index, numbers=numbers, proof=proof)
 
 
-@dataclass
 class Walk:
-    """Runs of one algorithm for one objective after the other.
+    """Runs of one algorithm for one objective after the other, each from the last one's model.
 
-    Parameters
-    ----------
-    algorithm : Algorithm
-        One with an objective, which is replaced.
-    clients : Clients
-        On whom.
-    gap : float
-        Where a run ends: its objective is certified to be within this fraction of its minimum.
-    options : dict
-        Of every run, as :func:`equifed.train` takes them.
+    A run ends where its objective is certified to be within ``gap`` of its minimum; ``options`` are
+    those of :func:`equifed.train`.
     """
 
-    algorithm: Any
-    clients: Clients
-    gap: float
-    options: dict[str, Any]
-    x: Any = None
-    proved: bool = False
-    trail: Trail = field(default_factory=Trail)
+    def __init__(
+        self, algorithm: Any, clients: Clients, gap: float, options: dict[str, Any]
+    ) -> None:
+        self.algorithm, self.gap, self.options = algorithm, gap, options
+        self.clients = Heard(clients) if isinstance(algorithm, FairNewton) else clients
+        self.x: Any = None
+        self.proved = False
 
     def train(self, objective: SaddleObjective, fresh: bool = False, **options: Any) -> History:
         """Return the run for the next objective, beginning with a fresh metric if wanted."""
-        changed = replace(self.algorithm, objective=objective)
-        run, clients = changed, self.clients
-        if isinstance(changed, FairNewton):
-            run = Continued(changed, self.gap, self.trail, fresh)
-            clients = Heard(clients, self.trail)
+        algorithm = replace(self.algorithm, objective=objective)
+        run = algorithm
+        if isinstance(self.clients, Heard):
+            run = Continued(algorithm, self.gap, self.clients, fresh)
         stop = StopAtGap(self.gap, relative=True)
-        history = train(run, clients, x=self.x, stop=stop, **self.options, **options)
-        history.provenance["algorithm"] = describe_value(changed)
+        history = train(run, self.clients, x=self.x, stop=stop, **self.options, **options)
+        history.provenance["algorithm"] = describe_value(algorithm)
         self.x, self.proved = history.parameters, isinstance(history.certificate(), dict)
         return history
 
     def pass_by(self, objectives: Sequence[SaddleObjective]) -> tuple[RoundRecord, ...]:
         """Return the rounds for objectives on the way; without a proof they would not end early."""
-        found: list[RoundRecord] = []
-        for objective in objectives if self.proved and self.trail.state is not None else ():
-            found += self.train(objective, fresh=True, progress=False).rounds
-        return tuple(found)
+        if not (self.proved and isinstance(self.clients, Heard)):
+            return ()
+        runs = [self.train(objective, fresh=True, progress=False) for objective in objectives]
+        return tuple(record for run in runs for record in run.rounds)
 
 
 def objective_of_strength(strength: float, spread: float) -> SaddleObjective:
