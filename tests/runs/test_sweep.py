@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from tests.runs.test_compare import BASE
 
+from equifed.runs.comparison import sweep
+from equifed.runs.many import read_grid, read_points
 from equifed.runs.schema import ConfigError
-from equifed.runs.sweep import Over, read_points, sweep
 
 pytestmark = pytest.mark.long
 
@@ -28,8 +29,8 @@ def config(tmp_path):
 
 
 def test_a_sweep_over_two_settings(config, tmp_path):
-    over = [Over.parse("algorithm.dual_step=0.01,1"), Over.parse("algorithm.local.lr=0.01,0.1")]
-    report = sweep(config, over, tmp_path / "s")
+    over = ["algorithm.dual_step=0.01,1", "algorithm.local.lr=0.01,0.1"]
+    report, _ = sweep(config, over, tmp_path / "s")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "s" / "frontier.csv").read_text())))
     settings = [(row["algorithm.dual_step"], row["algorithm.local.lr"]) for row in rows]
     assert settings == [("0.01", "0.01"), ("0.01", "0.1"), ("1", "0.01"), ("1", "0.1")]
@@ -47,7 +48,7 @@ def test_a_sweep_over_two_settings(config, tmp_path):
 
 
 def test_values_reach_the_configuration(config):
-    found = read_points(config, [Over.parse("algorithm.dual_step=0.5, 2")], ["rounds=2"])
+    found = read_points(config, read_grid(["algorithm.dual_step=0.5, 2"]), ["rounds=2"])
     assert [c.algorithm["dual_step"] for c in found.values()] == [0.5, 2]
     assert all(c.rounds == 2 for c in found.values())
 
@@ -67,4 +68,4 @@ def test_values_reach_the_configuration(config):
 )
 def test_a_wrong_sweep_is_refused(config, over, words):
     with pytest.raises(ConfigError, match=words):
-        read_points(config, [Over.parse(text) for text in over])
+        read_points(config, read_grid(over))

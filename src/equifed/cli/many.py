@@ -176,12 +176,11 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Try values of one or two settings and draw average against worst client."""
-    from equifed.runs import sweep as runs
+    from equifed.runs.comparison import sweep as sweep_configs
 
-    parsed = [runs.Over.parse(text) for text in over]
-    made = runs.sweep(
+    made, points = sweep_configs(
         config,
-        parsed,
+        over,
         out,
         overrides=settings or [],
         seeds=seeds,
@@ -190,7 +189,6 @@ def sweep(
         console=open_console(quiet),
     )
     if json:
-        points = runs.list_points(made, parsed)
         print_json({"folder": str(out), "points": points, "problems": list(made.problems)})
     _show_end(made, out / "frontier.html", quiet or json)
 

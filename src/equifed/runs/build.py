@@ -35,6 +35,7 @@ from equifed.runs.schema import (
     ConfigError,
     Sizes,
     Table,
+    blame,
     choose,
     construct,
     settings,
@@ -118,15 +119,6 @@ def refuse_huge_numbers() -> Iterator[None]:
         yield
     except OverflowError as error:
         raise ConfigError([f"a number is too large to compute with ({error}); say less"]) from error
-
-
-@contextmanager
-def blame(key: str) -> Iterator[None]:
-    """Say which key of the configuration is wrong, if a block refuses something."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError([f"{key}{error}"]) from error
 
 
 def load_metrics(names: Sequence[str]) -> tuple[Metric, ...]:

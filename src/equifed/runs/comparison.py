@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,18 +28,36 @@ from equifed.report import (
     as_methods,
     build,
     csv_text,
+    find_frontier,
+    frontier_page,
+    frontier_svg,
     list_comparison,
     read_comparison,
-    slug,
     write_report,
 )
 from equifed.runs.config import RunConfig
-from equifed.runs.many import Job, Overall, Task, check_folders, make_job, run_all, run_jobs
+from equifed.runs.many import (
+    Job,
+    Planned,
+    Task,
+    check_folders,
+    make_job,
+    name_folders,
+    name_points,
+    read_grid,
+    read_points,
+    run_all,
+    run_jobs,
+    tell_kept,
+)
 from equifed.runs.schema import ConfigError
-from equifed.training.files import RunFolderError, lock_folder
+from equifed.training.files import lock_folder
 from equifed.training.history import History
 from equifed.training.play_round import TrainingError
 from equifed.training.show import open_axes, tabulate_history
+
+COLUMNS = ("average_by_client", "worst", "worst_20_percent", "spread", "gini")
+"""Measures in the table of a sweep."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,24 +207,21 @@ def compare(
     _check(methods, numbers, baseline, jobs)
     splits = list(evaluate) if evaluate is not None else [s for s in SPLITS if s in data.splits()]
     options = {"rounds": rounds, "evaluate": splits, "every": every, "metrics": metrics}
-    tasks = []
-    for seed, (name, given) in itertools.product(numbers, methods.items()):
+    planned = []
+    for (name, seed), folder in name_folders(methods, numbers).items():
+        given = methods[name]
         algorithm, more = given if isinstance(given, tuple) else (given, {})
         alone = with_alone if seed == numbers[0] else False
-        folder = None if out is None else Path(out) / _name_folder(name, seed)
-        what = (name, data, model, loss, {**engine, **more}, options, algorithm)
-        tasks.append(Task(*what, seed, alone, folder, progress))
-    histories, failed = _run_tasks(tasks, jobs, progress is False, overwrite)
-    listed = [
-        _with_folders(m, (_name_folder(m.name, run.seed) for run in m.runs))
-        for m in as_methods(histories)
-    ]
-    report = _measure(listed, failed, baseline, target=target, title=title or data.name)
-    if out is not None:
-        found = ((m.name, [{"seed": r.seed, "folder": r.folder} for r in m.runs]) for m in listed)
+        what = (data, model, loss, {**engine, **more}, options, algorithm, alone)
+        planned.append(Task(name, seed, None if out is None else Path(out) / folder, *what))
+    histories, failed = _run_tasks(planned, jobs, progress, overwrite)
+    told: dict[str, Any] = {"target": target, "title": title or data.name}
+    if not histories or out is None:
+        measured = _measure(as_methods(histories) if histories else [], failed, baseline, **told)
+    else:
         with lock_folder(Path(out)):
-            write_comparison(report, Path(out), dict(found))
-    return Comparison(histories, report)
+            measured = _conclude(planned, failed, Path(out), baseline, **told)
+    return Comparison(histories, measured)
 
 
 def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, jobs: int) -> None:
@@ -217,41 +231,44 @@ def _check(methods: Mapping[str, Any], seeds: Sequence[int], base: str | None, j
         raise ValueError(f"there is no method {base!r}; choose from {', '.join(methods)}.")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be at least one, each once; got {list(seeds)}.")
-    folders = [slug(name) for name in methods]
-    same = next((name for name in folders if folders.count(name) > 1), None)
-    if same is not None:
-        raise RunFolderError(f"Two methods would share the folder runs/{same}; rename one.")
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
 
 
 def _run_tasks(
-    tasks: Sequence[Task], jobs: int, quiet: bool, overwrite: bool
+    tasks: Sequence[Task], jobs: int, progress: bool | None, overwrite: bool
 ) -> tuple[dict[str, list[History]], list[str]]:
     """Run what is not finished; return the histories of every method, and what failed."""
-    kept = [None if overwrite else task.load() for task in tasks]
-    left = [task for task, found in zip(tasks, kept, strict=True) if found is None]
-    with Overall(Console(stderr=True, quiet=quiet or overwrite), tasks) as overall:
-        new = iter(run_all(left, jobs, overall))
+    found: list[Any] = [None if overwrite else task.load() for task in tasks]
+    left = [i for i, history in enumerate(found) if history is None]
+    console = Console(stderr=True, quiet=progress is False)
+    tell_kept(len(tasks) - len(left), len(tasks), console)
+    for i, made in zip(left, run_all([tasks[i] for i in left], jobs, progress), strict=True):
+        found[i] = made
     histories: dict[str, list[History]] = {}
-    failed = []
-    for task, old in zip(tasks, kept, strict=True):
-        found = next(new) if old is None else old
-        if isinstance(found, str):
-            failed.append(found)
-        else:
-            histories.setdefault(task.name, []).append(found)
-    return histories, failed
+    for task, history in zip(tasks, found, strict=True):
+        if isinstance(history, History):
+            histories.setdefault(task.name, []).append(history)
+    return histories, [reason for reason in found if isinstance(reason, str)]
 
 
-def _name_folder(name: str, seed: int | None) -> str:
-    return f"runs/{slug(name)}/seed-{seed}"
-
-
-def _with_folders(method: Method, folders: Iterable[str]) -> Method:
-    """Name run folders from the comparison's, so that its files do not depend on where it is."""
-    runs = (replace(run, folder=name) for run, name in zip(method.runs, folders, strict=True))
-    return replace(method, runs=tuple(runs))
+def _conclude(
+    planned: Sequence[Planned], failed: Sequence[str], out: Path, base: str | None, **told: Any
+) -> Report:
+    """Measure the complete runs in the folder of a comparison, and write it down."""
+    plan: dict[str, list[dict[str, Any]]] = {}
+    for job in planned:
+        folder = job.folder.relative_to(out).as_posix()
+        plan.setdefault(job.name, []).append({"seed": job.seed, "folder": folder})
+    methods = []
+    for method in read_comparison(out, [{"name": name, "runs": r} for name, r in plan.items()]):
+        # Folders are named from the comparison's, so that its files do not depend on where it is.
+        names = (Path(run.folder).relative_to(out).as_posix() for run in method.runs)
+        runs = (replace(run, folder=name) for run, name in zip(method.runs, names, strict=True))
+        methods.append(replace(method, runs=tuple(runs)))
+    report = _measure(methods, failed, base, **told)
+    write_comparison(report, out, plan)
+    return report
 
 
 def _measure(
@@ -276,15 +293,8 @@ def plan_jobs(variants: Mapping[str, RunConfig], seeds: int, out: Path) -> list[
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}.")
     start = next(iter(variants.values())).seed
-    folders: dict[str, str] = {}
-    for name in variants:
-        short = slug(name)
-        folders[name] = short if short not in folders.values() else f"{short}-{len(folders)}"
-    return [
-        make_job(name, config, seed, out / "runs" / folders[name] / f"seed-{seed}")
-        for seed in range(start, start + seeds)
-        for name, config in variants.items()
-    ]
+    folders = name_folders(variants, range(start, start + seeds))
+    return [make_job(n, variants[n], seed, out / path) for (n, seed), path in folders.items()]
 
 
 def compare_configs(
@@ -309,21 +319,50 @@ def compare_configs(
     if baseline is not None and baseline not in variants:
         raise ConfigError([f"there is no variant {baseline!r}; choose from {', '.join(variants)}"])
     planned = plan_jobs(variants, seeds, out)
-    plan: dict[str, list[dict[str, Any]]] = {}
-    for job in planned:
-        folder = job.folder.relative_to(out).as_posix()
-        plan.setdefault(job.name, []).append({"seed": job.config.seed, "folder": folder})
     with lock_folder(out):
         check_folders(planned, overwrite)
         failed = run_jobs(planned, at_once=jobs, console=console)
-        found = read_comparison(out, [{"name": name, "runs": runs} for name, runs in plan.items()])
-        methods = [
-            _with_folders(m, (Path(run.folder).relative_to(out).as_posix() for run in m.runs))
-            for m in found
-        ]
-        report = _measure(methods, failed, baseline, target=target, title=title)
-        write_comparison(report, out, plan)
-    return report
+        return _conclude(planned, failed, out, baseline, target=target, title=title)
+
+
+def sweep(
+    path: str | Path,
+    over: Sequence[str],
+    out: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    seeds: int = 1,
+    **options: Any,
+) -> tuple[Report, list[dict[str, Any]]]:
+    """Compare a configuration with every combination of values (``key.path=value,value,...``).
+
+    Writes ``frontier.svg``, ``frontier.csv`` and ``frontier.html`` into ``out``, beside what
+    :func:`compare_configs` writes, whose ``options`` they are. Returns the report and the points:
+    settings as given, measures with intervals, and whether no other point is better in both.
+    """
+    path, out, grid = Path(path), Path(out), read_grid(over)
+    options |= {"seeds": seeds, "title": f"{path.stem} over {' and '.join(grid)}"}
+    report = compare_configs(read_points(path, grid, overrides), out, **options)
+    if report.scale is None:
+        raise ConfigError(["nothing was evaluated; see [evaluate] and the splits of the data"])
+    values, last = name_points(grid), [*grid.values()][-1]
+    marks, points = find_frontier(report.estimates, report.scale), []
+    for method, found, mark in zip(report.methods, report.estimates, marks, strict=True):
+        point: dict[str, Any] = dict(zip(grid, values[method.name], strict=True))
+        for key in COLUMNS:
+            e = found[key].interval if key in found else Interval(math.nan, math.nan, math.nan)
+            limits = {key: e.estimate, f"{key}_lower_95": e.lower, f"{key}_upper_95": e.upper}
+            point |= {name: None if math.isnan(value) else value for name, value in limits.items()}
+        points.append({**point, "non_dominated": int(mark)})
+    colours = [1] * len(points)  # or one for each value of the second setting
+    if len(grid) > 1:
+        colours = [1 + last.index(values[method.name][-1]) for method in report.methods]
+    numbers = csv_text(list(points[0]), [list(point.values()) for point in points])
+    (out / "frontier.csv").write_text(numbers, encoding="utf-8")
+    (out / "frontier.svg").write_text(frontier_svg(report, colours), encoding="utf-8")
+    page = frontier_page(report, colours, numbers)
+    (out / "frontier.html").write_text(page, encoding="utf-8")
+    return report, points
 
 
 # -- files ------------------------------------------------------------------------------------

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from torch import nn
-from typing_extensions import override
 
-from equifed.contract.algorithm import Info
 from equifed.data.federation import Federation
 from equifed.engines.simulate import simulate
+from equifed.report import slug
 from equifed.runs import run as runs
 from equifed.runs.alone import WithAlone, fit_alone, is_small_and_convex
 from equifed.runs.build import limit_threads, resolve_algorithm
 from equifed.runs.config import RunConfig, apply_override, read_table
-from equifed.runs.schema import ConfigError, Table
+from equifed.runs.schema import AUTO, ConfigError, Table, blame
 from equifed.training.files import RunFolderError, digest, read_sealed, refuse_links
-from equifed.training.folder import (
-    RunFolder,
-    find_addresses,
-    find_code,
-    is_complete,
-)
+from equifed.training.folder import RunFolder, find_addresses, find_code, is_complete
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.play_round import TrainingError
 from equifed.training.show import print_line
-from equifed.training.tables import (
-    CONFIG,
-    RUN,
-    RoundRecord,
-    describe_value,
-)
-from equifed.training.trackers import Callback, draw_bar
+from equifed.training.tables import CONFIG, RUN, describe_value
 
-POLL_SECONDS = 0.5
 VARIANTS = "variants"
+MOST_SETTINGS = 2
+Grid = Mapping[str, Sequence[str]]
+"""Settings of a sweep by their keys, and the values to try."""
 
 
 # -- configurations ---------------------------------------------------------------------------
@@ -63,9 +53,8 @@ def read_variants(
     for path in map(Path, paths):
         table = read_table(path)
         variants = table.pop(VARIANTS, {path.stem: {}})
-        if not isinstance(variants, dict) or not all(
-            isinstance(v, dict) for v in variants.values()
-        ):
+        tables = variants.values() if isinstance(variants, dict) else [None]
+        if not all(isinstance(variant, dict) for variant in tables):
             raise ConfigError([f"{path}: variants must be tables, as [variants.fedavg.algorithm]"])
         for name, variant in variants.items():
             if name in found:
@@ -80,15 +69,58 @@ def read_variants(
     return found
 
 
+def read_grid(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Read the settings of a sweep, ``key.path=value,value,...`` each.
+
+    >>> read_grid(["algorithm.objective.rho=0.01,0.1"])
+    {'algorithm.objective.rho': ('0.01', '0.1')}
+    """
+    grid: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        key, _, rest = (part.strip() for part in text.partition("="))
+        values = tuple(value.strip() for value in rest.split(","))
+        if not key or not all(values):
+            raise ConfigError([f"--over takes key.path=value,value,...; got {text!r}"])
+        if key in grid or len(set(values)) < len(values):
+            raise ConfigError([f"--over {text}: the key or a value is there twice"])
+        grid[key] = values
+    if not 1 <= len(grid) <= MOST_SETTINGS:
+        raise ConfigError([f"a sweep goes over one or two settings, got {len(grid)}"])
+    if "seed" in grid:
+        raise ConfigError(["--over seed: seeds are no setting to choose; use --seeds"])
+    return grid
+
+
+def name_points(grid: Grid) -> dict[str, tuple[str, ...]]:
+    """Return every combination of values; settings are named by their last word, if they differ.
+
+    >>> name_points({"algorithm.q": ("1", "2"), "algorithm.local.lr": ("3",)})
+    {'q = 1, lr = 3': ('1', '3'), 'q = 2, lr = 3': ('2', '3')}
+    """
+    short = [key.rpartition(".")[2] for key in grid]
+    names = short if len(set(short)) == len(grid) else list(grid)
+    return {
+        ", ".join(f"{name} = {value}" for name, value in zip(names, values, strict=True)): values
+        for values in itertools.product(*grid.values())
+    }
+
+
+def read_points(path: Path, grid: Grid, overrides: Iterable[str] = ()) -> dict[str, RunConfig]:
+    """Return a configuration for every combination of values, by the combination's name."""
+    table, found = read_table(path), {}
+    for name, values in name_points(grid).items():
+        chosen = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+        found[name] = configure(table, [*overrides, *chosen], path.parent, name)
+    return found
+
+
 def configure(table: Table, overrides: Iterable[str], base: Path, name: str) -> RunConfig:
     """Check a table with overrides put in; what is wrong is said of ``name``."""
     table = merge_tables(table, {})
     for one in overrides:
         apply_override(table, one)
-    try:
+    with blame(f"{name}: "):
         return RunConfig.from_dict(table, base=base)
-    except ConfigError as error:
-        raise ConfigError([f"{name}: {problem}" for problem in error.problems]) from error
 
 
 def merge_tables(table: Mapping[str, Any], variant: Mapping[str, Any]) -> Table:
@@ -116,54 +148,52 @@ def merge_tables(table: Mapping[str, Any], variant: Mapping[str, Any]) -> Table:
 # -- one run ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a named configuration with one seed, and its folder."""
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One run of many: of what, with which seed, and the folder it ends in, if any."""
 
     name: str
-    config: RunConfig
-    folder: Path
+    seed: int
+    folder: Any
 
     @property
     def title(self) -> str:
         """What to call it."""
-        return f"{self.name}, seed {self.config.seed}"
+        return f"{self.name}, seed {self.seed}"
 
     @property
     def complete(self) -> bool:
-        """Whether the run has ended."""
-        return is_complete(self.folder)
+        """Whether there is a folder with a run that has ended."""
+        return self.folder is not None and is_complete(self.folder)
+
+    def run(self, progress: bool | None = False) -> Any:
+        """Run; return what came of it, a text being why it failed."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Job(Planned):
+    """A run of a configuration."""
+
+    config: RunConfig
 
     @property
     def started(self) -> bool:
         """Whether the folder holds a run."""
-        return (self.folder / CONFIG).exists()
+        return bool((self.folder / CONFIG).exists())
 
-    def run(self, callbacks: Sequence[Callback] = ()) -> str | None:
+    def run(self, progress: bool | None = False) -> str | None:
         """Run or resume; return why it failed, or None."""
         try:
-            if self.started:
-                # Its configuration is the one that was handed over here: see check_folders.
-                runs.resume(self.folder, callbacks, trust=True)
-            else:
-                given: Any = {"overwrite": True, "callbacks": callbacks, "progress": False}
-                runs.run(self.config, self.folder, **given)
+            with blame(f"{self.name}: ", ConfigError):
+                if self.started:
+                    # Its configuration is the one that was handed over here: see check_folders.
+                    runs.resume(self.folder, trust=True)
+                else:
+                    runs.run(self.config, self.folder, overwrite=True, progress=progress)
         except TrainingError as error:
             return f"{self.title}: {error}"
-        except ConfigError as error:
-            raise ConfigError([f"{self.name}: {problem}" for problem in error.problems]) from error
         return None
-
-    def is_same(self, stored: RunConfig) -> bool:
-        """Compare with a stored configuration, whose ``auto`` was settled by the data."""
-        wanted = self.config
-        if wanted.model["loss"] == "auto":
-            stored = replace(stored, model={**stored.model, "loss": "auto"})
-        if wanted.engine["name"] == "auto" and stored.engine["name"] in ("stacked", "loop"):
-            kept = {key: value for key, value in wanted.engine.items() if key in stored.engine}
-            if kept | {"name": ""} == stored.engine | {"name": ""}:  # chosen by measuring
-                stored = replace(stored, engine=wanted.engine)
-        return stored.to_dict() == wanted.to_dict()
 
 
 def make_job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
@@ -172,7 +202,7 @@ def make_job(name: str, config: RunConfig, seed: int, folder: Path) -> Job:
     It has one processor thread unless the configuration says otherwise, so that the results do not
     depend on how many runs share the machine.
     """
-    return Job(name, replace(config, seed=seed, threads=config.threads or 1), folder)
+    return Job(name, seed, folder, replace(config, seed=seed, threads=config.threads or 1))
 
 
 def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
@@ -196,39 +226,41 @@ def check_folders(jobs: Sequence[Job], overwrite: bool = False) -> None:
             (job.folder / CONFIG).unlink()
             continue
         # Code that the folder names and the given configuration does not is never loaded.
-        foreign = set(find_code(job.folder)) - find_addresses(job.config.to_dict())
-        if foreign or not job.is_same(RunConfig.read(job.folder / CONFIG)):
+        wanted = job.config.to_dict()
+        foreign = set(find_code(job.folder)) - find_addresses(wanted)
+        if foreign or not agree(wanted, RunConfig.read(job.folder / CONFIG).to_dict()):
             raise RunFolderError(
                 f"{job.folder} holds a run of another configuration; choose another folder, or "
                 "pass --overwrite to run everything again."
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """One run of objects in Python: what it is made of, its seed, and the folder it ends in."""
+def agree(wanted: Any, stored: Any) -> bool:
+    """Tell whether a stored table is the wanted one, but for an ``auto`` that the data settled.
 
-    name: str
+    >>> agree({"name": "mlp", "loss": "auto"}, {"name": "mlp", "loss": "squared"})
+    True
+    """
+    if not isinstance(wanted, Mapping) or not isinstance(stored, Mapping):
+        return bool(wanted == stored)
+    settled = {key for key in ("loss", "lr") if wanted.get(key) == AUTO}
+    if wanted.get("name") == AUTO and stored.get("name") in ("stacked", "loop"):
+        settled |= {"name", *wanted.keys() - stored.keys()}  # the engine, chosen by measuring
+    keys = {*wanted, *stored} - settled
+    return all(agree(wanted.get(key), stored.get(key)) for key in keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Task(Planned):
+    """A run of objects in Python."""
+
     data: Federation
     model: Any
     loss: Any
     engine: Mapping[str, Any]
     options: Mapping[str, Any]
     algorithm: Any
-    seed: int
     with_alone: WithAlone
-    folder: Path | None
-    progress: bool | None = None
-
-    @property
-    def title(self) -> str:
-        """What to call it."""
-        return f"{self.name}, seed {self.seed}"
-
-    @property
-    def complete(self) -> bool:
-        """Whether the folder, if there is one, holds a run that has ended."""
-        return self.folder is not None and is_complete(self.folder)
 
     def describe(self) -> dict[str, Any]:
         """Return what the run's numbers depend on, in words that JSON has."""
@@ -241,13 +273,12 @@ class Task:
         told["algorithm"] = self.algorithm
         return {"data": self.data.checksum(), "model": model, **describe_value(told)}
 
-    def run(self, callbacks: Sequence[Callback] = ()) -> History | str:
+    def run(self, progress: bool | None = False) -> History | str:
         """Train, save, and return the history, or why it failed."""
         with limit_threads(1):  # so that the results do not depend on who shares the machine
             clients = simulate(self.data, self.model, self.loss, **self.engine)
             algorithm = resolve_algorithm(self.algorithm, clients, self.seed)
-            shown = self.progress if parent_process() is None else False
-            given = {**self.options, "seed": self.seed, "callbacks": callbacks, "progress": shown}
+            given = {**self.options, "seed": self.seed, "progress": progress}
             try:
                 history = train(algorithm, clients, **given)
             except TrainingError as error:
@@ -262,7 +293,7 @@ class Task:
 
     def load(self) -> History | None:
         """Return the finished run in the folder, if it is of these settings; refuse another."""
-        if self.folder is None or not self.complete:
+        if not self.complete:
             return None
         told = read_sealed(self.folder / RUN).get("task") if (self.folder / RUN).exists() else None
         wanted = describe_value(self.describe())
@@ -279,38 +310,64 @@ class Task:
 # -- all of them ------------------------------------------------------------------------------
 
 
+def name_folders(names: Iterable[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
+    """Return the folder of every run in that of a comparison, seed by seed.
+
+    >>> name_folders(["a b", "A.b"], [3])
+    {('a b', 3): 'runs/a-b/seed-3', ('A.b', 3): 'runs/a-b-1/seed-3'}
+    """
+    short: dict[str, str] = {}
+    for name in names:
+        own = slug(name)
+        short[name] = own if own not in short.values() else f"{own}-{len(short)}"
+    pairs = itertools.product(seeds, short)
+    return {(name, seed): f"runs/{short[name]}/seed-{seed}" for seed, name in pairs}
+
+
 def run_jobs(jobs: Sequence[Job], *, at_once: int = 1, console: Console) -> list[str]:
     """Run what is not complete, resuming what was begun; return what failed and why."""
-    with Overall(console, jobs, sum(job.config.rounds for job in jobs)) as overall:
-        failed = run_all([job for job in jobs if not job.complete], at_once, overall)
-    return [reason for reason in failed if reason]
+    left = [job for job in jobs if not job.complete]
+    done = itertools.count(len(jobs) - len(left) + 1)
+
+    def tell(job: Planned) -> None:
+        word = "done" if job.complete else "failed"
+        print_line(console, f"{job.title}: {word} ({next(done)} of {len(jobs)} runs)")
+
+    tell_kept(len(jobs) - len(left), len(jobs), console)
+    shown = None if console.is_terminal and not console.quiet else False
+    return [reason for reason in run_all(left, at_once, shown, tell) if reason]
 
 
-def run_all(jobs: Sequence[Job | Task], at_once: int, overall: Overall) -> list[Any]:
-    """Run in turn, or side by side in processes; return what came of each, in order."""
+def tell_kept(kept: int, count: int, console: Console) -> None:
+    """Say how many runs need not be run."""
+    if kept:
+        print_line(console, f"{kept} of {count} runs are there already.")
+
+
+def run_all(
+    jobs: Sequence[Planned],
+    at_once: int,
+    progress: bool | None = False,
+    tell: Callable[[Planned], None] = lambda job: None,
+) -> list[Any]:
+    """Run in turn, with bars if wanted, or side by side in processes; return what came of each."""
     if at_once < 1:
         raise ValueError(f"jobs must be at least 1, got {at_once}.")
     if at_once == 1 or len(jobs) <= 1:
         found = []
         for job in jobs:
-            overall.running = [job]
-            found.append(job.run([_Rounds(overall)] if overall.shows else ()))
-            overall.finish(job)
+            found.append(job.run(progress))
+            tell(job)
         return found
     # Spawned, not forked: a forked torch may hang in its thread pool.
     pool = ProcessPoolExecutor(
         min(at_once, len(jobs)), get_context("spawn"), _watch_parent, (os.getpid(),)
     )
     try:
-        futures: dict[Future[Any], Job | Task] = {pool.submit(job.run): job for job in jobs}
-        waiting = set(futures)
-        while waiting:
-            done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
-            overall.running = [futures[f] for f in waiting if f.running()]
-            overall.show()
-            for future in done:
-                future.result()  # raises what went wrong at once
-                overall.finish(futures[future])
+        futures: dict[Future[Any], Planned] = {pool.submit(job.run): job for job in jobs}
+        for future in as_completed(futures):
+            future.result()  # raises what went wrong at once
+            tell(futures[future])
     finally:
         pool.shutdown(cancel_futures=True)
     return [future.result() for future in futures]
@@ -325,76 +382,3 @@ def _watch_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-class Overall:
-    """Progress of all runs together: a bar on a terminal, else a line for each run that ends."""
-
-    def __init__(self, console: Console, jobs: Sequence[Job | Task], rounds: int = 0) -> None:
-        self._console, self._jobs, self._rounds = console, jobs, rounds
-        self._done = {job.title for job in jobs if job.complete}
-        self.running: list[Any] = []
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> Overall:
-        if self._done:
-            print_line(self._console, f"{self._count()} are there already.")
-        if self._console.is_terminal and self._rounds:
-            self._bar = draw_bar(self._console, "", self._rounds)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    @property
-    def shows(self) -> bool:
-        """Whether there is a bar."""
-        return self._bar is not None
-
-    def _count(self) -> str:
-        return f"{len(self._done)} of {len(self._jobs)} runs"
-
-    def finish(self, job: Job | Task) -> None:
-        """Say that a run ended, well or not."""
-        self._done.add(job.title)
-        if self._bar is None and self._rounds:
-            word = "done" if job.complete else "failed"
-            print_line(self._console, f"{job.title}: {word} ({self._count()})")
-        self.show()
-
-    def show(self, current: int | None = None) -> None:
-        """Move the bar; ``current`` is the round of the only run that is going on, if known."""
-        if self._bar is None:
-            return
-        ended: list[Any] = [job for job in self._jobs if job.title in self._done]
-        going = (
-            sum(count_rounds(job.folder) for job in self.running) if current is None else current
-        )
-        names = "; ".join(job.title for job in self.running)
-        title = f"{self._count()} ({names})" if names else self._count()
-        rounds = sum(job.config.rounds for job in ended) + going
-        self._bar.update(self._bar.task_ids[0], completed=rounds, description=title)
-
-
-def count_rounds(folder: Path) -> int:
-    """Return how many rounds a run has written down."""
-    path = folder / "rounds.csv"
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
-
-
-class _Rounds(Callback):
-    """Moves the overall bar for a run in this process."""
-
-    def __init__(self, overall: Overall) -> None:
-        self._overall, self._shown = overall, 0.0
-
-    @override
-    def start(self, history: History, rounds: int) -> None:
-        self._overall.show(len(history.rounds))
-
-    @override
-    def round(self, record: RoundRecord, info: Info) -> None:
-        if time.monotonic() - self._shown > 0.1:  # not more often than one can see
-            self._shown = time.monotonic()
-            self._overall.show(record.round)

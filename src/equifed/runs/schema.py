@@ -52,6 +52,16 @@ class ConfigError(ValueError):
         return type(self), (self.problems,)
 
 
+@contextmanager
+def blame(what: str, kind: type[ValueError] = ValueError) -> Iterator[None]:
+    """Say which key or variant is wrong, if a block refuses something."""
+    try:
+        yield
+    except kind as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        raise ConfigError([f"{what}{problem}" for problem in problems]) from error
+
+
 @dataclass(frozen=True)
 class Setting:
     """One argument of a constructor: name, type, and default as a configuration has it."""
