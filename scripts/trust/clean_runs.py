@@ -21,8 +21,7 @@ from dataclasses import replace
 import torch
 from scripts.trust.federations import ALGORITHMS, KINDS, draw_federation
 
-from equifed.algorithms.guard import Guard
-from equifed.algorithms.guarded import Guarded
+from equifed.algorithms.guard import Guard, Guarded
 from equifed.engines.simulate import simulate
 from equifed.training.loop import train
 

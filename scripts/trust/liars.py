@@ -29,8 +29,7 @@ import torch
 from scripts.trust.federations import ALGORITHMS, CLASSES, TURN, draw_federation
 from typing_extensions import override
 
-from equifed.algorithms.guard import LEAST_LENGTH, Guard, find_usual
-from equifed.algorithms.guarded import Guarded
+from equifed.algorithms.guard import LEAST_LENGTH, Guard, Guarded, find_usual
 from equifed.contract.algorithm import Info
 from equifed.contract.arrays import Losses
 from equifed.contract.clients import Clients

@@ -22,9 +22,14 @@ from equifed.algorithms.afl import AFL
 from equifed.algorithms.around import unwrap
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.guard import Guard, Watch
-from equifed.algorithms.guard_view import GuardedClients
-from equifed.algorithms.guarded import Guarded, guard_algorithm
+from equifed.algorithms.guard import (
+    Guard,
+    Guarded,
+    GuardedClients,
+    State,
+    Watch,
+    guard_algorithm,
+)
 from equifed.algorithms.qfedavg import QFedAvg
 from equifed.algorithms.rfedfair import RFedFair
 from equifed.algorithms.scaff_pd import ScaffPD
@@ -64,7 +69,7 @@ def touched(algorithm: Any, on: Any, rounds: int = 4, kind: str = "guard") -> se
 
 
 def watch(guard: Guard | None = None) -> Watch:
-    return Watch(guard or Guard(), False, None, 0.0, {}, {})
+    return Watch(guard or Guard(), False, State(None))
 
 
 # -- nothing changes where nobody lies -------------------------------------------------------------

@@ -26,7 +26,7 @@ from tests.flower.grid import (
     task,
 )
 
-from equifed.algorithms.guarded import Guarded
+from equifed.algorithms.guard import Guarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.algorithms.scaffold import Scaffold
 from equifed.contract.clients import MissingClients

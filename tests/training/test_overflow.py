@@ -11,8 +11,7 @@ from scripts.trust.federations import ALGORITHMS, draw_federation
 from tests.problems import regression
 
 from equifed.algorithms.fedavg import FedAvg
-from equifed.algorithms.guard import Guard
-from equifed.algorithms.guarded import Guarded
+from equifed.algorithms.guard import Guard, Guarded
 from equifed.algorithms.scaff_pd import ScaffPD
 from equifed.contract.clients import MissingClients
 from equifed.contract.local import LocalSGD

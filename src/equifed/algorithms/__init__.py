@@ -8,7 +8,7 @@ from equifed.algorithms.delta_fl import DeltaFL
 from equifed.algorithms.drfa import DRFA
 from equifed.algorithms.fair_newton import FairNewton
 from equifed.algorithms.fedavg import FedAvg, client_weights, fedprox
-from equifed.algorithms.guarded import Guarded
+from equifed.algorithms.guard import Guarded
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.algorithms.qfedavg import QFedAvg, qfedsgd
 from equifed.algorithms.reweighted import Reweighted, propfair, semi_vred, tilted_erm

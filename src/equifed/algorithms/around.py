@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -52,10 +53,23 @@ class WeightedWrapper(Wrapper):
         return inner.weights(state.inner) if isinstance(inner, GivesWeights) else None
 
 
+def layers(algorithm: AnyAlgorithm) -> list[AnyAlgorithm]:
+    """Return an algorithm and all that are inside it, the outermost first."""
+    inner = getattr(algorithm, "algorithm", None)
+    return [algorithm, *(() if inner is None else layers(inner))]
+
+
 def unwrap(algorithm: AnyAlgorithm) -> AnyAlgorithm:
     """Return the algorithm inside all wrappers."""
+    return layers(algorithm)[-1]
+
+
+def change_core(algorithm: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the wrappers with another algorithm inside."""
     inner = getattr(algorithm, "algorithm", None)
-    return algorithm if inner is None else unwrap(inner)
+    if inner is None:
+        return change(algorithm)
+    return replace(algorithm, algorithm=change_core(inner, change))
 
 
 def inner_state(state: Any) -> Any:

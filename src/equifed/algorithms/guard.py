@@ -1,16 +1,30 @@
-"""The limits of a guard, and what it knows and finds in a round."""
+"""Guarded: any algorithm, where no client gets more than its share by what it claims."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
+from typing_extensions import override
 
-from equifed.contract import Index, Losses
+from equifed.algorithms.around import Wrapper, WrapperState, change_core, layers, unwrap
+from equifed.contract import AnyAlgorithm, Clients, Index, Info, Losses, Stream, Vector, Weights
+from equifed.contract.absence import bound_share, limit_shares
+from equifed.contract.algorithm import Wrappable
+from equifed.contract.arrays import ClientVectors
+from equifed.contract.clients import Moved
+from equifed.contract.curvature import Curvature, CurvatureSum, Form
+from equifed.contract.local import LocalSGD, LocalWork
+from equifed.contract.views import ITERATES, ClientsView, VectorsView
+from equifed.objectives import SaddleObjective
+from equifed.objectives.capped import with_cap
 
-FEW = 5
-"""Of fewer vectors, if they are not all, the usual length is that of the rounds before."""
+LEAST, FEW = 3, 5
+"""Among fewer clients there is nobody to compare with; of fewer vectors, if they are not all, the
+usual length is that of the rounds before."""
 USUAL, LEAST_LENGTH = 0.75, 0.4
 """Share of the vectors that are not longer than the usual one, and how much of the first round's
 usual length it is at least: where most have nothing left to learn, the others are not too long."""
@@ -87,53 +101,50 @@ class Guard:
         return np.where(lengths > self.updates * usual, usual, clipped)
 
 
-@dataclass
-class Watch:
-    """What a guard knows and finds in one round.
+def find_usual(lengths: Losses) -> float:
+    """Return the length that three quarters of some vectors do not exceed, one of them.
 
-    Parameters
-    ----------
-    guard : Guard
-        The limits.
-    bounds_sums : bool
-        Whether weights are bounded in sums, because no objective bounds them.
-    claims : array, shape (N,), optional
-        The last claims of all clients, as they were accepted.
-    first_claim : float
-        Size of the median claim when the first ones were made.
-    lengths, first_lengths : dict
-        The usual length of vectors by their kind: last, and when the first ones came.
+    >>> float(find_usual(np.array([1.0, 2.0, 3.0, 1e9])))
+    3.0
     """
+    return float(np.quantile(lengths, USUAL, method="lower"))
 
-    guard: Guard
-    bounds_sums: bool
-    claims: Losses | None
-    first_claim: float
-    lengths: dict[str, float]
-    first_lengths: dict[str, float]
-    touches: dict[tuple[int, str], str] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
 
-    @property
-    def acts(self) -> bool:
-        """Whether it changes what it finds."""
-        return self.guard.mode == "on"
+@dataclass(frozen=True)
+class State(WrapperState):
+    """The algorithm's state, the last claims, and what was usual: now and in the first round."""
 
-    def usual_length(self, kind: str, lengths: Losses, n: int) -> float:
+    claims: Losses | None = None  # as they were accepted; None before the first ones
+    first_claim: float = 0.0
+    lengths: tuple[float, ...] = (0.0, 0.0)  # of updates and gradients; 0: there was none yet
+    first_lengths: tuple[float, ...] = (0.0, 0.0)
+
+
+class Watch:
+    """What a guard knows, from the state before, and finds in one round."""
+
+    def __init__(self, guard: Guard, bounds_sums: bool, state: State) -> None:
+        self.guard, self.acts = guard, guard.mode == "on"
+        self.bounds_sums = bounds_sums  # no objective bounds the weights
+        self.claims, self.first_claim = state.claims, state.first_claim
+        self.lengths, self.first_lengths = list(state.lengths), list(state.first_lengths)
+        self.touches: dict[tuple[int, str], str] = {}
+        self.notes: dict[str, None] = {}
+
+    def usual_length(self, kind: int, lengths: Losses, n: int) -> float:
         """Return the length that those of n clients are measured by, and remember it."""
-        known = self.lengths.get(kind, 0.0)
-        now = find_usual(lengths)
+        known, now = self.lengths[kind], find_usual(lengths)
         usual = known if len(lengths) < min(FEW, n) and known > 0 else now
         if not np.isfinite(usual):
             return usual
-        self.first_lengths.setdefault(kind, usual)
+        self.first_lengths[kind] = self.first_lengths[kind] or usual
         self.lengths[kind] = usual if usual == now else usual + 0.2 * (min(now, 2 * usual) - usual)
         return max(usual, LEAST_LENGTH * self.first_lengths[kind])
 
-    def limits(self, claims: Losses, index: Index, n: int) -> tuple[float, float]:
+    def limits(self, claims: Losses, index: Index) -> tuple[float, float]:
         """Return the least and the largest claim that is not touched."""
-        pool = claims if self.claims is None else np.delete(self.claims, index)
-        pool = claims if self.claims is None else np.concatenate([pool, claims])
+        others = claims[:0] if self.claims is None else np.delete(self.claims, index)
+        pool = np.concatenate([others, claims])
         centre = float(np.median(pool))
         self.first_claim = self.first_claim or abs(centre)
         spread = 1.4826 * float(np.median(np.abs(pool - centre)))
@@ -142,16 +153,282 @@ class Watch:
 
     def remember(self, claims: Losses, index: Index, n: int) -> None:
         """Keep accepted claims; a client that made none so far has the median one."""
-        if self.claims is None:
-            self.claims = np.full(n, float(np.median(claims)))
-        self.claims = self.claims.copy()
+        old = self.claims
+        self.claims = np.full(n, float(np.median(claims))) if old is None else old.copy()
         self.claims[index] = claims
 
 
-def find_usual(lengths: Losses) -> float:
-    """Return the length that three quarters of some vectors do not exceed, one of them.
+class GuardedVectors(VectorsView):
+    """Client vectors none of which is much longer than the others in a sum."""
 
-    >>> float(find_usual(np.array([1.0, 2.0, 3.0, 1e9])))
-    3.0
+    partner: GuardedVectors | None = None  # the steps that led to these models
+    _found: tuple[Losses, Losses, Losses] | None = None
+
+    @override
+    def see_sum(self, weights: Weights, add: Callable[[Weights], Vector]) -> Vector:
+        weights = self._bound(weights)
+        factors = (self.partner or self).factors()
+        if not self.clients.watch.acts or (factors == 1).all():
+            return add(weights)
+        if self.kind not in ITERATES:
+            return add(weights * factors)
+        honest = factors == 1  # where the step is not, neither is the model: x stands in for it
+        assert self.x is not None
+        total = add(np.where(honest, weights, 0.0))
+        return total + float(weights[~honest].sum()) * self.x
+
+    @override
+    def weighted_difference(self, old: ClientVectors, weights: Weights) -> Vector:
+        return super().weighted_difference(old, self._bound(weights) if self.claimed else weights)
+
+    @override
+    def squared_norms(self) -> Losses:
+        # Corrected steps are how curvature is measured, where lengths differ by nature.
+        if not self.clients.watch.acts or self.corrected or self.claimed or self.clients.few:
+            return self.behind.squared_norms()
+        squares, lengths, counted = self._measure()
+        return np.where(counted < lengths, counted**2, squares)
+
+    def factors(self) -> Weights:
+        """Return by what the weight of each client is multiplied."""
+        watch: Watch = self.clients.watch
+        ones = np.ones(len(self.clients.index))
+        if self.claimed and watch.acts:
+            watch.notes["sums are hidden: the lengths of updates are not guarded"] = None
+        if self.claimed or self.clients.few or not (watch.acts or self.at_hand):
+            return ones
+        _, lengths, counted = self._measure()
+        return np.divide(counted, lengths, out=ones, where=counted < lengths)
+
+    def _bound(self, weights: Weights) -> Weights:
+        """Return the weights cut at the cap, where sums are to be bounded."""
+        watch: Watch = self.clients.watch
+        if not (watch.acts and watch.bounds_sums and (weights >= 0).all()):
+            return weights
+        return limit_shares(weights, self.clients.weight_limits(weights))
+
+    def _measure(self) -> tuple[Losses, Losses, Losses]:
+        """Return squared lengths, lengths and as how long vectors count; note who is touched."""
+        if self._found is not None:
+            return self._found
+        watch, n = self.clients.watch, len(self.clients.names)
+        kind, what = (0, "update") if self.kind == "displacement" else (1, "gradient")
+        squares = self.behind.squared_norms()
+        lengths = np.sqrt(np.where(np.isnan(squares), np.inf, squares))
+        usual = watch.usual_length(kind, lengths, n)
+        counted = watch.guard.shorten(lengths, usual, n)
+        for k in np.flatnonzero(counted < lengths):
+            times = lengths[k] / usual if usual else np.inf
+            told = f"{what} is {times:.3g} usual ones long"
+            watch.touches[int(self.clients.index[k]), what] = told
+        self._found = squares, lengths, counted
+        return self._found
+
+
+class GuardedClients(ClientsView):
+    """Clients as a guard lets an algorithm see them."""
+
+    Vectors = GuardedVectors
+
+    def __init__(self, behind: Clients, watch: Watch) -> None:
+        super().__init__(behind)
+        self.watch = watch
+
+    @override
+    def curvature_sum(
+        self, x: Vector, weights: Weights, form: Form = "blocks", thin: Vector | None = None
+    ) -> CurvatureSum | str:
+        if self.watch.acts:
+            return "a guard is on, and it cannot judge what a client says of its curvature"
+        return super().curvature_sum(x, weights, form, thin)
+
+    @property
+    def few(self) -> bool:
+        """Whether the federation is too small to compare its clients."""
+        return len(self.names) < LEAST
+
+    @property
+    @override
+    def sizes(self) -> Index:
+        guard = self.watch.guard
+        if not self.watch.acts or self.few:
+            return self.behind.sizes
+        n = len(self.names)
+        said = self.behind.subset(np.arange(n)).sizes.astype(np.float64)
+        usual = float(np.median(said))
+        absurd = said > guard.samples * usual
+        for i in np.flatnonzero(absurd):
+            told = f"says that it has {said[i]:.4g} samples; it counts as the median client does"
+            self.watch.touches[int(i), "samples"] = told
+        counted = np.where(absurd, usual, said)
+        most = 1.0 if guard.cap >= 1 else bound_share(guard.cap, n)
+        allowed = limit_shares(counted, most)
+        if allowed is not counted:  # nobody has more than the cap of all samples
+            scale = float((allowed[counted > 0] / counted[counted > 0]).max())
+            counted = np.minimum(counted, most * float(counted.sum()) / scale)
+        whole = np.maximum(np.floor(counted), np.minimum(counted, 1.0)).astype(np.int64)
+        return np.asarray(whole[self.index])
+
+    def weight_limits(self, weights: Weights) -> Weights:
+        """Return how much of a sum each client may have: the cap by its samples, half of it else.
+
+        Nobody gets there honestly by losses alone where no objective says so, and a liar would.
+        """
+        cap, n, here = self.watch.guard.cap, len(self.names), int(np.count_nonzero(weights))
+        sizes = self.sizes
+        most, half = bound_share(cap, n, len(weights)), bound_share(cap / 2, n, max(1, here))
+        limits: Weights = np.minimum(most, np.maximum(half, sizes / max(1, sizes.sum())))
+        return limits
+
+    @override
+    def see_numbers(self, numbers: Losses, what: str, stream: Stream) -> Losses:
+        if what != "loss" or self.few:
+            return numbers
+        low, high = self.watch.limits(numbers, self.index)
+        if numbers.min() < low:
+            known = self.curvature()
+            low = max(low, known.lowest) if isinstance(known, Curvature) else low
+        fate = "count as they are" if self.watch.acts else "are usual"
+        clipped = self._clip(numbers, low, high, "loss", fate)
+        self.watch.remember(clipped, self.index, len(self.names))
+        return clipped if self.watch.acts else numbers
+
+    @override
+    def local_steps(
+        self, x: Vector, local: LocalSGD, stream: Stream, *, control: ClientVectors | None = None,
+        target: Vector | None = None, slopes: Weights | None = None,
+    ) -> Moved:  # fmt: skip
+        work = local.work()
+        moved = super().local_steps(x, work, stream, control=control, target=target, slopes=slopes)
+        for kind in ITERATES:
+            if (models := getattr(moved, kind)) is not None:
+                models.partner = moved.displacement
+        if work.hinge is not None and moved.thresholds is not None and slopes is not None:
+            return replace(moved, thresholds=self._thresholds(moved, work, slopes))
+        return moved
+
+    def _thresholds(self, moved: Moved, work: LocalWork, slopes: Weights) -> Losses:
+        """Return thresholds where the local steps can lead: a step is -lr (1 - s slope)."""
+        assert work.hinge is not None and moved.thresholds is not None
+        start, way = work.hinge.threshold, work.lr * moved.steps
+        slack = 1e-4 * (abs(start) + way * np.maximum(slopes, 1.0))
+        low, high = start - way - slack, start + way * np.maximum(slopes - 1.0, 0.0) + slack
+        clipped = self._clip(moved.thresholds, low, high, "threshold", "are possible")
+        return clipped if self.watch.acts else moved.thresholds
+
+    def _clip(self, said: Losses, low: Any, high: Any, what: str, fate: str) -> Losses:
+        """Return claims within limits, and note whose were not."""
+        clipped = np.clip(said, low, high)
+        ends = np.broadcast_arrays(said, low, high)
+        for k in np.flatnonzero(clipped != said):
+            claim, least, most = (f"{end[k]:.4g}" for end in ends)
+            told = f"claims a {what} of {claim}; claims between {least} and {most} {fate}"
+            self.watch.touches[int(self.index[k]), what] = told
+        return clipped
+
+
+@dataclass(frozen=True)
+class Guarded(Wrapper):
+    r"""Keeps a client that lies, or is broken, from leading the others.
+
+    * A **claim** (a loss) far above or below all current claims enters clipped.
+    * An **update** or gradient much longer than the others counts less, as if it were shorter.
+    * No client has more than a **cap** of the weight. Where the algorithm has an objective this is
+      part of it, exactly (:func:`equifed.objectives.capped.with_cap`); where its weights are shares
+      of samples or functions of the losses, they are cut at the cap and the others keep their
+      proportions.
+
+    :class:`Guard` has the limits. Every claim or update that was touched is told by the round
+    (``Info.touches``), and becomes an event. A sum in which one was touched is no gradient of the
+    objective, so such a round has no certificate. Signs and labels that were flipped have honest
+    lengths: against them only the cap helps. Under hidden sums lengths are the clients' own word,
+    so updates are not guarded.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Any; in :func:`equifed.train` the guard is inside all other wrappers.
+    guard : Guard
+        The limits; on, if nothing else is said.
     """
-    return float(np.quantile(lengths, USUAL, method="lower"))
+
+    algorithm: AnyAlgorithm
+    guard: Guard = Guard()
+
+    def __post_init__(self) -> None:
+        if self.guard.mode == "on" and self.guard.cap < 1:
+            capped = change_core(self.algorithm, lambda core: _with_cap(core, self.guard.cap))
+            object.__setattr__(self, "algorithm", capped)
+
+    def init(self, clients: Clients, x: Vector) -> State:
+        """Return the state before the first round."""
+        return State(self.algorithm.init(clients, x))
+
+    def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
+        """Return the state after one round of the algorithm with guarded clients."""
+        if self.guard.mode == "off":
+            inner, info = self.algorithm.round(state.inner, clients, stream)
+            return replace(state, inner=inner), info
+        core = unwrap(self.algorithm)
+        watch = Watch(self.guard, self.guard.cap < 1 and not _has_objective(core), state)
+        guarded = GuardedClients(clients, watch)
+        inner, info = self.algorithm.round(state.inner, guarded, stream)
+        lengths = tuple(watch.lengths), tuple(watch.first_lengths)
+        return State(inner, watch.claims, watch.first_claim, *lengths), _tell(info, guarded)
+
+    @override
+    def wrapped(self) -> Any:
+        """Return the algorithm as training runs it, with the guard inside all other wrappers."""
+        inner = self.algorithm
+        inner = inner.wrapped() if isinstance(inner, Wrappable) else inner
+        return change_core(inner, lambda core: Guarded(core, self.guard))
+
+
+def _tell(info: Info, clients: GuardedClients) -> Info:
+    """Return what there is to tell, with what was touched and who is at the cap."""
+    watch, n = clients.watch, len(info.weights)
+    verb = "guard" if watch.acts else "watch"
+    touches = tuple((i, verb, reason) for (i, _), reason in sorted(watch.touches.items()))
+    info = replace(info, touches=info.touches + touches)
+    if not watch.acts:
+        return info
+    weights = info.weights.copy()
+    most = np.full(n, bound_share(watch.guard.cap, n) if watch.guard.cap < 1 else 1.0)
+    if watch.bounds_sums and not (weights < 0).any():  # as they were in the sums
+        index = np.arange(n) if info.index is None else info.index
+        most[index] = clients.subset(index).weight_limits(weights[index])
+        weights[index] = limit_shares(weights[index], most[index])
+    notes = [*info.notes, *watch.notes]
+    for i in np.flatnonzero((np.abs(weights) >= most * (1 - 1e-9)) & (most < 1)):
+        notes.append(f"client {clients.names[i]} is at the cap of {most[i]:.3g} of the weight")
+    proof = None if touches else info.proof
+    return replace(info, weights=weights, notes=tuple(notes), proof=proof)
+
+
+def _has_objective(core: AnyAlgorithm) -> bool:
+    """Tell whether an algorithm's weights are those of a saddle objective."""
+    made = hasattr(core, "objective_at")
+    return made or isinstance(getattr(core, "objective", None), SaddleObjective)
+
+
+def _with_cap(core: Any, cap: float) -> Any:
+    """Return an algorithm whose objective gives nobody more than the cap, if it has an objective.
+
+    One that makes its objectives itself (SCAFF-PD-IA) has a setting ``cap``.
+    """
+    if isinstance(getattr(core, "objective", None), SaddleObjective):
+        return replace(core, objective=with_cap(core.objective, cap))
+    if not hasattr(core, "objective_at"):
+        return core
+    if "cap" not in {f.name for f in dataclasses.fields(core)}:
+        raise ValueError(
+            f"{type(core).__name__} makes its objectives itself and has no setting 'cap' "
+            "for the largest weight; add one, or say cap = 1 in the guard."
+        )
+    return replace(core, cap=cap if core.cap is None else min(cap, core.cap))
+
+
+def guard_algorithm(algorithm: AnyAlgorithm, guard: Guard) -> AnyAlgorithm:
+    """Return an algorithm with a guard, unless that is off or there is one already."""
+    there = guard.mode == "off" or any(isinstance(one, Guarded) for one in layers(algorithm))
+    return algorithm if there else Guarded(algorithm, guard)

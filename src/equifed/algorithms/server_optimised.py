@@ -13,6 +13,7 @@ from equifed.algorithms.around import (
     WeightedWrapper,
     WrapperState,
     inner_state,
+    layers,
     with_inner_state,
 )
 from equifed.algorithms.safeguarded import Safeguarded
@@ -90,15 +91,13 @@ class ServerOptimised(WeightedWrapper):
         object.__setattr__(self, "betas", tuple(self.betas))  # a file has lists
         if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}.")
-        inner: Any = self.algorithm
-        while inner is not None:
+        for inner in layers(self.algorithm):
             if isinstance(inner, Safeguarded | Averaged):
                 name = type(inner).__name__
                 raise ValueError(
                     f"{name} goes around ServerOptimised, not into it: write "
                     f"{name}(ServerOptimised(...))."
                 )
-            inner = getattr(inner, "algorithm", None)
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from equifed.algorithms.guard import Guard
-from equifed.algorithms.guarded import guard_algorithm
+from equifed.algorithms.guard import Guard, guard_algorithm
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.local import uses_minibatches
 from equifed.data.federation import Federation

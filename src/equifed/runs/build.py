@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equifed.algorithms.guarded import guard_algorithm
+from equifed.algorithms.guard import guard_algorithm
 from equifed.algorithms.measured_step import with_measured_step
 from equifed.contract.algorithm import AnyAlgorithm
 from equifed.contract.clients import Clients, MissingClients

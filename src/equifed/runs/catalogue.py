@@ -177,7 +177,7 @@ ALGORITHMS = {
         "any of these; local steps warm up and decay over the rounds",
     ),
     "guarded": Entry(
-        "equifed.algorithms.guarded:Guarded",
+        "equifed.algorithms.guard:Guarded",
         "any of these; no client leads the others by what it claims",
     ),
 }
