@@ -27,7 +27,6 @@ from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
 from equifed.runs.evidence import pack_evidence
 from equifed.runs.load import evaluate, write_model_card
-from equifed.runs.personalise import fit_newcomer
 from equifed.runs.schema import settings
 from equifed.training import loop as training
 from equifed.training.files import RunFolderError, digest, read_json, seal
@@ -145,7 +144,6 @@ PYTHON: dict[str, Callable[[Path, Path], object]] = {
     "personalise": lambda gift, made: ef.personalise(gift),
     "History.personalise": lambda gift, made: ef.History.load(gift).personalise(),
     "evaluate": lambda gift, made: evaluate(gift, made / "rows.csv"),
-    "fit_newcomer": lambda gift, made: fit_newcomer(gift, made / "rows.csv", "new"),
     "pack_evidence": lambda gift, made: pack_evidence(gift),
     "write_model_card": lambda gift, made: write_model_card(gift, gift.parent),
 }

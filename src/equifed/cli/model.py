@@ -184,28 +184,22 @@ def _personalise_newcomer(
     run: Path, rows: Path, client: str | None, out: Path | None, own_l2: float | None,
     personalised: bool, trust: bool, json: bool,
 ) -> None:  # fmt: skip
+    from equifed.data.columns import read_columns
     from equifed.models.export import export as write
-    from equifed.runs.personalise import fit_newcomer
+    from equifed.runs.load import load_predictor
 
     if client is None or out is None:
         raise ValueError(
             "Say the new client's name and where to write its model: --client NAME --out FOLDER."
         )
-    found = fit_newcomer(run, rows, client, own_l2=own_l2, personalised=personalised, trust=trust)
-    write(found.predictor, out, program=True)
-    told = {"run": str(run), "client": client, "rows": found.rows, "metric": found.metric,
-            "before": found.before, "after": found.after, "out": str(out)}  # fmt: skip
+    table = read_columns(rows)
+    predictor = load_predictor(run, personalised=personalised, trust=trust)
+    write(predictor.for_new_client(table, client=client, own_l2=own_l2), out, program=True)
+    count = len(next(iter(table.values())))
     if json:
-        print_json({k: None if v != v else v for k, v in told.items()})
+        print_json({"run": str(run), "client": client, "rows": count, "out": str(out)})
         return
-    if not math.isnan(found.after):
-        typer.echo(
-            f"{found.metric} of {client}: {found.before:.4g} with the mean of the others' own "
-            f"parts, {found.after:.4g} with its own (on rows that it was not fitted to, five folds)"
-        )
-    typer.echo(
-        f"own part fitted to {found.rows} rows: equifed predict {out} NEW.csv --trust", err=True
-    )
+    typer.echo(f"own part fitted to {count} rows: equifed predict {out} NEW.csv --trust", err=True)
 
 
 def evaluate(

@@ -203,17 +203,21 @@ class Predictor:
         """Return what predicts for one client alone: its own part is in the module."""
         if not self.own:
             raise ValueError("The model has no own parts, it is the same for every client.")
-        module = module_of(self.module, self.own, self.clients, client)
+        module = self.module_for(client)
         limits = {name: t for name, t in self.thresholds.items() if name == client}
         return replace(
             self, module=module, clients=(client,), thresholds=limits, own={}, only=client
         )
 
+    def module_for(self, client: str) -> nn.Module:
+        """Return the module with a client's own part, where there is one."""
+        return module_of(self.module, self.own, self.clients, client) if self.own else self.module
+
     def for_new_client(
         self, rows: Any = None, targets: Any = None, client: str = "new client",
         own_l2: OwnL2 | None = None,
     ) -> Predictor:  # fmt: skip
-        r"""Return what predicts for a client that took no part in training.
+        """Return what predicts for a client that took no part in training.
 
         With labelled rows it fits the client's own part at the shared parameters, as training would
         have, with the same penalty; without, it takes the mean of the clients' own parts.
@@ -221,22 +225,30 @@ class Predictor:
         Parameters
         ----------
         rows, targets
-            The client's samples, as for :meth:`predict`, and their class names or values.
+            The client's samples, as for :meth:`predict`, and their class names or values; those of
+            a table may be among its columns.
         client : str
             Its name.
         own_l2 : float or str, optional
             Strength of the penalty on the own part; that of training by default. ``"3/n"`` is 3
             divided by the number of rows.
         """
+        if self.only is not None:
+            raise ValueError(
+                f"This is the model of {self.only!r}, with its own part, as it was exported; take "
+                "the predictor of the run. In a federation a site that comes after the end gets "
+                "its own by: equifed flower welcome"
+            )
         if not self.own:
             raise ValueError("The model has no own parts, it is the same for new clients, too.")
         if client in self.clients:
             raise ValueError(f"{client!r} took part in training; use for_client({client!r}).")
-        if (rows is None) != (targets is None):
-            raise ValueError("Give rows and targets, to fit an own part, or neither.")
         mean = replace(self, clients=(client,), thresholds={}, own={}, only=client)
-        if rows is None:
+        if rows is None and targets is None:
             return mean
+        rows = _read(rows)
+        targets = self._find_targets(rows) if targets is None else targets
+        mean._find_owners(rows, None, len(targets))  # refuses rows of others
         features, truth = mean.features(rows, client), torch.as_tensor(self.encode_targets(targets))
         if len(truth) != len(features) or not len(truth):
             raise DataError(
@@ -250,6 +262,18 @@ class Predictor:
         penalty = own_strength(self.own_l2 if own_l2 is None else own_l2, len(truth))
         module = fit_new_client(self.module, tuple(self.own), run, truth, self.loss, penalty)
         return replace(mean, module=module)
+
+    def _find_targets(self, rows: Columns | Array) -> Sequence[Any]:
+        """Return the column of a table that holds the targets."""
+        if not isinstance(rows, Columns) or self.preparation is None:
+            raise ValueError("Give rows and targets, to fit an own part, or neither.")
+        target = self.preparation.target.name
+        if target not in rows:
+            raise DataError(
+                f"The table has no column {target!r}, the target, which an own part is fitted to; "
+                f"it has {', '.join(list(rows)[:20])}."
+            )
+        return rows[target]
 
     def fit_thresholds(
         self, rows: Any, targets: Sequence[Any] | Array, client: Sequence[str] | None = None,

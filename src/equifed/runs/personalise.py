@@ -1,4 +1,4 @@
-"""A client's own part or model after training, and that of a client that comes later."""
+"""A client's own part, or its own model, after training: before and after on test samples."""
 
 from __future__ import annotations
 
@@ -12,29 +12,17 @@ import numpy as np
 from safetensors.torch import save
 
 from equifed.contract.arrays import Index, Losses
-from equifed.contract.local import OwnL2
-from equifed.data.columns import read_columns
 from equifed.data.federation import Federation
-from equifed.data.split import DataError
 from equifed.metrics import Interval, count_pairs, mean_interval, newcombe_interval
+from equifed.models.own_part import choose_own
 from equifed.models.predictor import Predictor
 from equifed.runs.build import load_data
 from equifed.runs.config import RunConfig
-from equifed.runs.fine_tune import (
-    FOLDS,
-    Choice,
-    Tuned,
-    fine_tune,
-    fit_parts,
-    module_for,
-    split_folds,
-)
+from equifed.runs.fine_tune import Choice, fine_tune, fit_last_layer
 from equifed.runs.load import PERSONAL_PARTS, PERSONALISED, load_predictor
-from equifed.training.files import RunFolderError, digest, read_json, seal, write_file
+from equifed.training.files import digest, read_json, seal, write_file
 from equifed.training.history import History
 from equifed.training.tables import CONFIG, MODEL, RUN
-
-Columns = Mapping[str, list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +35,7 @@ class Personalised:
         Predicts with every client's own part.
     names : tuple of str
         The own parameters.
-    choices : mapping of {"validation", "train"} to Choice or Tuned
+    choices : mapping of {"validation", "train"} to Choice
         What held-out samples chose for own parts fitted to these samples.
     fitted_on : tuple of str
         Of each client: "validation", "train", or "nothing" where it has no samples.
@@ -65,7 +53,7 @@ class Personalised:
 
     predictor: Predictor
     names: tuple[str, ...]
-    choices: Mapping[str, Choice | Tuned]
+    choices: Mapping[str, Choice]
     fitted_on: tuple[str, ...]
     metric: str
     split: str
@@ -107,13 +95,13 @@ class Personalised:
 def describe(found: Personalised) -> str:
     """Return in words what was fitted and how it was chosen."""
     chosen = "; ".join(f"on {k} samples: {c}" for k, c in found.choices.items())
-    if any(isinstance(one, Tuned) for one in found.choices.values()):
+    if any("steps" in one.settings for one in found.choices.values()):
         return f"all parameters fine-tuned after training ({chosen})"
     return f"own part {', '.join(found.names)} fitted after training ({chosen})"
 
 
 def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return value if math.isfinite(value) else None
 
 
 def personalise(
@@ -175,13 +163,13 @@ def personalise(
             raise ValueError(
                 "temperature and penalty are of own biases; own='all' has lr and steps."
             )
-        choice, told = fine_tune(predictor, data, lr, steps, device)
-        sources = tuple("train" if size else "nothing" for size in data.train.sizes)
-        return _compare(predictor, told, data, tuple(told.own), {"train": choice}, sources)
+        found = fine_tune(predictor, data, lr, steps, device)
+        return _compare(predictor, data, tuple(found[0].own), *found)
     if (lr, steps) != (None, None):
         raise ValueError(f"lr and steps are of fine-tuning, own='all', got own={own!r}.")
-    fit, choices = fit_parts(predictor, data, own, temperature, penalty)
-    return _compare(predictor, fit.told(choices), data, fit.names, choices, fit.sources)
+    names = choose_own(predictor.module, own)
+    found = fit_last_layer(predictor, data, names, temperature, penalty)
+    return _compare(predictor, data, names, *found)
 
 
 def _open(
@@ -215,8 +203,8 @@ def _open(
 
 
 def _compare(
-    before: Predictor, after: Predictor, data: Federation, names: tuple[str, ...],
-    choices: Mapping[str, Choice | Tuned], fitted_on: tuple[str, ...],
+    before: Predictor, data: Federation, names: tuple[str, ...], after: Predictor,
+    choices: Mapping[str, Choice], fitted_on: tuple[str, ...],
 ) -> Personalised:  # fmt: skip
     """Measure both on the same test samples."""
     n, classes, split = len(data.names), data.classes is not None, data.test
@@ -224,8 +212,9 @@ def _compare(
     sizes = np.zeros(n, dtype=np.int64) if split is None else np.asarray(split.sizes)
     for i in map(int, np.flatnonzero(sizes)):
         assert split is not None
-        given = data.names[i], *split.client(i), classes
-        old, new = (_score_samples(p, *given) for p in (before, after))
+        inputs, targets = split.client(i)
+        old, new = (_score_rows(p, p.module_for(data.names[i]), inputs, targets)
+                    for p in (before, after))  # fmt: skip
         values[:, i] = old.mean(), new.mean()
         if classes:
             joint = count_pairs(new > 0, old > 0, [len(old)])
@@ -239,6 +228,16 @@ def _compare(
     )  # fmt: skip
 
 
+def _score_rows(predictor: Predictor, module: Any, inputs: Any, targets: Any) -> Losses:
+    """Return 1 for every correct answer of a module, or squared errors."""
+    outputs = predictor.run_module(module, inputs)
+    if predictor.classes is None:
+        found: Losses = ((outputs - np.asarray(targets).reshape(outputs.shape)) ** 2).mean(1)
+        return found
+    chosen = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
+    return np.asarray(chosen == np.asarray(targets), dtype=np.float64)
+
+
 def _average(told: Sequence[Interval]) -> Interval | None:
     """Return the mean of independent differences; squares of the distances to limits add up."""
     if not told:
@@ -249,128 +248,3 @@ def _average(told: Sequence[Interval]) -> Interval | None:
     )
     estimate = sum(d.estimate for d in told) / len(told)
     return Interval(estimate, estimate - low, estimate + high)
-
-
-def _score_samples(
-    predictor: Predictor, client: str, inputs: Any, targets: Any, classes: bool
-) -> Losses:
-    """Return 1 for every correct answer, or squared errors."""
-    outputs = predictor.run_module(module_for(predictor, client), inputs)
-    if not classes:
-        found: Losses = ((outputs - np.asarray(targets).reshape(outputs.shape)) ** 2).mean(1)
-        return found
-    chosen = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
-    return np.asarray(chosen == np.asarray(targets), dtype=np.float64)
-
-
-# -- a client that comes after training -------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Newcomer:
-    """A new client's model, and what its own part changes on rows that it was not fitted to.
-
-    Parameters
-    ----------
-    predictor : Predictor
-        Predicts for this client.
-    rows : int
-        Labelled rows of the fit.
-    metric : str
-        accuracy, or mse of a regression.
-    before, after : float
-        With the mean of the others' own parts, and with its own by five folds; NaN below 10 rows.
-    """
-
-    predictor: Predictor
-    rows: int
-    metric: str
-    before: float
-    after: float
-
-
-def fit_newcomer(
-    folder: str | Path,
-    table: Any,
-    client: str,
-    *,
-    own_l2: OwnL2 | None = None,
-    personalised: bool = False,
-    trust: bool = False,
-) -> Newcomer:
-    """Fit the own part of a client that took no part in training to its labelled rows.
-
-    Parameters
-    ----------
-    folder : path
-        Folder of a complete run on a table, of a model with own parts.
-    table : path, DataFrame or mapping of columns
-        The client's rows, with the target's column.
-    client : str
-        Its name.
-    own_l2 : float, optional
-        Strength of the penalty on the own part; that of training by default.
-    personalised : bool
-        The run's own parts are those of ``equifed personalise``.
-    trust : bool
-        Load the code that the folder names; see :func:`equifed.load_predictor`.
-    """
-    predictor = load_predictor(folder, personalised=personalised, trust=trust)
-    columns = read_columns(table)
-    target, mean = _check_rows(predictor, columns, client, folder)
-
-    def fit(rows: Columns) -> Predictor:
-        return predictor.for_new_client(rows, rows[target], client, own_l2)
-
-    found, truth = fit(columns), predictor.encode_targets(columns[target])
-    before = after = np.full(1, np.nan)
-    if len(truth) >= 2 * FOLDS:
-        before, after = _errors(mean, columns, client, truth), np.empty(len(truth))
-        for rest, fold in split_folds(client, len(truth)):
-            told = fit(_take(columns, rest))
-            after[fold] = _errors(told, _take(columns, fold), client, truth[fold])
-    metric = "mse" if predictor.classes is None else "accuracy"
-    return Newcomer(found, len(truth), metric, float(before.mean()), float(after.mean()))
-
-
-def _check_rows(
-    predictor: Predictor, columns: Columns, client: str, folder: str | Path
-) -> tuple[str, Predictor]:
-    """Return the target's column, and who predicts with the mean of the others' own parts."""
-    if predictor.only is not None:
-        raise RunFolderError(
-            f"{folder} is the model of {predictor.only!r}, with its own part, as it was given out; "
-            "give the run's own folder. In a federation a site that comes after the end gets its "
-            "own by: equifed flower welcome"
-        )
-    prepared = predictor.preparation
-    if prepared is None:
-        raise RunFolderError(
-            "The run was trained on arrays, whose columns have no names; fit the own part in Python"
-            " with equifed.load_predictor(folder).for_new_client(rows, targets)."
-        )
-    target = prepared.target.name
-    if target not in columns:
-        raise DataError(
-            f"The table has no column {target!r}, the target, which an own part is fitted to; it "
-            f"has {', '.join(list(columns)[:20])}."
-        )
-    mean = predictor.for_new_client(client=client)  # refuses who took part, and models without
-    owners = {str(name) for name in columns.get(prepared.client or "", [])} - {client}
-    if owners:
-        raise DataError(
-            f"The table has rows of {', '.join(sorted(owners)[:5])}; give those of {client!r}."
-        )
-    return target, mean
-
-
-def _take(columns: Columns, rows: Any) -> Columns:
-    return {name: [values[k] for k in rows] for name, values in columns.items()}
-
-
-def _errors(predictor: Predictor, columns: Columns, client: str, truth: Any) -> Any:
-    """Return one number for each row: whether it is right, or the squared error."""
-    told = predictor.predict(columns, client)
-    if predictor.classes is None:
-        return np.square(told - truth).reshape(len(truth), -1).sum(axis=1)
-    return np.asarray(predictor.encode_targets(told) == truth, dtype=np.float64)
