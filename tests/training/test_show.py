@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.report.synthetic import history
 
-from equifed.metrics import wilson_interval
+from equifed.contract.evaluation import ClientDetail, Details
 from equifed.training.history import History, MetricRecord
 
 
@@ -16,10 +16,12 @@ def rows(text: str) -> list[list[str]]:
     return [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(<td>.*?)</tr>", text)]
 
 
-def shown(values: list[float], sizes: list[int], metric: str) -> str:
+def shown(
+    values: list[float], sizes: list[int], metric: str, details: Details | None = None
+) -> str:
     names = tuple(f"c{i}" for i in range(len(values)))
     record = MetricRecord(3, "test", metric, np.array(values), np.array(sizes))
-    return History(names, metrics=[record])._repr_html_()
+    return History(names, metrics=[record], details=details)._repr_html_()
 
 
 def test_names_are_escaped() -> None:
@@ -31,21 +33,18 @@ def test_a_run_that_was_not_evaluated_says_so() -> None:
     assert History(("a",))._repr_html_() == "<p>1 client, 0 rounds; not evaluated.</p>"
 
 
-def test_the_worst_served_come_first_with_wilsons_limits() -> None:
-    found = rows(shown([0.75, 0.5, np.nan, 0.25], [4, 8, 0, 16], "accuracy"))
+def test_the_worst_served_come_first_with_their_limits() -> None:
+    known = ClientDetail(16, {"accuracy": (0.125, 0.5)}, majority=0.75)
+    details = Details("test", (None, None, None, known))
+    found = rows(shown([0.75, 0.5, np.nan, 0.25], [4, 8, 0, 16], "accuracy", details))
     assert [row[0] for row in found] == ["c3", "c1", "c0", "c2"]
-    lower, upper = wilson_interval([4], [16])
-    assert found[0][1:] == ["25.0 %", f"{100 * lower[0]:.1f} to {100 * upper[0]:.1f} %", "16"]
-    assert found[3][1:] == ["-", "-", "0"]
+    assert found[0][1:] == ["25.0 %", "16", "12.5 % to 50.0 %", "75.0 %"]
+    assert found[3][1:] == ["-", "0", "- to -", "-"]
 
 
-def test_a_large_loss_is_bad_and_has_no_limits() -> None:
+def test_a_large_loss_is_bad() -> None:
     found = rows(shown([0.5, 2.0], [4, 8], "loss"))
-    assert [row[:3] for row in found] == [["c1", "2", "-"], ["c0", "0.5", "-"]]
-
-
-def test_accuracies_that_are_no_counts_have_no_limits() -> None:
-    assert rows(shown([0.3], [2], "accuracy"))[0][1:] == ["30.0 %", "-", "2"]
+    assert found == [["c1", "2", "8"], ["c0", "0.5", "4"]]
 
 
 @pytest.mark.parametrize(("clients", "said"), [(20, "worst served first"), (21, "20 of them")])

@@ -84,7 +84,7 @@ def summarise(histories: dict[str, History]) -> dict[str, Any]:
 def print_demo(histories: dict[str, History], out: Path, console: Console) -> None:
     """Print who is served how well by which method, and what that cost."""
     found = summarise(histories)["methods"]
-    console.print(tabulate_clients(histories, "test accuracy per client"))
+    console.print(tabulate_clients(histories))
     fair = found["fair-newton"]
     for name, title in TITLES.items():
         plain = found[name]

@@ -80,7 +80,7 @@ class Comparison:
         import pandas as pd
 
         runs = ((name, history) for name, found in self.histories.items() for history in found)
-        frames = [tabulate_history(history, name, history.seed) for name, history in runs]
+        frames = [tabulate_history(history, name) for name, history in runs]
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, ax: Any = None) -> Any:

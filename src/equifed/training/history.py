@@ -331,7 +331,7 @@ class History:
 
         A client without samples in a split has no row; NaN is a metric that is not defined.
         """
-        return tabulate_history(self, self.method, self.seed)
+        return tabulate_history(self, self.method)
 
     def plot(self, metric: str | None = None, split: str | None = None, ax: Any = None) -> Any:
         """Draw a metric over the rounds (matplotlib) and return the axes.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equifed.contract.arrays import Losses, show_text
-from equifed.metrics import correct_counts, find_metric, wilson_interval
-from equifed.training.tables import MetricRecord
+from equifed.contract.arrays import show_text
+from equifed.metrics import find_metric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +63,7 @@ def print_line(console: Console, text: str, style: str | None = None) -> None:
     console.print(show_text(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def tabulate_clients(histories: Mapping[str, Any], title: str = "") -> Table:
+def tabulate_clients(histories: Mapping[str, Any]) -> Table:
     """Return a table: a row per client, a column per run, the average and the worst below.
 
     The metric is the first run's main one; beside accuracies stands the share of every client's
@@ -76,31 +75,31 @@ def tabulate_clients(histories: Mapping[str, Any], title: str = "") -> Table:
 
     first = next(iter(histories.values()))
     metric, split = first.main_metric()
-    table = Table(title=title or f"{split} {find_metric(metric).label} per client")
+    table = Table(title=f"{split} {find_metric(metric).label} per client")
+    columns = {name: history.per_client(metric, split) for name, history in histories.items()}
+    worst = {name: find_worst(column, metric) for name, column in columns.items()}
     beside = _list_beside(first, metric, split, further=len(histories) == 1)
     table.add_column("client")
-    for name in (*histories, *beside):
+    for name in (*columns, *beside):
         table.add_column(Text(show_text(name)), justify="right")
-    columns = [history.per_client(metric, split) for history in histories.values()]
-    worst = [find_worst(column, metric) for column in columns]
     rows = list(first.names)
     if len(rows) > SHOWN_CLIENTS:
-        sign, last = find_metric(metric).sign, columns[-1]
+        sign, last = find_metric(metric).sign, [*columns.values()][-1]
         rows.sort(key=lambda name: sign * last.get(name, sign * np.inf))
     for client in rows[:SHOWN_CLIENTS]:
         cells = [
-            Text(format_metric(c.get(client), metric), style="bold" if client == w else "")
-            for c, w in zip(columns, worst, strict=True)
+            Text(format_metric(c.get(client), metric), "bold" if client == worst[name] else "")
+            for name, c in columns.items()
         ]
         others = (texts.get(client, "-") for texts in beside.values())
         table.add_row(Text(show_text(client)), *cells, *others)
     if len(rows) > SHOWN_CLIENTS:
         table.add_row(f"and {len(rows) - SHOWN_CLIENTS} better served")
     table.add_section()
-    averages = [float(np.mean(list(c.values()))) if c else None for c in columns]
-    lowest = [c.get(w) for c, w in zip(columns, worst, strict=True)]
-    for label, values in (("average", averages), ("worst", lowest)):
-        table.add_row(label, *(format_metric(value, metric) for value in values))
+    averages = (float(np.mean(list(c.values()))) if c else None for c in columns.values())
+    lowest = (c.get(worst[name]) for name, c in columns.items())
+    table.add_row("average", *(format_metric(value, metric) for value in averages))
+    table.add_row("worst", *(format_metric(value, metric) for value in lowest))
     return table
 
 
@@ -164,42 +163,30 @@ def render_clients(history: Any) -> str:
     head = f"{_count(len(names), 'client')}, {_count(len(history.rounds), 'round')}"
     if chosen is None:
         return f"<p>{head}; not evaluated.</p>"
-    record = history.last(*chosen)
-    values = [format_metric(value, record.metric) for value in record.values]
-    columns = [list(names), values, _intervals(record), [str(int(n)) for n in record.sizes]]
-    what = f"{record.split} {find_metric(record.metric).label}"
-    labels = ["client", what, "95 % interval", "samples"]
-    told = history.details
-    if record.metric == "accuracy" and told is not None and told.split == record.split:
-        columns.append([format_metric(share, "accuracy") for share in told.majorities()])
-        labels.append("majority class")
-    order = np.argsort(find_metric(record.metric).sign * record.values, kind="stable")
-    lines = [_row("td", [column[i] for column in columns]) for i in order[:MOST_ROWS].tolist()]
+    record, metric = history.last(*chosen), find_metric(chosen[0])
+    columns = {
+        "client": names,
+        f"{record.split} {metric.label}": [format_metric(v, metric.name) for v in record.values],
+        "samples": [str(int(n)) for n in record.sizes],
+    }
+    if history.details is not None and history.details.split == record.split:
+        limits = history.details.limits(metric.name)
+        columns["95 % interval"] = [
+            " to ".join(format_metric(end, metric.name) for end in ends) for ends in limits
+        ]
+    for label, texts in _list_beside(history, *chosen, further=True).items():
+        columns[label] = [texts.get(name, "-") for name in names]
+    order = np.argsort(metric.sign * record.values, kind="stable")[:MOST_ROWS]
+    lines = [_row("td", [column[i] for column in columns.values()]) for i in order]
     shown = f"the worst served {MOST_ROWS} of them shown"
     head += f", {shown if len(names) > MOST_ROWS else 'worst served first'}"
     return (
-        f"<table><caption>{escape(head)}</caption><thead>{_row('th', labels)}</thead>"
+        f"<table><caption>{escape(head)}</caption><thead>{_row('th', columns)}</thead>"
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
 
 
-def _intervals(record: MetricRecord) -> list[str]:
-    """Return Wilson's limits of every client's accuracy; a dash where there are none."""
-    spans = ["-"] * len(record.values)
-    some = np.flatnonzero((record.sizes > 0) & np.isfinite(record.values))
-    if not find_metric(record.metric).is_fraction or not len(some):
-        return spans
-    try:
-        correct: Losses = correct_counts(record.values[some], record.sizes[some])
-    except ValueError:  # accuracies that are no counts: weighted, or rounded by their source
-        return spans
-    lower, upper = wilson_interval(correct, record.sizes[some])
-    for i, a, b in zip(some, lower, upper, strict=True):
-        spans[i] = f"{100 * a:.1f} to {100 * b:.1f} %"
-    return spans
-
-
-def _row(kind: str, cells: list[str]) -> str:
+def _row(kind: str, cells: Iterable[str]) -> str:
     return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
 
 
@@ -210,14 +197,14 @@ def _count(number: int, word: str) -> str:
 # -- frames and figures -------------------------------------------------------------------------
 
 
-def tabulate_history(history: Any, method: str, seed: int | None) -> Any:
+def tabulate_history(history: Any, method: str) -> Any:
     """Return a data frame with one row per client, split, metric and evaluated round."""
     try:
         import pandas as pd
     except ImportError as error:
         raise ImportError('Frames need pandas: pip install "equifed[data]".') from error
     rows = [
-        (method, seed, name, record.split, record.metric, record.round, float(value))
+        (method, history.seed, name, record.split, record.metric, record.round, float(value))
         for record in history.metrics
         for name, value, n in zip(history.names, record.values, record.sizes, strict=True)
         if n > 0

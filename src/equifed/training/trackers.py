@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from equifed.metrics.metric import find_metric
 from equifed.training.history import History, MetricRecord, RoundRecord
-from equifed.training.show import print_line
+from equifed.training.show import find_worst, format_metric, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,10 +29,6 @@ MOST_CLIENTS = 50
 """Beyond this many clients only their summary is sent; a curve for each would drown the others."""
 PLAIN_SECONDS = 10.0
 """Time between two lines where the output is no terminal."""
-
-
-class MissingExtra(ImportError, ValueError):
-    """An optional dependency that is not installed, and how to get it."""
 
 
 class Callback:
@@ -55,7 +51,7 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """Round, objective, worst client, rounds per second and time left; plain lines off a terminal.
+    """Round, objective, worst client and time left; plain lines off a terminal.
 
     Use it as a context manager, so that the bar is put away also when training fails.
 
@@ -70,8 +66,7 @@ class ProgressBar(Callback):
     def __init__(self, console: Console, title: str = "training") -> None:
         self._console, self._title = console, title
         self._bar: Progress | None = None
-        self._names: tuple[str, ...] = ()
-        self._worst, self._rounds = "", 0
+        self._history, self._rounds, self._worst = History(()), 0, ""
         self._said = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
@@ -84,7 +79,7 @@ class ProgressBar(Callback):
 
     @override
     def start(self, history: History, rounds: int) -> None:
-        self._names, self._rounds = history.names, rounds
+        self._history, self._rounds = history, rounds
         if self._console.is_terminal or self._console.is_jupyter:
             done = history.rounds[-1].round if history.rounds else 0
             self._bar = draw_bar(self._console, self._title, rounds, done)
@@ -103,21 +98,19 @@ class ProgressBar(Callback):
 
     @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        best = {"accuracy": 4, "mse": 2, "loss": 0}
-        split = {"test": 0, "validation": 1, "train": 0.5}  # test if nothing else is evaluated
-        found = max(records, key=lambda r: best.get(r.metric, -1) + split.get(r.split, 0))
-        if found.metric not in best or np.isnan(found.values).all():
-            return
-        metric = find_metric(found.metric)
-        worst = int(np.nanargmin(metric.sign * found.values))
-        value = float(found.values[worst])
-        text = f"{value:.1%}" if metric.higher_is_better else f"{metric.label} {value:.4g}"
-        self._worst = f"worst {self._names[worst]} {text} ({found.split})"
+        main, splits = self._history.main_metric(), {record.split for record in records}
+        for split in ("validation", "train", "test"):  # test if nothing else is evaluated
+            clients = self._history.per_client(main[0], split) if main and split in splits else {}
+            if main and clients:
+                worst = find_worst(clients, main[0])
+                value = f"{find_metric(main[0]).label} {format_metric(clients[worst], main[0])}"
+                self._worst = f"worst {worst}: {value} ({split})"
+                return
 
     @override
     def event(self, event: dict[str, Any]) -> None:
         if event["event"] == "resume":
-            self._print(f"going on after round {event['round']}")
+            self._print(f"resumed after round {event['round']}")
         elif event["event"] == "note":
             self._print(event["reason"])
 
@@ -144,30 +137,17 @@ def follow_by_default(callbacks: Sequence[Callback], wanted: bool | None) -> Pro
 
 def draw_bar(console: Console, title: str, total: int, done: int = 0) -> Progress:
     """Draw a bar over rounds, with room for ``details`` behind it; :meth:`stop` puts it away."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
+    from rich import progress
 
-    class Speed(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text(f"{speed:.1f} rounds/s" if speed else "")
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        Speed(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[details]}", markup=False),
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[details]}", markup=False),
+        console=console,
+        transient=True,
     )
-    bar = Progress(*columns, console=console, transient=True)
     bar.add_task(title, total=total, completed=done, details="")
     bar.start()
     return bar
@@ -193,35 +173,29 @@ class Tracker(Callback):
     def round(self, record: RoundRecord, info: Info) -> None:
         self._bytes += record.bytes_up + record.bytes_down
         numbers = {
-            "round/objective": math.nan if record.objective is None else record.objective,
-            "round/seconds": record.seconds,
-            "round/bytes_total": float(self._bytes),
-            "round/largest_weight": float(np.max(info.weights)),
-            **{f"round/{key}": value for key, value in record.numbers.items()},
+            "objective": math.nan if record.objective is None else record.objective,
+            "seconds": record.seconds,
+            "bytes_total": float(self._bytes),
+            "largest_weight": float(np.max(info.weights)),
+            **record.numbers,
         }
-        self._log(record.round, numbers)
+        self._log(record.round, "round", numbers)
 
     @override
     def evaluation(self, round: int, records: Sequence[MetricRecord]) -> None:
-        numbers: dict[str, float] = {}
         for record in records:
             known = record.values[np.isfinite(record.values)]
-            if not known.size:
-                continue
-            stem = f"{record.split}_{record.metric}"
-            sign = find_metric(record.metric).sign
-            numbers |= {
-                f"{stem}/average": float(known.mean()),
-                f"{stem}/worst": float(sign * (sign * known).min()),
-                f"{stem}/spread": float(np.ptp(known)),
-            }
-            if len(self._names) <= MOST_CLIENTS:
-                each = zip(self._names, record.values, strict=True)
-                numbers |= {f"{stem}/client/{name}": float(value) for name, value in each}
-        self._log(round, numbers)
+            if known.size:
+                sign = find_metric(record.metric).sign
+                numbers = {"average": known.mean(), "worst": sign * (sign * known).min()}
+                if len(self._names) <= MOST_CLIENTS:
+                    each = zip(self._names, record.values, strict=True)
+                    numbers |= {f"client/{name}": value for name, value in each}
+                self._log(round, f"{record.split}_{record.metric}", numbers)
 
-    def _log(self, round: int, numbers: Mapping[str, float]) -> None:
-        self.log(round, {key: value for key, value in numbers.items() if math.isfinite(value)})
+    def _log(self, round: int, stem: str, numbers: Mapping[str, float]) -> None:
+        finite = ((key, value) for key, value in numbers.items() if math.isfinite(value))
+        self.log(round, {f"{stem}/{key}": float(value) for key, value in finite})
 
 
 class TensorBoard(Tracker):
@@ -247,17 +221,12 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(key, value, round)
 
     @override
-    def event(self, event: dict[str, Any]) -> None:
-        text = ", ".join(f"{key}: {value}" for key, value in event.items())
-        self._writer.add_text("events", text, event.get("round", 0))
-
-    @override
     def end(self, history: History) -> None:
         self._writer.close()
 
 
 class MLflow(Tracker):
-    """Sends a run to MLflow.
+    """Sends a run to the tracking server that MLflow is set to (``MLFLOW_TRACKING_URI``).
 
     Parameters
     ----------
@@ -265,8 +234,6 @@ class MLflow(Tracker):
         Name of the experiment; made if it does not exist.
     run_name : str, optional
         Name of the run.
-    uri : str, optional
-        Tracking server or folder; MLflow's own setting if not given.
     parameters : mapping
         What to note about the run, as its configuration.
     """
@@ -275,18 +242,16 @@ class MLflow(Tracker):
         self,
         experiment: str = "equifed",
         run_name: str | None = None,
-        uri: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         try:
+            from mlflow.exceptions import MlflowException
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise _missing("mlflow") from error
-        from mlflow.exceptions import MlflowException
-
         try:
-            self._client: Any = MlflowClient(uri)
+            self._client: Any = MlflowClient()
             found = self._client.get_experiment_by_name(experiment)
             home = found.experiment_id if found else self._client.create_experiment(experiment)
             self._run = self._client.create_run(home, run_name=run_name).info.run_id
@@ -301,14 +266,7 @@ class MLflow(Tracker):
 
         now = int(1000 * time.time())
         metrics = [Metric(_allowed(key), value, now, round) for key, value in numbers.items()]
-        for i in range(0, len(metrics), 1000):  # the most that one message may hold
-            self._client.log_batch(self._run, metrics=metrics[i : i + 1000])
-
-    @override
-    def event(self, event: dict[str, Any]) -> None:  # counted by kind, as tags
-        kind = _allowed(f"event.{event['event']}")
-        tags = self._client.get_run(self._run).data.tags
-        self._client.set_tag(self._run, kind, str(int(tags.get(kind, "0")) + 1))
+        self._client.log_batch(self._run, metrics=metrics)  # at most 1000: see MOST_CLIENTS
 
     @override
     def end(self, history: History) -> None:
@@ -325,8 +283,8 @@ def mlflow(folder: Path, config: Mapping[str, Any]) -> MLflow:
     return MLflow(run_name=folder.name, parameters=config)
 
 
-def _missing(extra: str) -> MissingExtra:
-    return MissingExtra(f"{extra} is not installed; get it with: pip install 'equifed[{extra}]'")
+def _missing(extra: str) -> ValueError:
+    return ValueError(f"{extra} is not installed; get it with: pip install 'equifed[{extra}]'")
 
 
 def _flat(table: Mapping[str, Any], stem: str = "") -> dict[str, Any]:
