@@ -30,7 +30,7 @@ from equifed.datasets.small import synthetic_regression
 from equifed.objectives import ChiSquare, CVaR, RelativeFairness, SaddleObjective, WorstCase
 from equifed.steps.automatic import AutoSteps
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 TOLERANCE, ROUNDS, IA_ROUNDS = 1e-6, 400, 1000
 
@@ -74,7 +74,7 @@ def solve(
     **options: Any,
 ) -> Outcome:
     """Run SCAFF-PD or FairNewton until the certificate says that it is done."""
-    wanted, stop = TOLERANCE * abs(best), StopAtGap(TOLERANCE * abs(best))
+    wanted, stop = TOLERANCE * abs(best), StopWhen(at_gap=TOLERANCE * abs(best))
     history = train(
         method(objective, **options), problem.clients(), rounds=rounds + 1, x=problem.start(),
         stop=stop,

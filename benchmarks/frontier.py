@@ -23,7 +23,7 @@ import torch
 import equifed as ef
 from equifed.contract.clients import Clients
 from equifed.data.partitions import Dirichlet, Imbalance
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 HELD: dict[str, Any] = {"test": 0.3, "validation": 0.2}
 DRAWN = Imbalance(Dirichlet(clients=30, alpha=0.2, min_samples=40))
@@ -57,7 +57,7 @@ def begin(clients: Clients, objective: Any) -> Cost:
     begun = time.process_time()
     history = ef.train(
         ef.FairNewton(objective), clients, rounds=ROUNDS, evaluate=[SPLIT], every=ROUNDS,
-        stop=StopAtGap(GAP, relative=True), progress=False,
+        stop=StopWhen(at_relative_gap=GAP), progress=False,
     )  # fmt: skip
     spent, rounds = time.process_time() - begun, history.rounds
     told = (sum(r.exchanges for r in rounds), spent, sum(r.seconds for r in rounds))

@@ -25,7 +25,7 @@ import equifed as ef
 from equifed.algorithms import FairNewton, ScaffPD
 from equifed.engines.in_process import InProcessClients
 from equifed.objectives import SaddleObjective
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 WANTED = 1e-6
 """Of the objective: how close it must come, and be proved to be."""
@@ -100,7 +100,7 @@ def try_one(seed: int, rounds: int, method: type = FairNewton) -> Outcome:
     size, words = abs(best), f"{words}, {method.__name__}"
     history = ef.train(
         method(objective), clients, rounds=rounds,
-        x=torch.zeros(clients.model.size).double(), stop=[StopAtGap(WANTED / 2, relative=True)],
+        x=torch.zeros(clients.model.size).double(), stop=[StopWhen(at_relative_gap=WANTED / 2)],
     )  # fmt: skip
     values = np.array([record.objective for record in history.rounds])
     gaps = np.array([record.numbers["gap"] for record in history.rounds])

@@ -31,7 +31,7 @@ def play(seed: int) -> tuple[int, str | None]:
     _, objective = drawn_objective(seed, problem.n)
     best, _ = interior_point(problem, objective)
     size = abs(best)
-    rules = StopWhen(at_gap=CLOSE * size).rules()
+    rules = StopWhen(at_gap=CLOSE * size)
     given = {"rounds": 400, "x": problem.start(), "stop": rules}
     history = train(FairNewton(objective), problem.clients(), **given)
     parameters, chosen = history.parameters, history.given_out

@@ -22,7 +22,7 @@ from equifed.objectives import CVaR, QFair, RelativeFairness, WorstCase
 from equifed.steps.automatic import AutoSizes
 from equifed.steps.schedules import ConstantSteps
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 DOUBLE = torch.float64
 SIZES = AutoSizes(4.0, 1.0, 1.0, 0.5, smoothness=1.0)
@@ -146,7 +146,7 @@ def test_fewer_rounds_and_nothing_is_proved_that_is_not_true(seed: int) -> None:
     _, objective = drawn_objective(seed, problem.n)
     best, _ = interior_point(problem, objective)
     algorithm, needed = ScaffPD(objective), []
-    stop = StopAtGap(1e-6 * abs(best))
+    stop = StopWhen(at_gap=1e-6 * abs(best))
     for wrapped in (Accelerated(algorithm), algorithm):
         clients = problem.clients()
         history = train(wrapped, clients, rounds=400, x=problem.start(), stop=stop)

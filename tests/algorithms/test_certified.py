@@ -21,7 +21,7 @@ from equifed.engines.loop import LoopClients
 from equifed.engines.simulate import simulate
 from equifed.objectives import Average, CVaR, RelativeFairness, WorstCase
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 pytestmark = pytest.mark.long
 
@@ -159,7 +159,7 @@ def my_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def test_training_stops_at_the_gap_that_was_asked_for() -> None:
     problem = convex_problem(24)
-    rule = StopAtGap(1e-5)
+    rule = StopWhen(at_gap=1e-5)
     history = train(
         ScaffPD(CVaR(0.4)), problem.clients(), rounds=300, x=problem.start(), stop=[rule]
     )

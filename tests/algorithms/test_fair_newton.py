@@ -33,7 +33,7 @@ from equifed.runs.run import resume, run
 from equifed.steps.metric import Metric, form_metric, least_weighted_loss, step_exactly
 from equifed.training.history import RoundRecord
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap, StopWhen
+from equifed.training.stopping import StopWhen
 from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
@@ -226,7 +226,7 @@ def test_the_metric_needs_few_rounds_and_proves_no_more_than_is_true(seed: int) 
 def test_softmax_is_certified_in_every_metric(objective: object, metric: str) -> None:
     clients = simulate(classification(sizes=(20, 30, 25, 22)), "logistic", l2=1e-2, dtype=DOUBLE)
     algorithm = FairNewton(objective, metric=metric)
-    history = train(algorithm, clients, rounds=60, stop=[StopAtGap(1e-3, relative=True)])
+    history = train(algorithm, clients, rounds=60, stop=[StopWhen(at_relative_gap=1e-3)])
     last = history.rounds[-1]
     assert last.numbers["gap"] <= 1e-3 * last.objective
     assert any("% of its minimum" in e["reason"] for e in history.events)

@@ -16,7 +16,7 @@ from equifed.contract.clients import Clients
 from equifed.metrics import Interval
 from equifed.runs.frontier import Frontier, FrontierPoint, _pick
 from equifed.training.files import RunFolderError
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 pytestmark = pytest.mark.long
 
@@ -40,7 +40,7 @@ def test_the_ends_are_average_and_worst_case() -> None:
             ef.FairNewton(objective),
             clients(),
             rounds=200,
-            stop=[StopAtGap(0.005, relative=True)],
+            stop=[StopWhen(at_relative_gap=0.005)],
             progress=False,
         )
         ours, theirs = (h.given_out for h in (point.history, alone))
@@ -108,7 +108,7 @@ def test_twelve_points_cost_less_than_four_cold_runs(name: str, l2: float) -> No
             ef.FairNewton(p.objective),
             behind,
             rounds=200,
-            stop=StopAtGap(0.005, relative=True),
+            stop=StopWhen(at_relative_gap=0.005),
             progress=False,
         ).rounds
         for p in path.points[1::3]
@@ -124,7 +124,7 @@ def test_rounds_of_others_are_those_of_runs_one_after_the_other() -> None:
     for found in path.points:
         alone = ef.train(
             replace(chosen, objective=found.objective), clients(), rounds=4, x=x, progress=False,
-            stop=StopAtGap(0.005, relative=True),
+            stop=StopWhen(at_relative_gap=0.005),
         )  # fmt: skip
         x = alone.parameters
         assert x is not None

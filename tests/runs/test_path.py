@@ -12,7 +12,7 @@ from equifed.objectives import KL, Average, ChiSquare, CVaR, SaddleObjective, Wo
 from equifed.runs.path import Continued, Heard
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 GAP = 0.005
 OBJECTIVES = (WorstCase(), CVaR(0.5), Average(), KL(0.1), ChiSquare(0.05), CVaR(0.3), WorstCase())
@@ -20,7 +20,7 @@ OBJECTIVES = (WorstCase(), CVaR(0.5), Average(), KL(0.1), ChiSquare(0.05), CVaR(
 
 def go_on(objective: SaddleObjective, heard: Heard, x: object) -> History:
     """Run FairNewton for one objective from where the last run ended."""
-    run, stop = Continued(FairNewton(objective), GAP, heard), StopAtGap(GAP, relative=True)
+    run, stop = Continued(FairNewton(objective), GAP, heard), StopWhen(at_relative_gap=GAP)
     return train(run, heard, rounds=60, x=x, stop=stop, progress=False)  # type: ignore[arg-type]
 
 

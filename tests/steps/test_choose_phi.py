@@ -25,7 +25,7 @@ from equifed.objectives import CVaR, RelativeFairness, WorstCase
 from equifed.steps.phi import LARGEST_PHI, UNSOLVED, best_phi, choose_phi, inverse_product
 from equifed.training import checkpoint
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 pytestmark = pytest.mark.long
 
@@ -268,7 +268,7 @@ def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_a_gap_proved_in_the_warm_up_does_not_stop_the_run() -> None:
     """It is about phi = 0; with that phi given, the same tolerance ends the run at once."""
-    problem, stop = PROBLEMS["least squares"], [StopAtGap(1e6)]
+    problem, stop = PROBLEMS["least squares"], [StopWhen(at_gap=1e6)]
     given = train(ScaffPDIA(0.0), problem.clients("stacked"), rounds=9, stop=stop)
     assert given.rounds[-1].round == 1
     chosen = train(ScaffPDIA("auto", warmup=6), problem.clients("stacked"), rounds=9, stop=stop)

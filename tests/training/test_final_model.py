@@ -41,7 +41,7 @@ from equifed.training.folder import RunFolder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.show import describe_events
-from equifed.training.stopping import StopAtGap, StopWhen
+from equifed.training.stopping import StopWhen
 from equifed.training.trackers import Callback
 
 pytestmark = pytest.mark.long
@@ -91,7 +91,7 @@ def test_also_where_the_next_model_is_worse(seed: int) -> None:
 def check_stop_at_gap(
     problem: Problem, objective: SaddleObjective, best: float, within: float
 ) -> None:
-    tolerance, rules = within * best, StopWhen(at_gap=within * best).rules()
+    tolerance, rules = within * best, StopWhen(at_gap=within * best)
     start, engine = problem.start(), problem.clients()
     history = train(ScaffPD(objective), engine, rounds=400, x=start, stop=rules)
     given = history.given_out
@@ -246,7 +246,7 @@ def test_certified_without_certificates_is_the_last_and_no_secret() -> None:
 
 def test_a_stop_at_a_gap_and_another_model_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="gives out the certified model, not 'last'"):
-        play(PROVED, stop=[StopAtGap(0.1)], give_out="last")
+        play(PROVED, stop=[StopWhen(at_gap=0.1)], give_out="last")
     with pytest.raises(ValueError, match="give_out must be one of auto, last, certified"):
         play(PROVED, give_out="best")
 
@@ -321,7 +321,7 @@ def test_a_kill_at_any_moment_changes_nothing(
     away = {2: {1}, 4: {0}}
     reached = play(algorithm, clients(away), rounds=4, give_out="last")
     target = max(reached.per_client("loss", "validation").values())
-    stop = StopWhen(target=target, metric="loss").rules() if stops else ()
+    stop = StopWhen(target=target, metric="loss") if stops else ()
     given = {"rounds": 6 if stops else 4, "give_out": kind, "stop": stop}
 
     def go(name: str, *dies: Callback, resume: bool = False) -> History:
@@ -347,7 +347,7 @@ def test_a_kill_at_any_moment_changes_nothing(
 
 
 def test_report_and_terminal_show_the_number_of_the_model_given_out(tmp_path: Path) -> None:
-    history = play(PROVED, clients(l2=10.0), rounds=30, stop=[StopAtGap(0.1)])
+    history = play(PROVED, clients(l2=10.0), rounds=30, stop=[StopWhen(at_gap=0.1)])
     given = history.given_out
     assert given is not None and given.gap is not None
     shown = f"certified to be within {given.gap:.3g} of the smallest objective there is"

@@ -173,7 +173,7 @@ def train_clients(
         evaluate=config.evaluate.splits,
         every=config.evaluate.every,
         metrics=config.evaluate.metrics,
-        stop=[*config.stop.rules(), *([] if admission is None else [admission])],
+        stop=[config.stop, *([] if admission is None else [admission])],
         give_out=config.give_out,
         callbacks=[RoundLog(clients.members.events, folder)],
         progress=False,

@@ -77,7 +77,7 @@ class Run:
                 evaluate=self.evaluate,
                 every=self.config.evaluate.every,
                 metrics=load_metrics(self.config.evaluate.metrics),
-                stop=self.config.stop.rules(),
+                stop=self.config.stop,
                 give_out=self.config.give_out,
                 callbacks=callbacks,
                 missing=self.config.missing,
@@ -278,7 +278,7 @@ def _check_stop(config: RunConfig, data: Federation) -> None:
 
 def _check_give_out(config: RunConfig, data: Federation) -> None:
     with blame("give_out: "):
-        Giver(config.give_out, config.stop.needs_proof)
+        Giver(config.give_out, config.stop.proof)
         held = "validation" in data.splits() and "validation" in config.evaluate.splits
         if config.give_out == "validation" and not held:
             raise ValueError(

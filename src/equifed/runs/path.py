@@ -35,7 +35,7 @@ from equifed.objectives.cvar import Average, WorstCase
 from equifed.steps.certificate import Certificate, certificate
 from equifed.training.history import History
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 from equifed.training.tables import RoundRecord, describe_value
 
 WAY = (4, 16)
@@ -149,7 +149,7 @@ class Walk:
         run = algorithm
         if isinstance(self.clients, Heard):
             run = Continued(algorithm, self.gap, self.clients, fresh)
-        stop = StopAtGap(self.gap, relative=True)
+        stop = StopWhen(at_relative_gap=self.gap)
         history = train(run, self.clients, x=self.x, stop=stop, **self.options, **options)
         history.provenance["algorithm"] = describe_value(algorithm)
         self.x, self.proved = history.parameters, isinstance(history.certificate(), dict)

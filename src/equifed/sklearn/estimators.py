@@ -36,7 +36,7 @@ from equifed.sklearn.solving import (
     warn_if_unfinished,
 )
 from equifed.training.loop import train
-from equifed.training.stopping import StopAtGap
+from equifed.training.stopping import StopWhen
 
 
 class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -98,7 +98,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             evaluate=("train",),
             every=self.rounds,
             progress=False,
-            stop=[StopAtDecrement(self.tol) if exact else StopAtGap(self.tol)],
+            stop=[StopAtDecrement(self.tol) if exact else StopWhen(at_gap=self.tol)],
         )
         warn_if_unfinished(self.history_, algorithm, engine, self.tol)
         self.n_iter_ = len(self.history_.rounds)

@@ -130,17 +130,6 @@ def read_sealed(path: Path) -> dict[str, Any]:
     raise Damaged(f"{path} is damaged: it does not match its own checksum.")
 
 
-def check_file(path: Path, expected: str, length: int | None = None) -> None:
-    """Refuse a file whose content, or its first ``length`` bytes, is not what was written."""
-    try:
-        with path.open("rb") as file:
-            content = file.read() if length is None else file.read(length)
-    except OSError as error:
-        raise Damaged(f"{path} is damaged: {error.strerror}.") from None
-    if digest(content) != expected:
-        raise Damaged(f"{path} is damaged: it does not match its checksum.")
-
-
 # -- one writer per folder --------------------------------------------------------------------
 
 
@@ -155,9 +144,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     refuse_link(path)
+    me = {"process": os.getpid(), "host": socket.gethostname()}
     with _hold(path) as file:
         file.truncate(0)
-        file.write(_describe_holder().encode())
+        file.write(json.dumps({**me, "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}).encode())
         file.flush()
         try:
             yield
@@ -171,18 +161,16 @@ def _hold(path: Path) -> Iterator[IO[bytes]]:
         with path.open("a+b") as file:
             try:
                 _take(file)
-            except BlockingIOError:
-                raise _refusal(path) from None
             except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                without = error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+                if not without and not isinstance(error, BlockingIOError):
                     raise
-                if not _is_stale(path):
+                if not without or is_worked_on(path.parent):
                     raise _refusal(path) from None
-            with suppress(FileNotFoundError):
-                if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+            with suppress(FileNotFoundError):  # its holder deletes the file before it lets go
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     yield file
                     return
-        # Its holder deleted the file between our opening and locking it.
 
 
 def _take(file: IO[bytes]) -> None:
@@ -193,11 +181,6 @@ def _take(file: IO[bytes]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _describe_holder() -> str:
-    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since})
-
-
 def _read_holder(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
         told = json.loads(path.read_bytes())
@@ -206,29 +189,21 @@ def _read_holder(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _is_stale(path: Path) -> bool:
-    """Tell from a lock file's text whether its process is gone."""
-    told = _read_holder(path)
-    if not told:
-        return True  # nobody has signed it
-    if told["host"] != socket.gethostname() or not isinstance(told["process"], int):
-        return False
-    try:
-        os.kill(told["process"], 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return told["process"] == os.getpid()
-
-
 def is_worked_on(folder: Path) -> bool:
     """Tell whether a process that still runs has signed a folder's lock, as far as is known here.
 
     The lock itself is not touched: who only looks must not be in the way of who begins.
     """
     told = _read_holder(folder / LOCK)
-    return bool(told) and (told["process"] == os.getpid() or not _is_stale(folder / LOCK))
+    if not told or told["host"] != socket.gethostname() or not isinstance(told["process"], int):
+        return bool(told)
+    try:
+        os.kill(told["process"], 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
 
 
 def _refusal(path: Path) -> RunFolderError:

@@ -31,7 +31,6 @@ from equifed.training import checkpoint
 from equifed.training.files import (
     Damaged,
     RunFolderError,
-    check_file,
     digest,
     read_json,
     read_sealed,
@@ -333,10 +332,20 @@ def _check_tables(folder: Path, extra: Mapping[str, Any]) -> None:
 def _check_one(
     folder: Path, name: str, known: Sequence[str], expected: str, length: int | None = None
 ) -> None:
-    """Compare a file with its checksum; a name that no run writes might lead out of the folder."""
+    """Compare a file, or its first ``length`` bytes, with its checksum.
+
+    A name that no run writes might lead out of the folder.
+    """
     if name not in known:
         raise Damaged(f"{folder} is damaged: it has a checksum of {name!r}, which no run writes.")
-    check_file(folder / name, expected, length)
+    path = folder / name
+    try:
+        with path.open("rb") as file:
+            content = file.read(-1 if length is None else length)
+    except OSError as error:
+        raise Damaged(f"{path} is damaged: {error.strerror}.") from None
+    if digest(content) != expected:
+        raise Damaged(f"{path} is damaged: it does not match its checksum.")
 
 
 def open_run_folder(
