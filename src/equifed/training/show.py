@@ -174,7 +174,7 @@ def render_clients(history: Any) -> str:
         columns["95 % interval"] = [
             " to ".join(format_metric(end, metric.name) for end in ends) for ends in limits
         ]
-    for label, texts in _list_beside(history, *chosen, further=True).items():
+    for label, texts in _list_beside(history, chosen[0], chosen[1], further=True).items():
         columns[label] = [texts.get(name, "-") for name in names]
     order = np.argsort(metric.sign * record.values, kind="stable")[:MOST_ROWS]
     lines = [_row("td", [column[i] for column in columns.values()]) for i in order]
