@@ -87,7 +87,6 @@ def _guess(table: Path, client: str | None, target: str | None, coded: list[str]
     """Return what the columns are: as given, else as guessed."""
     from equifed.data.columns import read_columns
     from equifed.data.infer import (
-        choose_categories,
         guess_client,
         guess_columns,
         guess_target,
@@ -100,7 +99,7 @@ def _guess(table: Path, client: str | None, target: str | None, coded: list[str]
     others = {name: look for name, look in looks.items() if name != target}
     client = client or _first(guess_client(others, rows), "client", columns)
     target = target or _first(guess_target(looks, client), "target", columns)
-    return choose_categories(guess_columns(columns, client, target), columns, coded)
+    return guess_columns(columns, client, target, coded)
 
 
 def _first(found: Sequence[str], what: str, columns: Iterable[str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -49,9 +49,7 @@ MOST_GROUPS = 20
 PAIRS = 5
 """How many more equal pairs must be expected than there are before that tells an identifier."""
 FEW = 10
-"""Texts with fewer rows may be too few for a category when some rows are held out."""
-FEW_ROWS = 10
-"""Fewer rows tell nothing about what a column is."""
+"""Fewer rows tell nothing about a column; texts with fewer may be too few for a category."""
 NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})")
 """A number with a sign, thousands or a unit around it."""
 
@@ -60,7 +58,7 @@ NUMBER_AS_TEXT = re.compile(r"[<>≤≥~±+-]*\s*\d[\d.,'\s]*\s*(%|[^\W\d]{0,4})
 class Look:
     """What one column holds: kind, rows with and without a value, different values and examples.
 
-    ``most`` is how many rows the most frequent value has.
+    ``most`` is how many rows the most frequent value has, ``span`` how far numbers lie apart.
     """
 
     kind: Literal["numbers", "whole", "texts", "dates", "mixed", "empty", "other"]
@@ -69,7 +67,7 @@ class Look:
     different: int
     most: int
     examples: tuple[str, ...]
-    span: float = 0.0  # from the smallest to the largest number
+    span: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,9 +125,8 @@ def guess_client(looks: Mapping[str, Look], rows: int) -> list[str]:
         for name, look in looks.items()
         if look.kind in ("texts", "whole") and 2 <= look.different <= min(MOST_CLIENTS, rows // 2)
     ]
-    named = [name for word in CLIENTS for name in fit if word in _words(name)]
     texts = [name for name in fit if looks[name].kind == "texts" and looks[name].different > 2]
-    return list(dict.fromkeys([*named, *texts]))
+    return list(dict.fromkeys([*_find_named(fit, CLIENTS), *texts]))
 
 
 def guess_target(looks: Mapping[str, Look], client: str) -> list[str]:
@@ -137,57 +134,74 @@ def guess_target(looks: Mapping[str, Look], client: str) -> list[str]:
     kinds = ("texts", "whole", "numbers")
     able = {n: v for n, v in looks.items() if n != client and v.kind in kinds and v.different >= 2}
     fit = [name for name, look in able.items() if not is_identifier(name, look)]
-    named = [name for word in TARGETS for name in fit if word in _words(name)]
-    return list(dict.fromkeys([*named, *reversed(fit)]))
+    return list(dict.fromkeys([*_find_named(fit, TARGETS), *reversed(fit)]))
 
 
-def guess_columns(columns: Columns, client: str, target: str) -> Guess:
-    """Return what the other columns are, given the client and the target."""
+def _find_named(names: Sequence[str], words: Sequence[str]) -> list[str]:
+    return [name for word in words for name in names if word in _words(name)]
+
+
+def guess_columns(columns: Columns, client: str, target: str, coded: Sequence[str] = ()) -> Guess:
+    """Return what the other columns are; of ``coded`` it is known that their numbers are codes."""
     refuse_absent((client, target), columns)
     looks = {name: look_at(values) for name, values in columns.items()}
     if looks[target].different < 2:
         raise DataError(f"Column {target!r} has fewer than two different values: nothing to learn.")
-    _refuse_numbered_clients(client, columns[client])
+    if _all_different(columns[client]):
+        raise DataError(
+            f"Column {client!r} has a value of its own in each of {looks[client].count} rows: it "
+            "tells rows, not clients; name the column that says whose row it is."
+        )
     task = guess_task(target, columns[target])
     if task == "classification":
         refuse_single_rows(target, columns[target])
     others = {name: look for name, look in looks.items() if name not in (client, target)}
-    found = {name: _reason(name, look, columns[name]) for name, look in others.items()}
-    left_out = {name: reason for name, reason in found.items() if reason is not None}
+    reasons = {name: _reason(name, look, columns[name]) for name, look in others.items()}
+    left_out = {name: reason for name, reason in reasons.items() if reason is not None}
     kept = tuple(name for name in others if name not in left_out)
     if not kept:
         told = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise DataError(f"No column is left to predict from ({told}).")
-    remarks = [remark for name in kept for remark in _remark(name, looks[name])]
-    if looks[client].different == 1:
-        remarks.append(f"{client}: there is only one client, {looks[client].examples[0]}")
-    for name in (client, target):
-        if looks[name].gaps:
-            remarks.append(f"{looks[name].gaps} rows have no {name} and are left out")
-    for name in (client, *kept, target):
-        remarks += find_spellings(name, columns[name])
+    refuse(
+        (name for name in coded if name not in kept),
+        lambda name: f"There is no feature {name!r}; there are {', '.join(kept)}.",
+    )
+    categorical = tuple(n for n in kept if looks[n].kind == "texts" or n in coded)
+    codes = tuple(
+        n for n in kept if looks[n].kind == "whole" and 3 <= looks[n].different <= MOST_CODES
+    )
+    remarks = [
+        f"{n}: {looks[n].different} different whole numbers, taken as amounts; if they are codes, "
+        "list the column in categorical"
+        for n in codes
+        if n not in coded
+    ]
+    remarks += _find_remarks(columns, looks, (client, *kept, target))
     if task == "classification":
         remarks += find_leaks(columns, kept, target)
     return Guess(
-        client, target, kept, task, left_out, tuple(remarks),
-        codes=tuple(name for name in kept if _is_code(looks[name])),
+        client, target, kept, task, left_out, tuple(remarks), categorical if coded else "auto",
+        codes=codes,
         dates=tuple(name for name, look in others.items() if look.kind == "dates"),
-        groups=tuple(n for n, look in others.items() if found[n] == _describe_group(look)),
+        groups=tuple(n for n, look in others.items() if reasons[n] == _describe_group(look)),
     )  # fmt: skip
 
 
-def choose_categories(guess: Guess, columns: Columns, chosen: Sequence[str]) -> Guess:
-    """Return the guess with columns of numbers taken as categories, beside those of text."""
-    if not chosen:
-        return guess
-    refuse(
-        (name for name in chosen if name not in guess.features),
-        lambda name: f"There is no feature {name!r}; there are {', '.join(guess.features)}.",
-    )
-    texts = [name for name in guess.features if look_at(columns[name]).kind == "texts"]
-    coded = tuple(name for name in guess.features if name in {*texts, *chosen})
-    told = tuple(r for r in guess.remarks if not r.startswith(tuple(f"{c}: " for c in chosen)))
-    return replace(guess, categorical=coded, remarks=told)
+def _find_remarks(
+    columns: Columns, looks: Mapping[str, Look], names: Sequence[str]
+) -> Iterator[str]:
+    """Say what a person should know about the client, the features and the target."""
+    client, *features, target = names
+    for name in features:
+        if looks[name].gaps:
+            yield f"{name}: {looks[name].gaps} gaps ({looks[name].gaps / len(columns[name]):.0%})"
+    if looks[client].different == 1:
+        yield f"{client}: there is only one client, {looks[client].examples[0]}"
+    for name in (client, target):
+        if looks[name].gaps:
+            yield f"{looks[name].gaps} rows have no {name} and are left out"
+    for name in names:
+        yield from find_spellings(name, columns[name])
 
 
 def guess_task(target: str, values: list[Any]) -> Task:
@@ -203,57 +217,28 @@ def guess_task(target: str, values: list[Any]) -> Task:
 
 def _reason(name: str, look: Look, values: Sequence[Any]) -> str | None:
     """Say why a column is no feature, if it is none."""
-    disguised = None
-    if look.kind == "texts" and look.different > MOST_CODES:
-        disguised = describe_numbers_as_text(values)
-    number, text = look.examples if look.kind == "mixed" else ("", "")
     texts = look.kind == "texts"
-    cases: list[tuple[bool, str | None]] = [
+    disguised = describe_numbers_as_text(values) if texts and look.different > MOST_CODES else None
+    rows = f"{look.different} different values in {look.count} rows"
+    cases = (
         (disguised is not None, disguised),
         (look.kind == "empty", "no value at all"),
         (look.different == 1, f"constant: always {''.join(look.examples[:1])!r}"),
-        (
-            look.kind == "dates",
-            "dates: turn them into days since a first day, a year or a month to use them",
-        ),
+        (look.kind == "dates", "dates: turn them into days since a first day, a year or a month to "
+         "use them"),
         (look.kind == "other", "neither numbers nor text"),
-        (
-            look.kind == "mixed",
-            f"numbers and text, such as {number!r} and {text!r}: correct it to use it",
-        ),
-        (
-            is_identifier(name, look),
-            f"an identifier: {look.different} different values in {look.count} rows",
-        ),
-        (
-            texts and look.different > max(20, look.count // 5),
-            f"free text: {look.different} different values in {look.count} rows",
-        ),
+        (look.kind == "mixed", f"numbers and text, such as {' and '.join(map(repr, look.examples))}"
+         ": correct it to use it"),
+        (is_identifier(name, look), f"an identifier: {rows}"),
+        (texts and look.different > max(20, look.count // 5), f"free text: {rows}"),
         (texts and look.most < FEW, f"rare texts: the most frequent one has {look.most} rows"),
         (_is_group(name, look), _describe_group(look)),
-    ]
+    )  # fmt: skip
     return next((told for holds, told in cases if holds), None)
 
 
 def _describe_group(look: Look) -> str:
     return f"tells {look.different} cases apart, with several rows each"
-
-
-def _is_code(look: Look) -> bool:
-    return look.kind == "whole" and 3 <= look.different <= MOST_CODES
-
-
-def _remark(name: str, look: Look) -> list[str]:
-    """Say what a person should know about a feature."""
-    told = []
-    if _is_code(look):
-        told.append(
-            f"{name}: {look.different} different whole numbers, taken as amounts; if they are "
-            "codes, list the column in categorical"
-        )
-    if look.gaps:
-        told.append(f"{name}: {look.gaps} gaps ({look.gaps / (look.count + look.gaps):.0%})")
-    return told
 
 
 def is_identifier(name: str, look: Look) -> bool:
@@ -370,18 +355,17 @@ def find_leaks(columns: Mapping[str, list[Any]], used: Sequence[str], target: st
 
 def _tells(values: Sequence[Any], classes: Sequence[str | None]) -> bool:
     rows = [(v, c) for v, c in zip(values, classes, strict=True) if None not in (v, c)]
-    kinds = sorted({c for _, c in rows if c is not None})
-    if len(rows) < FEW_ROWS or len(kinds) < 2:
+    kinds, codes = np.unique([str(c) for _, c in rows], return_inverse=True)
+    if len(rows) < FEW or len(kinds) < 2:
         return False
     numbers = to_numbers([v for v, _ in rows])
     if numbers is not None:  # in the order of the numbers, every class has one stretch
         order = np.argsort(numbers, kind="stable")
-        found = [kinds.index(str(rows[k][1])) for k in order]
-        changes = [k for k in range(1, len(found)) if found[k] != found[k - 1]]
-        apart = all(numbers[order[k]] > numbers[order[k - 1]] for k in changes)
-        return len(changes) == len(kinds) - 1 and apart
+        ends = np.flatnonzero(np.diff(codes[order]))
+        apart = numbers[order[ends]] < numbers[order[ends + 1]]
+        return len(ends) == len(kinds) - 1 and bool(apart.all())
     texts = name_categories([v for v, _ in rows])
-    told = {(text, c) for text, (_, c) in zip(texts, rows, strict=True)}
+    told = set(zip(texts, codes.tolist(), strict=True))
     few = len(set(texts)) <= len(rows) // 4  # many texts tell their rows, not the class
     return few and len(told) == len(set(texts))
 
@@ -397,16 +381,7 @@ def refuse_single_rows(name: str, values: Sequence[Any]) -> None:
         )
 
 
-def _refuse_numbered_clients(name: str, values: Sequence[Any]) -> None:
-    texts = _all_different(values)
-    if texts:
-        raise DataError(
-            f"Column {name!r} has a value of its own in each of {len(texts)} rows: it tells rows, "
-            "not clients; name the column that says whose row it is."
-        )
-
-
 def _all_different(values: Sequence[Any]) -> list[str]:
     """Return the texts of a column of which none is there twice; nothing otherwise."""
     texts = [t for t in name_categories(values) if t is not None]
-    return texts if len(texts) >= FEW_ROWS and len(set(texts)) == len(texts) else []
+    return texts if len(texts) >= FEW and len(set(texts)) == len(texts) else []
