@@ -177,12 +177,10 @@ class Federation:
         validation: float = 0.0,
         seed: int = 0,
         group: str | None = None,
-        time: str | None = None,
         split: str | None = None,
         groups: str | None = None,
         task: Literal["classification", "regression"] | None = None,
         classes: int | None = None,
-        unit: str | None = None,
         name: str | None = None,
         dtype: str = "float32",
         source: Mapping[str, str] | None = None,
@@ -213,8 +211,6 @@ class Federation:
             Fractions of every client's rows to hold out, drawn with ``seed``.
         group : str, optional
             Column whose rows of one value (a patient) stay in one split.
-        time : str, optional
-            Column with numbers or ISO dates: a client's held-out rows are later than its others.
         split : str, optional
             Column with ``train``, ``validation`` or ``test``, in place of fractions.
         groups : str, optional
@@ -228,8 +224,6 @@ class Federation:
         classes : int, optional
             Number of classes, when labels are already 0..classes - 1; by default the distinct
             labels are numbered in sorted order.
-        unit : str, optional
-            Unit of the target, for tables and plots.
         name, dtype, source
             As for :meth:`from_clients`.
 
@@ -244,11 +238,11 @@ class Federation:
 
         wanted = (features,) if isinstance(features, str) else features
         coded: Any = categorical if isinstance(categorical, str) else tuple(categorical)
-        named = {"split": split, "group": group, "time": time, "groups": groups}
+        named = {"split": split, "group": group, "groups": groups}
         request = TableRequest(
             str(client), str(target), None if wanted is None else tuple(wanted),
             **{k: None if column is None else str(column) for k, column in named.items()},
-            task=task, classes=classes, unit=unit, holdout=Holdout(validation, test, seed),
+            task=task, classes=classes, holdout=Holdout(validation, test, seed),
             prepare=Prepare(scale, missing, coded, unknown, min_count, per_client),
         )  # fmt: skip
         read = read_table(table, request)

@@ -417,13 +417,12 @@ def combine_targets(
     answers: Answers,
     task: str | None = None,
     classes: int | None = None,
-    unit: str | None = None,
 ) -> Target:
     """Return the target of all clients, from what :func:`describe_target` gave for each.
 
     >>> told = {"n": describe_target("y", [-1, 1]), "s": describe_target("y", ["1"])}
     >>> combine_targets("y", told)
-    Target(name='y', classes=('-1', '1'), unit=None)
+    Target(name='y', classes=('-1', '1'))
     """
     where = f"Column {name!r}"
     numeric = {client: told["numeric"] for client, told in answers.items()}
@@ -435,7 +434,7 @@ def combine_targets(
         )
     whole = all(told["whole"] for told in answers.values())
     if task == "regression" or (task is None and all(numeric.values()) and not whole):
-        return Target(name, None, unit)
+        return Target(name)
     if classes is not None and not whole:
         raise DataError(
             f"With classes={classes} the target column must hold labels 0..{classes - 1}, got "
@@ -443,9 +442,9 @@ def combine_targets(
         )
     labels = {label for told in answers.values() for label in told["labels"]}
     if not whole:
-        return Target(name, tuple(sorted(labels)), unit)
+        return Target(name, tuple(sorted(labels)))
     distinct = sorted(map(int, labels))
     gaps = len(distinct) > 2 and distinct[-1] - distinct[0] >= len(distinct)
     if task is None and classes is None and (len(distinct) > MANY or gaps):
         ask_task(where, distinct)
-    return Target(name, tuple(map(str, distinct if classes is None else range(classes))), unit)
+    return Target(name, tuple(map(str, distinct if classes is None else range(classes))))

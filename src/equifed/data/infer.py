@@ -74,8 +74,8 @@ class Look:
 class Guess:
     """Which column is what, and why: ``left_out`` and ``remarks`` are for the user to read.
 
-    ``codes`` are columns of few whole numbers, which may be categories; ``dates`` and ``groups``
-    could divide the rows.
+    ``codes`` are columns of few whole numbers, which may be categories; ``groups`` could divide
+    the rows.
     """
 
     client: str
@@ -86,7 +86,6 @@ class Guess:
     remarks: tuple[str, ...]
     categorical: tuple[str, ...] | Literal["auto"] = "auto"
     codes: tuple[str, ...] = ()
-    dates: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
 
 
@@ -182,7 +181,6 @@ def guess_columns(columns: Columns, client: str, target: str, coded: Sequence[st
     return Guess(
         client, target, kept, task, left_out, tuple(remarks), categorical if coded else "auto",
         codes=codes,
-        dates=tuple(name for name, look in others.items() if look.kind == "dates"),
         groups=tuple(n for n, look in others.items() if reasons[n] == _describe_group(look)),
     )  # fmt: skip
 

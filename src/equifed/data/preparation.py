@@ -95,11 +95,10 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Target:
-    """The column to predict: its classes in order, or None for a regression, and its unit."""
+    """The column to predict: its classes in order, or None for a regression."""
 
     name: str
     classes: tuple[str, ...] | None = None
-    unit: str | None = None
 
     def name_labels(self, values: Sequence[Any]) -> list[str]:
         """Return labels as class names are written: numbers alike, however they were typed.

@@ -386,33 +386,6 @@ def _place_groups(
     return places
 
 
-def divide_by_time(
-    owners: Mapping[str, Rows], moments: NDArray[np.float64], holdout: Holdout
-) -> Labels:
-    """Return the split of every row: a client's last rows are for test, those before validation.
-
-    Rows of one moment stay together, so that everything in a later split is later; the fractions
-    are met as nearly as that allows.
-    """
-    part = np.full(len(moments), "train", dtype="U10")
-    for rows in owners.values():
-        order = rows[np.argsort(moments[rows], kind="stable")]
-        cuts = np.flatnonzero(np.diff(moments[order]) > 0) + 1  # first row of each later moment
-        validation, test = holdout.counts(len(order))
-        end = _nearest(cuts, len(order) - test) if test else None
-        cuts = cuts[: np.searchsorted(cuts, end)] if end else cuts
-        start = _nearest(cuts, len(order) - test - validation) if validation else None
-        if start is not None:
-            part[order[start:]] = "validation"
-        if end is not None:
-            part[order[end:]] = "test"
-    return part
-
-
-def _nearest(cuts: NDArray[np.int64], wanted: int) -> int | None:
-    return int(cuts[np.abs(cuts - wanted).argmin()]) if len(cuts) else None
-
-
 # -- small parts ----------------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ from equifed.data.columns import (
     group_rows,
     naming,
     read_columns,
-    read_moments,
     refuse_absent,
 )
 from equifed.data.fit import ask_kinds, combine_targets, describe_target, fit_preparation
@@ -34,7 +33,6 @@ from equifed.data.split import (
     Rows,
     check_task,
     divide_at_random,
-    divide_by_time,
     divide_groups,
     list_owners,
     refuse,
@@ -54,33 +52,26 @@ class TableRequest:
     features: tuple[str, ...] | None = None
     split: str | None = None
     group: str | None = None
-    time: str | None = None
     task: str | None = None
     classes: int | None = None
-    unit: str | None = None
     holdout: Holdout = field(default_factory=Holdout)
     prepare: Prepare = field(default_factory=Prepare)
     groups: str | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task, self.classes)
-        if self.split is not None and (self.holdout.wanted or self.time is not None):
+        if self.split is not None and self.holdout.wanted:
             raise DataError(
                 f"Column {self.split!r} says which split a row is in; leave out the test and "
-                "validation fractions and time, or that column."
+                "validation fractions, or that column."
             )
-        if self.group is not None and self.time is not None:
-            raise DataError(
-                "group= keeps groups whole and time= holds out the latest rows: both at once "
-                "cannot be kept; give one of them, or the splits in a column (split=)."
-            )
-        if (self.group or self.time) and self.split is None and not self.holdout.wanted:
-            raise DataError("group= and time= tell how to hold out rows; give test= a fraction.")
+        if self.group is not None and self.split is None and not self.holdout.wanted:
+            raise DataError("group= tells how to hold out rows; give test= a fraction.")
 
     @property
     def dividing(self) -> list[str]:
         """Columns that tell how rows are divided."""
-        return [c for c in (self.split, self.group, self.time) if c is not None]
+        return [c for c in (self.split, self.group) if c is not None]
 
 
 def read_table(table: Any | str | Path, request: TableRequest) -> dict[str, Any]:
@@ -208,13 +199,11 @@ def divide_rows(columns: Columns, owners: Mapping[str, Rows], request: TableRequ
         return part
     if group is not None:
         return divide_groups(owners, groups, holdout)
-    if request.time is not None:
-        return divide_by_time(owners, read_moments(request.time, columns[request.time]), holdout)
     return divide_at_random(owners, holdout)
 
 
 def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) -> list[str]:
-    """Name the clients with rows enough, but none held out: groups or times that are too large."""
+    """Name the clients with rows enough, but none held out: groups that are too large."""
     told = []
     for k, label in enumerate(("validation", "test")):
         lacking = [
@@ -224,8 +213,8 @@ def find_untested(owners: Mapping[str, Rows], part: Labels, holdout: Holdout) ->
         ]
         if lacking:
             told.append(
-                f"client(s) {_shorten(lacking)} have no {label} rows: their rows of one group or "
-                "one time are too many to hold some out"
+                f"client(s) {_shorten(lacking)} have no {label} rows: their rows of one group "
+                "are too many to hold some out"
             )
     return told
 
@@ -265,7 +254,7 @@ def _fit_target(values: list[Any], owners: Mapping[str, Rows], request: TableReq
     for client, rows in owners.items():
         with naming(client):
             answers[client] = describe_target(name, [values[r] for r in rows], request.task)
-    found = combine_targets(name, answers, request.task, request.classes, request.unit)
+    found = combine_targets(name, answers, request.task, request.classes)
     if found.classes is not None:
         refuse_single_rows(name, values)
     return found

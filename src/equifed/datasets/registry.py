@@ -118,11 +118,9 @@ def table(
     features: tuple[str, ...] | None = None,
     split: str | None = None,
     group: str | None = None,
-    time: str | None = None,
     groups: str | None = None,
     task: Literal["classification", "regression"] | None = None,
     classes: int | None = None,
-    unit: str | None = None,
     dtype: Literal["float32", "float64"] = "float32",
     prepare: Prepare = DEFAULT,
     holdout: Holdout = NOTHING,
@@ -141,8 +139,6 @@ def table(
         Column with ``train``, ``validation`` or ``test``, in place of held-out fractions.
     group : str, optional
         Column whose rows of one value (a patient) stay in one split.
-    time : str, optional
-        Column with numbers or ISO dates: a client's held-out rows are later than its others.
     groups : str, optional
         Column by whose values (a sex, an age band) metrics inside clients are told, too; it keeps
         no rows together, ``group`` does.
@@ -150,8 +146,6 @@ def table(
         What whole numbers in the target are, where they could be either.
     classes : int, optional
         Number of classes, when labels are already 0..classes - 1.
-    unit : str, optional
-        Unit of the target.
     dtype : {"float32", "float64"}
         Precision of the features.
     prepare : Prepare
@@ -160,7 +154,7 @@ def table(
         Fractions of every client's rows to hold out, before anything is fitted.
     """
     return Federation.from_table(
-        path, client, target, features=features, split=split, group=group, time=time,
-        groups=groups, task=task, classes=classes, unit=unit, dtype=dtype,
+        path, client, target, features=features, split=split, group=group,
+        groups=groups, task=task, classes=classes, dtype=dtype,
         **asdict(prepare), **asdict(holdout),
     )  # fmt: skip

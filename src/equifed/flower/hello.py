@@ -199,8 +199,7 @@ def check_tables(hellos: Sequence[Hello], settings: TableSettings, told: Mapping
                     "install the same app at every site."
                 )
         for column, unit in table.units.items():
-            agreed = settings.unit if column == settings.target else None
-            agreed = agreed or (settings.units or {}).get(column)
+            agreed = (settings.units or {}).get(column)
             if agreed is not None and unit != agreed:
                 raise StartError(
                     f"{hello.name}: column {column!r} is in {unit!r:.40}, agreed is {agreed!r}; "
@@ -260,11 +259,9 @@ def combine_told_targets(hellos: Sequence[Hello], settings: TableSettings) -> Ta
                     f"classes {', '.join(settings.class_names)[:200]}; correct it there, or add it "
                     "to class_names in [data]."
                 )
-        return Target(settings.target, tuple(settings.class_names), settings.unit)
+        return Target(settings.target, tuple(settings.class_names))
     told = {hello.name: hello.table.target for hello in hellos if hello.table}
     try:
-        return combine_targets(
-            settings.target, told, settings.task, settings.classes, settings.unit
-        )
+        return combine_targets(settings.target, told, settings.task, settings.classes)
     except DataError as error:
         raise StartError(f"{error} Settings of the app stand in [data] of equifed.toml.") from None

@@ -29,7 +29,7 @@ class TableSettings:
     features : tuple of str, optional
         Columns to predict from, matched by name. Without it, all columns but those named here, and
         every site must have the same in the same order.
-    split, group, time, groups, task, classes, unit, dtype
+    split, group, groups, task, classes, dtype
         As for :meth:`equifed.Federation.from_table`.
     class_names : tuple of str, optional
         All classes in order; a site with another label is refused. By default the labels of all
@@ -47,11 +47,9 @@ class TableSettings:
     features: tuple[str, ...] | None = None
     split: str | None = None
     group: str | None = None
-    time: str | None = None
     groups: str | None = None
     task: Literal["classification", "regression"] | None = None
     classes: int | None = None
-    unit: str | None = None
     class_names: tuple[str, ...] | None = None
     units: dict[str, str] | None = None
     dtype: Literal["float32", "float64"] = "float32"
@@ -77,8 +75,8 @@ class TableSettings:
     def to_request(self) -> TableRequest:
         """Return what a table is asked for."""
         wanted = None if self.features is None else tuple(self.features)
-        columns = self.client, self.target, wanted, self.split, self.group, self.time
-        target = self.task, self.classes, self.unit
+        columns = self.client, self.target, wanted, self.split, self.group
+        target = self.task, self.classes
         return TableRequest(*columns, *target, self.holdout, self.prepare, self.groups)
 
 

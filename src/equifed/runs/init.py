@@ -75,8 +75,8 @@ validation = 0.0
 
 # How columns become features; fitted on training rows, kept in the run folder.{remarks}
 [data.prepare]
-scale = "standard"        # or "robust" (median and quartiles), "none"
-missing = "indicator"     # gaps: the mean and a 0/1 column; or "mean", "median", "drop"
+scale = "standard"        # mean 0 and deviation 1; or "none"
+missing = "indicator"     # gaps: the mean and a 0/1 column; or "mean", "drop", "error"
 categorical = {categorical}      # auto: columns with text; or a list of columns
 unknown = "other"         # categories that no training row has; or "error"
 min_count = 5             # rarer categories go to other
@@ -123,17 +123,13 @@ def write_first_config(guess: Guess, table: Path, out: Path) -> str:
 
 
 def _describe_columns(guess: Guess) -> Iterator[str]:
-    """Return what else there is to say about columns: those left out, groups, dates."""
+    """Return what else there is to say about columns: those left out, groups."""
     if guess.left_out:
         yield "# Left out, because each of them seems to be no feature:"
     for name, reason in guess.left_out.items():
         yield _comment(f"{name}: {reason}")
     for group in guess.groups[:1]:
         yield f"group = {write_toml(group)}    # all rows of one {group} stay in one split"
-    for date in guess.dates[:1]:
-        instead = "; in place of group" if guess.groups else ""
-        hint = f"# hold out every client's latest rows, not random ones{instead}"
-        yield f"# time = {write_toml(date)}    {hint}"
 
 
 def _relative(table: Path, out: Path) -> str:
