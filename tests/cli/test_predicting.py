@@ -230,5 +230,5 @@ def test_folders_that_hold_no_model_say_why(run: Path, tmp_path: Path) -> None:
         _ = ef.History.load(tmp_path / "saved").model
     (tmp_path / "saved" / "config.toml").write_text((run / "out" / "config.toml").read_text())
     (tmp_path / "saved" / "model.safetensors").unlink()
-    with pytest.raises(RunFolderError, match="the run has not ended; go on with: equifed resume"):
+    with pytest.raises(RunFolderError, match="has not ended; resume it with: equifed resume"):
         ef.load_predictor(tmp_path / "saved")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,14 +35,7 @@ from equifed.runs.modules import build_module
 from equifed.training.files import RunFolderError, digest, read_json, read_sealed
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History
-from equifed.training.tables import (
-    CLIENTS,
-    CONFIG,
-    MODEL,
-    OWN,
-    PREPARATION,
-    RUN,
-)
+from equifed.training.tables import CLIENTS, CONFIG, MODEL, OWN, PREPARATION, RUN, read_names
 
 CARD = "MODEL_CARD.md"
 PERSONALISED, PERSONAL_PARTS = "personalised.json", "personalised.safetensors"
@@ -80,9 +72,10 @@ def load_predictor(
         if personalised:
             raise RunFolderError(f"{path} is an export; personalised=True is for a run's folder.")
         return load_exported(path)
-    in_python = not (path / CONFIG).exists() and (path / RUN).exists()
-    told, module, more = (_open_python_run if in_python else _open_run)(path, model)
-    own = _read_personalised(path) if personalised else _read_own(path, more.pop("own"))
+    made = _read_made(path)
+    told, of_config = made["samples"], (path / CONFIG).exists()
+    module, more = (_open_config if of_config else _open_python_run)(path, made, model)
+    own = _read_personalised(path) if personalised else _read_own(path, more["own"])
     try:
         loaded = load_weights(module, load_file(path / MODEL))
     except RuntimeError as error:
@@ -95,48 +88,61 @@ def load_predictor(
         input_shape=tuple(told["input_shape"]),
         classes=name_classes(told["classes"], told["class_names"]),
         preparation=load_preparation(path),
-        clients=tuple(json.loads((path / CLIENTS).read_text(encoding="utf-8"))),
+        clients=read_names(path / CLIENTS),
         tokens=told["tokens"],
         outputs_shape=tuple(told["target_shape"]),
         **{**more, "own": own},
     )
 
 
-Opened = tuple[dict[str, Any], Any, dict[str, Any]]
-"""What the samples are like, the module, and what else a predictor takes; ``own`` by name."""
-
-
-def _open_python_run(path: Path, model: nn.Module | None) -> Opened:
-    """Open a run of ``equifed.train``: a named model, or one that is handed over."""
-    if not (path / MODEL).exists():
-        raise RunFolderError(f"{path} has no {MODEL}: the run has not ended.")
-    made = read_sealed(path / RUN)
+def _read_made(path: Path) -> dict[str, Any]:
+    """Return what a run was made of, or say why its model cannot be built again."""
+    made = read_sealed(path / RUN) if (path / RUN).exists() else {}
     if "model" not in made:
+        _need_config(path)
+    if not (path / MODEL).exists():
         raise RunFolderError(
-            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can "
-            "be built again without it."
+            f"{path} has no {MODEL}: the run has not ended; resume it with: equifed resume {path}"
         )
     if "samples" not in made:
         raise RunFolderError(
             f"{path / RUN} does not say what the samples were like: the engine of this run knew "
-            "vectors alone, or another version wrote it. Load model.safetensors into your module."
+            "vectors alone, or another version wrote it. Load model.safetensors into your module, "
+            "or train again."
         )
-    told = made["samples"]
-    if model is None and made.get("model_name") not in MODELS:  # no code is loaded from a folder
+    return made
+
+
+def _need_config(path: Path) -> Path:
+    if not (path / CONFIG).exists():
+        raise RunFolderError(
+            f"{path} has no {CONFIG}: only runs of a configuration (equifed run, equifed.run) can "
+            "be built again."
+        )
+    return path / CONFIG
+
+
+Opened = tuple[nn.Module, dict[str, Any]]
+"""The module, and what else a predictor takes; ``own`` by name."""
+
+
+def _open_python_run(path: Path, made: dict[str, Any], model: nn.Module | None) -> Opened:
+    """Open a run of ``equifed.train``: a named model, or one that is handed over."""
+    told, name = made["samples"], str(made.get("model_name"))
+    if model is None and name not in MODELS:  # no code is loaded from a folder
         raise RunFolderError(
             f"{path} was trained with a module of your own ({made['model']:.80}), which the folder "
             "does not hold; hand it over: equifed.load_predictor(folder, model=module)."
         )
-    module = copy.deepcopy(model) if model is not None else (
-        build(made["model_name"], tuple(told["input_shape"]), told["outputs"])
-    )  # fmt: skip
+    if model is None:
+        model = build(name, tuple(told["input_shape"]), told["outputs"])
     more = {"link": told["link"], "own": made.get("own")}
-    return told, module.to(getattr(torch, made["dtype"])), more
+    return copy.deepcopy(model).to(getattr(torch, made["dtype"])), more
 
 
-def _open_run(path: Path, model: nn.Module | None) -> Opened:
+def _open_config(path: Path, made: dict[str, Any], model: nn.Module | None) -> Opened:
     """Open a run of a configuration."""
-    config, told = read_run(path)
+    config, told = RunConfig.read(path / CONFIG), made["samples"]
     shared, shape = config.model, tuple(told["input_shape"])
     if shared.get("features") is not None and model is None:
         raise RunFolderError(
@@ -144,9 +150,7 @@ def _open_run(path: Path, model: nn.Module | None) -> Opened:
             "features and no samples. Make them (equifed.features) and hand over the head: "
             "equifed.load_predictor(folder, model=head)."
         )
-    module = copy.deepcopy(model) if model is not None else (
-        build_module(config, shape, told["outputs"])
-    )  # fmt: skip
+    module = build_module(config, shape, told["outputs"]) if model is None else copy.deepcopy(model)
     loss = SECTIONS["losses"][shared["loss"]].load()
     part = settle_own(
         module, loss, len(shape), shared.get("own"), shared["own_steps"], shared.get("own_l2"),
@@ -158,7 +162,7 @@ def _open_run(path: Path, model: nn.Module | None) -> Opened:
         "own_l2": 0.0 if part is None else part.l2,
         "own": shared.get("own"),
     }
-    return told, module.to(dtype_of(config)), more
+    return module.to(getattr(torch, shared["dtype"])), more
 
 
 def _read_personalised(path: Path) -> dict[str, Any]:
@@ -216,40 +220,17 @@ def load_preparation(out: str | Path) -> Preparation | None:
     return found
 
 
-def dtype_of(config: RunConfig) -> Any:
-    """Return the precision of a run's model."""
-    return getattr(torch, config.model["dtype"])
-
-
-def read_run(path: Path) -> tuple[RunConfig, dict[str, Any]]:
-    """Return the configuration of a run and what its samples are like, or say what is missing."""
-    for name, cure in (
-        (CONFIG, "only runs of a configuration (equifed run, equifed.run) can be built again"),
-        (MODEL, f"the run has not ended; go on with: equifed resume {path}"),
-    ):
-        if not (path / name).exists():
-            raise RunFolderError(f"{path} has no {name}: {cure}.")
-    told = json.loads((path / RUN).read_text(encoding="utf-8"))
-    if "samples" not in told:
-        raise RunFolderError(
-            f"{path / RUN} does not say what the samples were like, because another version wrote "
-            "it; run the configuration again."
-        )
-    return RunConfig.read(path / CONFIG), told["samples"]
-
-
 def write_model_card(folder: str | Path, out: str | Path, *, trust: bool = False) -> Path:
     """Write the model card of a complete run into a folder, and return the file.
 
     ``trust`` is as for :func:`load_predictor`.
     """
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
-    config, _ = read_run(path)
-    told, prepared = json.loads((path / RUN).read_text(encoding="utf-8")), predictor.preparation
+    prepared = predictor.preparation
     text = write_card(
         History.load(path, model=False),
-        config.to_dict(),
-        told,
+        RunConfig.read(_need_config(path)).to_dict(),
+        read_json(path / RUN),
         describe(predictor),
         None if prepared is None else prepared.describe(),
         () if prepared is None else prepared.left_out,
@@ -314,9 +295,9 @@ def evaluate(
         Load the code that the folder names; see :func:`equifed.load_predictor`.
     """
     path, predictor = Path(folder), load_predictor(folder, trust=trust)
-    config, told = read_run(path)
-    federation = _gather(predictor, table, client, told["classes"])
-    dtype, own = dtype_of(config), predictor.own
+    config = RunConfig.read(_need_config(path))
+    federation = _gather(predictor, table, client, read_json(path / RUN)["samples"]["classes"])
+    dtype, own = getattr(torch, config.model["dtype"]), predictor.own
     inputs = as_data(federation.train.inputs, dtype, "cpu")
     loss = SECTIONS["losses"][config.model["loss"]].load()
     part = OwnPart(tuple(own), "joint", 0.0) if own else None
@@ -325,9 +306,7 @@ def evaluate(
     measure = FederationEvaluator(federation, model)
     (found,) = measure(model.flatten(predictor.module), ("train",), own=rows)
     history = History.load(path, model=False)
-    return [
-        _compare(metric, values, federation, history) for metric, values in found.metrics.items()
-    ]
+    return [_compare(name, values, federation, history) for name, values in found.metrics.items()]
 
 
 def _own_rows(predictor: Predictor, names: Sequence[str], model: FlatModel) -> Any:
@@ -359,7 +338,18 @@ def _gather(
         warnings.warn(sentence, DataWarning, stacklevel=3)
     features = predictor.features(columns, client)
     targets = prepared.encode_target(columns[prepared.target.name])
-    groups = group_rows(_find_owners(columns, prepared.client, client, len(features)))
+    owners: Sequence[Any] = columns.get(prepared.client or "", [])
+    if client is not None:
+        owners = [client] * len(features)
+    elif not owners:
+        raise DataError(
+            f"The table has no column {prepared.client!r} that says whose rows they are; name "
+            "their owner (--client NAME)."
+        )
+    elif None in owners:
+        row = owners.index(None) + 1
+        raise DataError(f"Column {prepared.client!r} lacks a value in row {row}; fill it in.")
+    groups = group_rows(owners)
     order = np.concatenate(list(groups.values()))
     offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in groups.values()])])
     values = targets if classes is not None else targets.astype(np.float64)
@@ -396,30 +386,10 @@ def find_strangers(
     return told
 
 
-def _find_owners(
-    columns: dict[str, list[Any]], title: str | None, client: str | None, count: int
-) -> Sequence[Any]:
-    if client is not None:
-        return [client] * count
-    if title is None or title not in columns:
-        raise DataError(
-            f"The table has no column {title!r} that says whose rows they are; name their owner "
-            "(--client NAME)."
-        )
-    gap = next((k for k, name in enumerate(columns[title]) if name is None), None)
-    if gap is not None:
-        raise DataError(f"Column {title!r} lacks a value in row {gap + 1}; every row has a client.")
-    return columns[title]
-
-
 def _compare(metric: str, values: Losses, federation: Federation, history: History) -> Drift:
-    for split in ("test", "validation", "train"):
-        record = history.last(metric, split)
-        if record is not None:
-            known = dict(zip(history.names, record.values, strict=True))
-            break
-    else:
-        split, known = "", {}
+    records = (history.last(metric, split) for split in ("test", "validation", "train"))
+    record = next((one for one in records if one is not None), None)
+    known = {} if record is None else dict(zip(history.names, record.values, strict=True))
     before = np.array([known.get(name, np.nan) for name in federation.names])
-    sizes = federation.train.sizes
-    return Drift(metric, split or None, federation.names, sizes, values, before)
+    split = None if record is None else record.split
+    return Drift(metric, split, federation.names, federation.train.sizes, values, before)
