@@ -129,6 +129,6 @@ def test_the_command_writes_beside_the_run_and_replaces_nothing(run: Path, tmp_p
     assert done.exit_code == 0 and str(pack) in done.stdout
     assert "run/model.safetensors" not in read(pack) and "run/metrics.csv" in read(pack)
     again = equifed("evidence", copy)
-    assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
     assert equifed("evidence", copy, "--overwrite").exit_code == 0
     assert "run/model.safetensors" in read(pack)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tempfile
 import zipfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,30 +103,29 @@ def pack_evidence(
         Load the code that the folder names, for the model card; see :func:`equifed.load_predictor`.
     """
     path = Path(folder)
-    target = path.absolute().with_name(path.absolute().name + "-evidence.zip")
-    target = target if out is None else Path(out)
+    whole = path.absolute()
+    target = Path(out) if out is not None else whole.with_name(f"{whole.name}-evidence.zip")
     if target.is_dir():
         raise RunFolderError(f"{target} is a folder; give the name of a zip file.")
     if target.exists() and not overwrite:
-        raise RunFolderError(f"{target} is there already; give --overwrite, or another --out.")
+        raise RunFolderError(f"{target} already exists; give --overwrite, or another --out.")
     files = collect_evidence(path, with_model, trust)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, _zip(files))
     return target
 
 
-def collect_evidence(path: Path, with_model: bool = True, trust: bool = False) -> dict[str, bytes]:
+def collect_evidence(path: Path, with_model: bool, trust: bool) -> dict[str, bytes]:
     """Return the files of the pack by name."""
     if not (path / "rounds.csv").exists():
         raise RunFolderError(f"{path} holds no run: rounds.csv is missing.")
     if not is_complete(path):
-        raise RunFolderError(
-            f"{path} has not ended, so there is no model to give evidence of; go on with: equifed "
-            f"resume {path}"
-        )
+        raise RunFolderError(f"{path} has not ended; resume it with: equifed resume {path}")
     open_run_folder(path, trust=trust)
     history = History.load(path, model=False)
-    files = _copy_run(path, with_model)
+    left = () if with_model else (MODEL, OWN)
+    names = [n for n in (*FILES, SUMMARY, CHECKSUMS, FEDERATION) if n not in left]
+    files = {f"run/{n}": (path / n).read_bytes() for n in names if (path / n).exists()}
     files |= _write_pages(path, trust)
     files[CLIENT_TABLE] = tabulate_clients(history).encode()
     proved = {"certificate": history.certificate(), "in_words": history.describe_certificate()}
@@ -135,17 +136,13 @@ def collect_evidence(path: Path, with_model: bool = True, trust: bool = False) -
     return {**files, SUMS: ("\n".join(sums) + "\n").encode()}
 
 
-def _copy_run(path: Path, with_model: bool) -> dict[str, bytes]:
-    left = () if with_model else (MODEL, OWN)
-    names = [n for n in (*FILES, SUMMARY, CHECKSUMS, FEDERATION) if n not in left]
-    return {f"run/{n}": (path / n).read_bytes() for n in names if (path / n).exists()}
-
-
 def _write_pages(path: Path, trust: bool) -> dict[str, bytes]:
     """Return the report and the model card; the reason in the card's place where there is none."""
+    (method,) = read_methods([path])
+    runs = tuple(replace(run, folder="run") for run in method.runs)  # not where it once was
+    report = build([Method(runs[0].history.method, runs)])
     with tempfile.TemporaryDirectory() as scratch:
-        methods = [_name_folder(method) for method in read_methods([path])]
-        page = write_report(build(methods), Path(scratch) / "report.html")
+        page = write_report(report, Path(scratch) / "report.html")
         files = {p.name: p.read_bytes() for p in (page, page.with_suffix(".json"))}
         try:
             files[CARD] = write_model_card(path, scratch, trust=trust).read_bytes()
@@ -154,39 +151,23 @@ def _write_pages(path: Path, trust: bool) -> dict[str, bytes]:
     return files
 
 
-def _name_folder(method: Method) -> Method:
-    """Let a report name the algorithm and the pack's own folder, not where the run once was."""
-    runs = tuple(replace(run, folder="run") for run in method.runs)
-    return Method(runs[0].history.method, runs)
-
-
 def tabulate_clients(history: History) -> str:
     """Return a table with one line per client: every last metric, weight, events about it."""
     shown = list(dict.fromkeys((r.split, r.metric) for r in history.metrics))
-    records = [history.last(metric, split) for split, metric in shown]
-    weights = history.weights[max(history.weights)] if history.weights else None
     kinds = ("quarantine", "guard", "watch")
-    columns = ["client"]
+    seen = {(e["event"], e.get("client"), e.get("round")) for e in history.events}
+    counts = Counter((event, client) for event, client, _ in seen)
+    weights = history.weights[max(history.weights)] if history.weights else None
+    columns: dict[str, list[object]] = {"client": list(history.names)}
     for split, metric in shown:
-        columns += [f"{split} {metric}", f"{split} {metric} n"]
-    columns += ["weight", *(f"rounds with {kind}" for kind in kinds)]
-    rows: list[list[object]] = []
-    for i, name in enumerate(history.names):
-        cells: list[object] = [name]
-        for record in records:
-            assert record is not None
-            cells += [float(record.values[i]), int(record.sizes[i])]
-        cells.append(float("nan") if weights is None else float(weights[i]))
-        cells += [count_rounds(history, kind, name) for kind in kinds]
-        rows.append(cells)
-    return csv_text(columns, rows)
-
-
-def count_rounds(history: History, kind: str, client: str) -> int:
-    """Return in how many rounds events of a kind are about a client."""
-    found = {e.get("round") for e in history.events
-             if e["event"] == kind and e.get("client") == client}  # fmt: skip
-    return len(found)
+        record = history.last(metric, split)
+        assert record is not None
+        columns[f"{split} {metric}"] = record.values.tolist()
+        columns[f"{split} {metric} n"] = record.sizes.tolist()
+    columns["weight"] = [math.nan] * len(history.names) if weights is None else weights.tolist()
+    for kind in kinds:
+        columns[f"rounds with {kind}"] = [counts[kind, name] for name in history.names]
+    return csv_text(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
 def write_readme(history: History, files: dict[str, bytes]) -> str:

@@ -18,7 +18,7 @@ from equifed.contract.arrays import Index, Losses
 from equifed.data.columns import group_rows, name_categories, read_columns
 from equifed.data.federation import Federation
 from equifed.data.preparation import CategoryColumn, Preparation, digest_json
-from equifed.data.split import DataError, DataWarning, Split
+from equifed.data.split import DataError, DataWarning
 from equifed.engines.evaluate import FederationEvaluator
 from equifed.engines.own import settle_own
 from equifed.models.architectures import MODELS, build
@@ -349,12 +349,9 @@ def _gather(
     elif None in owners:
         row = owners.index(None) + 1
         raise DataError(f"Column {prepared.client!r} lacks a value in row {row}; fill it in.")
-    groups = group_rows(owners)
-    order = np.concatenate(list(groups.values()))
-    offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in groups.values()])])
     values = targets if classes is not None else targets.astype(np.float64)
-    split = Split(features[order], values[order], offsets.astype(np.int64))
-    return Federation("new rows", tuple(groups), split, classes=classes)
+    clients = {name: (features[rows], values[rows]) for name, rows in group_rows(owners).items()}
+    return Federation.from_clients(clients, name="new rows", classes=classes)
 
 
 def find_strangers(
