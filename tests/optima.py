@@ -28,6 +28,7 @@ from equifed.objectives import (
     Transport,
     WorstCase,
 )
+from equifed.objectives.capped import CappedKL, CappedTail
 
 Array = NDArray[np.float64]
 
@@ -113,6 +114,8 @@ def _rescaled(objective: Any, scale: float) -> Any:
     """Return the objective of losses divided by ``scale``."""
     if isinstance(objective, ChiSquare):
         return replace(objective, rho=objective.rho / scale)
+    if isinstance(objective, CappedKL):
+        return replace(objective, base=_rescaled(objective.base, scale))
     if hasattr(objective, "strength"):
         return replace(objective, strength=objective.strength / scale)
     return objective
@@ -124,18 +127,23 @@ def _value(
     """Return Phi as a minimum over further variables: written down anew, not the library's."""
     match objective:
         case Average():
-            return cp.sum(losses) / n, []
+            shares = np.ones(n) if objective.prior is None else np.array(objective.prior)
+            return losses @ (shares / shares.sum()), []
         case WorstCase():
             return cp.max(losses), []
         case RelativeFairness(phi=0.0):
             return _value(objective.upper, losses, n)
-        case CVaR() | HeterogeneousCVaR():
+        case CVaR() | HeterogeneousCVaR() | CappedTail():
             level = cp.Variable()
             return level + objective.caps(n) @ cp.pos(losses - level), []
         case KL():
             return objective.strength * cp.log_sum_exp(
                 losses / objective.strength - math.log(n)
             ), []
+        case CappedKL():
+            excess = cp.Variable(n, nonneg=True)
+            value, more = _value(objective.base, losses - excess, n)
+            return value + max(objective.cap, 2 / n) * cp.sum(excess), more
         case L1Distance():
             raised = cp.maximum(losses, cp.max(losses) - 2 * objective.strength)
             return cp.sum(raised) / n, []
@@ -162,7 +170,7 @@ def _chi_square(
     level, excess = cp.Variable(), cp.Variable(n, nonneg=True)
     pull = cp.pos(losses - level - excess + modulus / n)
     value = level + cp.sum_squares(pull) / (2 * modulus) - modulus / (2 * n)
-    if isinstance(objective.base, CVaR):
+    if isinstance(objective.base, CVaR | CappedTail):
         return value + objective.base.caps(n) @ excess, []
     return value, [excess == 0]
 

@@ -181,12 +181,13 @@ class Certified(Wrapper):
         self, state: CertifiedState, inner: Any, info: Info, clients: Clients, stream: Stream
     ) -> Proof | str:
         """Ask everybody for losses and gradients of all samples at the round's first model."""
+        asked = clients.index if info.index is None else info.index
+        if min(len(clients.index), len(asked)) < len(clients.names):
+            return "not all clients took part"
         objective = objective_at(self.algorithm, inner, info.weights)
         if objective is None:
             name = type(unwrap(self.algorithm)).__name__
             return f"what {name} minimises has no dual step, on which a certificate rests"
-        if len(clients.index) < len(clients.names):
-            return "not all clients took part"
         losses, vectors = clients.value_and_gradient(state.x, stream.at("certificate"))
         if not vectors.allows(info.weights):
             return "the sum of the gradients, beside that of the round, would show too much"
