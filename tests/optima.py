@@ -11,6 +11,7 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from tests.problems import Problem
 
 from equifed.data.federation import Federation
@@ -25,6 +26,7 @@ from equifed.objectives import (
     LpDistance,
     RelativeFairness,
     SaddleObjective,
+    Tilted,
     Transport,
     WorstCase,
 )
@@ -46,6 +48,20 @@ def interior_point(
     held = [(own_l2 or 0.0) / (2 * scale) * cp.square(own[i]) for i in range(problem.n)]
     losses = [_loss(problem, i, x, scale, given[i]) + held[i] for i in range(problem.n)]
     return _solve_epigraph(losses, objective, x, problem.l2, scale)
+
+
+def smooth_optimum(problem: Problem, objective: SaddleObjective) -> float:
+    """Return the minimum of a differentiable Phi(l(x)), whatever the sum of its weights."""
+
+    def value(x: Array) -> tuple[float, Array]:
+        losses = problem.losses(x)
+        return objective.value(losses), objective.weights(losses) @ problem.gradients(x)
+
+    start = np.zeros(problem.d)
+    found = minimize(
+        value, start, jac=True, method="BFGS", options={"gtol": 1e-10, "maxiter": 5000}
+    )
+    return float(found.fun)
 
 
 def softmax_optimum(
@@ -114,6 +130,8 @@ def _rescaled(objective: Any, scale: float) -> Any:
     """Return the objective of losses divided by ``scale``."""
     if isinstance(objective, ChiSquare):
         return replace(objective, rho=objective.rho / scale)
+    if isinstance(objective, Tilted):
+        return replace(objective, tilt=objective.tilt * scale)
     if isinstance(objective, CappedKL):
         return replace(objective, base=_rescaled(objective.base, scale))
     if hasattr(objective, "strength"):
@@ -140,6 +158,8 @@ def _value(
             return objective.strength * cp.log_sum_exp(
                 losses / objective.strength - math.log(n)
             ), []
+        case Tilted():
+            return _value(KL(1 / objective.tilt), losses, n)
         case CappedKL():
             excess = cp.Variable(n, nonneg=True)
             value, more = _value(objective.base, losses - excess, n)

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equifed.algorithms.around import Wrapper, WrapperState, inner_state, with_inner_state
+from equifed.algorithms.around import (
+    Wrapper,
+    WrapperState,
+    inner_state,
+    unwrap,
+    with_inner_state,
+)
 from equifed.contract import AnyAlgorithm, Clients, Curvature, Info, Proof, Stream, Vector
 from equifed.steps.certificate import gap_of_round
 
@@ -98,7 +104,11 @@ class Accelerated(Wrapper):
 
     def init(self, clients: Clients, x: Vector) -> State:
         """Return the state before the first round."""
-        return State(self.algorithm.init(clients, x))
+        inner = self.algorithm.init(clients, x)
+        if not hasattr(inner_state(inner), "sizes"):
+            name = type(unwrap(self.algorithm)).__name__
+            raise ValueError(f"Accelerated is for SCAFF-PD with automatic steps, got {name}.")
+        return State(inner)
 
     def round(self, state: State, clients: Clients, stream: Stream) -> tuple[State, Info]:
         """Return the state after one round, and after a jump where there is one."""

@@ -279,7 +279,8 @@ def certify_round(played: Played, about: Any) -> tuple[Info, Kept, Any]:
         proved, lower = played.witness.certify(found, info.index, kept.lower)
         kept = replace(kept, lower=lower)
         if isinstance(proved, Certificate):
-            return replace(info, numbers=info.numbers | proved.numbers()), kept, about
+            numbers, value = info.numbers | proved.numbers(), found.objective.value(found.losses)
+            return replace(info, numbers=numbers, objective=value), kept, about
         found = proved
     if found is not None:
         info = replace(info, notes=(*info.notes, f"no certificate: {found}"))
