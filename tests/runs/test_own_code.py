@@ -15,7 +15,7 @@ import pytest
 
 from equifed.contract.streams import Stream
 from equifed.runs import run as runs
-from equifed.runs.addresses import load_address
+from equifed.runs.catalogue import load_address
 from equifed.runs.config import ConfigError, RunConfig
 from equifed.testing import check_algorithm, check_objective
 from equifed.training import loop as training

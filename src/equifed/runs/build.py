@@ -25,8 +25,7 @@ from equifed.engines.in_process import describe_data, describe_samples
 from equifed.engines.own import settle_own
 from equifed.metrics.metric import Metric, as_metrics
 from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
-from equifed.runs.addresses import load_address
-from equifed.runs.catalogue import SECTIONS
+from equifed.runs.catalogue import SECTIONS, load_address
 from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
 from equifed.runs.modules import build_module, freeze_features
 from equifed.runs.schema import (

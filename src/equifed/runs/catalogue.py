@@ -4,183 +4,260 @@ An entry names a constructor and says in one line what it is; the constructor's 
 list of its settings. This is the only list: the public names, the tables of the README, ``equifed
 list`` and the conformance cases follow from it (``make names`` writes what has to be written).
 Constructors are given by address (``package.module:Name``) and imported when needed.
+
+In a configuration an address may also stand for code of your own: ``module.py`` (or
+``package/module.py``) beside the configuration file comes first, an installed module second. Code
+beside the file is loaded by its path under a name of its own; nothing is put on ``sys.path``, so
+inside it a neighbour is imported relatively (``from . import neighbour``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cache
+import difflib
+import functools
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from equifed.runs.addresses import (
-    Entry,
-    Section,
-    UnknownName,
-    address_of,
-    describe_constructor,
-    unknown,
-)
+OWN = "equifed_own_"
+"""How the names of modules begin that were loaded by their path."""
 
-__all__ = ["KINDS", "SECTIONS", "Entry", "Section", "UnknownName", "name_of", "unknown"]
+
+class UnknownName(ValueError):
+    """A name that is not in the catalogue; the message lists those that are."""
+
+
+class CodeError(ValueError):
+    """Code of one's own that cannot be used: what was tried, and what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A constructor by address, what it is in one line, and where it comes from."""
+
+    address: str
+    summary: str
+    paper: str = ""
+
+    def load(self) -> Callable[..., Any]:
+        """Import the constructor.
+
+        >>> Entry("equifed.contract.local:LocalSGD", "local work").load()
+        <class 'equifed.contract.local.LocalSGD'>
+        """
+        constructor: Callable[..., Any] = load_address(self.address)
+        return constructor
+
+
+@dataclass(frozen=True)
+class Section:
+    """One kind of thing that a configuration names."""
+
+    title: str  # what one entry is called, in messages
+    entries: Callable[[], Mapping[str, Entry]]
+    given: tuple[str, ...] = ()  # arguments that the program supplies: they are no settings
+    code: bool = True  # whether the address of your code is accepted beside the names
+    provides: tuple[str, ...] = ()  # attributes that everything of this kind has
+
+    def __getitem__(self, name: str) -> Entry:
+        entries = self.entries()
+        if name in entries:
+            return entries[name]
+        if self.code and ":" in name:
+            return Entry(name, "")
+        more = ", or your own code as package.module:Name" if self.code else ""
+        raise UnknownName(unknown(self.title, name, entries) + more)
+
+    def lack(self, made: object) -> str | None:
+        """Say what an object lacks to be of this kind, if anything."""
+        missing = [name for name in self.provides if not hasattr(made, name)]
+        if not missing:
+            return None
+        article = "an" if self.title[0] in "aeiou" else "a"
+        return (
+            f"gives a {type(made).__name__}, which has no {', '.join(missing)}; {article} "
+            f"{self.title} has {', '.join(self.provides)}"
+        )
+
+
+def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
+    """Return the message about a name that does not exist.
+
+    >>> unknown("objective", "cvra", ["average", "cvar"])
+    "there is no objective 'cvra' (did you mean 'cvar'?); choose from average, cvar"
+    """
+    allowed = list(allowed)
+    close = difflib.get_close_matches(name, allowed, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    choice = f"choose from {', '.join(allowed)}" if allowed else "there are none here"
+    return f"there is no {what} {name!r}{hint}; {choice}"
+
+
+# -- addresses --------------------------------------------------------------------------------
+
+
+def address_of(function: Callable[..., Any]) -> str:
+    """Return the address of a class or function; with its file if it was loaded by path."""
+    module = function.__module__
+    home = str(sys.modules[module].__file__) if module.startswith(OWN) else module
+    return f"{home}:{function.__qualname__}"
+
+
+def locate_address(address: str, folder: Path | None) -> str:
+    """Return the address with the path of its file, if that lies beside the configuration.
+
+    ``folder`` is that of the configuration file; without one there is nothing to lie beside.
+    """
+    home, _, name = address.rpartition(":")
+    if home.endswith(".py"):
+        return f"{os.path.abspath((folder or Path()) / Path(home).expanduser())}:{name}"
+    beside = next((file for file in _candidates(home, folder) if file.is_file()), None)
+    return address if beside is None else f"{os.path.abspath(beside)}:{name}"
+
+
+def _candidates(module: str, folder: Path | None) -> tuple[Path, ...]:
+    if folder is None or not module:
+        return ()
+    path = folder.joinpath(*module.split("."))
+    return path.with_name(path.name + ".py"), path / "__init__.py"
+
+
+def load_address(address: str, folder: Path | None = None) -> Any:
+    """Import what an address names; ``folder`` only tells the message where it was looked for."""
+    home, _, name = address.rpartition(":")
+    try:
+        module = _load_file(Path(home)) if home.endswith(".py") else importlib.import_module(home)
+    except Exception as error:  # whatever the code does when it is loaded
+        raise CodeError(_not_loaded(address, home, folder, error)) from error
+    try:
+        return functools.reduce(getattr, name.split("."), module)
+    except AttributeError:
+        names = [n for n in vars(module) if not n.startswith("_")]
+        raise CodeError(f"in {home} {unknown('name', name, names)}") from None
+
+
+def source_file(address: str) -> str:
+    """Return the file that an address was loaded from, once it is."""
+    home = address.rpartition(":")[0]
+    return home if home.endswith(".py") else str(sys.modules[home].__file__)
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Load a module by its path, under a name by which a checkpoint's classes are found again."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    root, parts = path.parent, [] if path.name == "__init__.py" else [path.stem]
+    while (root / "__init__.py").is_file():  # in a package, as part of it
+        root, parts = root.parent, [root.name, *parts]
+    space = OWN + hashlib.sha256(str(root).encode()).hexdigest()[:12]
+    if space not in sys.modules:
+        package = ModuleType(space, f"Code in {root}.")
+        package.__path__ = [str(root)]
+        sys.modules[space] = package
+    importlib.invalidate_caches()  # the file may be newer than the last look into its folder
+    return importlib.import_module(".".join((space, *parts)))
+
+
+def _not_loaded(address: str, home: str, folder: Path | None, error: Exception) -> str:
+    """Say why an address could not be loaded, where it was looked for, and what to do."""
+    reason = f"{type(error).__name__}: {error}"
+    if home.endswith(".py"):
+        cure = "say where it is now" if isinstance(error, FileNotFoundError) else "correct the file"
+        return f"{address} cannot be loaded ({reason}); {cure}"
+    absent = error.name if isinstance(error, ModuleNotFoundError) else None
+    if absent is None or not f"{home}.".startswith(f"{absent}."):
+        return f"{address} cannot be loaded from the installed module ({reason}); correct it"
+    beside = " or ".join(map(str, _candidates(home, folder)))
+    tried = f"no file {beside} and no installed module" if beside else "no installed module"
+    return (
+        f"{address} is not found: there is {tried} {home}; put the file beside the configuration "
+        "file, or install its package"
+    )
+
+
+# -- the lists --------------------------------------------------------------------------------
 
 ALGORITHMS = {
-    "fedavg": Entry(
-        "equifed.algorithms.fedavg:FedAvg", "local steps, then the average", "McMahan et al. 2017"
-    ),
-    "fedprox": Entry(
-        "equifed.algorithms.fedavg:fedprox",
-        "FedAvg whose clients pay for leaving the server's model",
-        "Li et al. 2020",
-    ),
-    "scaffold": Entry(
-        "equifed.algorithms.scaffold:Scaffold",
-        "local steps corrected for client drift, then the average",
-        "Karimireddy et al. 2020",
-    ),
-    "afl": Entry(
-        "equifed.algorithms.afl:AFL",
-        "descent in the model, projected ascent in the client weights",
-        "Mohri et al. 2019",
-    ),
-    "drfa": Entry(
-        "equifed.algorithms.drfa:DRFA",
-        "clients drawn by their weights, dual step at a random snapshot",
-        "Deng et al. 2020",
-    ),
-    "rfedfair": Entry(
-        "equifed.algorithms.rfedfair:RFedFair",
+    "fedavg": Entry("equifed.algorithms.fedavg:FedAvg",
+        "local steps, then the average", "McMahan et al. 2017"),
+    "fedprox": Entry("equifed.algorithms.fedavg:fedprox",
+        "FedAvg whose clients pay for leaving the server's model", "Li et al. 2020"),
+    "scaffold": Entry("equifed.algorithms.scaffold:Scaffold",
+        "local steps corrected for client drift, then the average", "Karimireddy et al. 2020"),
+    "afl": Entry("equifed.algorithms.afl:AFL",
+        "descent in the model, projected ascent in the client weights", "Mohri et al. 2019"),
+    "drfa": Entry("equifed.algorithms.drfa:DRFA",
+        "clients drawn by their weights, dual step at a random snapshot", "Deng et al. 2020"),
+    "rfedfair": Entry("equifed.algorithms.rfedfair:RFedFair",
         "local steps on a smoothed hinge of the loss above a shared threshold",
-        "RC-FL, Algorithm 1",
-    ),
-    "q-fedavg": Entry(
-        "equifed.algorithms.qfedavg:QFedAvg",
-        "clients with larger losses move the model further",
-        "Li et al. 2020",
-    ),
-    "q-fedsgd": Entry(
-        "equifed.algorithms.qfedavg:qfedsgd", "q-FedAvg with one gradient step", "Li et al. 2020"
-    ),
-    "delta-fl": Entry(
-        "equifed.algorithms.delta_fl:DeltaFL",
-        "only the sampled clients with the largest losses train",
-        "Pillutla et al. 2021",
-    ),
-    "agnostic-fedavg": Entry(
-        "equifed.algorithms.agnostic_fedavg:AgnosticFedAvg",
-        "local steps, and multiplicative updates of the client weights",
-        "Ro et al. 2021",
-    ),
-    "tilted-erm": Entry(
-        "equifed.algorithms.reweighted:tilted_erm",
-        "clients weighted by the exponential of their losses",
-        "Li et al. 2021",
-    ),
-    "reweighted": Entry(
-        "equifed.algorithms.reweighted:Reweighted",
-        "local steps, then a mean by the weights that any objective gives the losses",
-    ),
-    "propfair": Entry(
-        "equifed.algorithms.reweighted:propfair",
-        "clients weighted by one over what their loss lacks to a bad one",
-        "Zhang et al. 2022",
-    ),
-    "semi-vred": Entry(
-        "equifed.algorithms.reweighted:semi_vred",
-        "mean loss plus the semi-variance of the losses",
-        "Semi-VRed",
-    ),
-    "fedeba": Entry(
-        "equifed.algorithms.shelf.fedeba:FedEBA",
-        "weights of maximal entropy, local steps aligned where losses differ much",
-        "FedEBA+",
-    ),
-    "feddyn": Entry(
-        "equifed.algorithms.shelf.feddyn:FedDyn",
-        "local losses tilted until every client's optimum is the shared one",
-        "Acar et al. 2021",
-    ),
-    "drdm": Entry(
-        "equifed.algorithms.shelf.feddyn:DRDM",
-        "DRFA's dual steps with FedDyn's local steps",
-        "DRDM",
-    ),
-    "aaggff": Entry(
-        "equifed.algorithms.shelf.aaggff:AAggFF",
-        "weights by an online learner that bets on large losses",
-        "Hahn et al. 2024",
-    ),
-    "feddg-ga": Entry(
-        "equifed.algorithms.shelf.feddg_ga:FedDGGA",
+        "RC-FL, Algorithm 1"),
+    "q-fedavg": Entry("equifed.algorithms.qfedavg:QFedAvg",
+        "clients with larger losses move the model further", "Li et al. 2020"),
+    "q-fedsgd": Entry("equifed.algorithms.qfedavg:qfedsgd",
+        "q-FedAvg with one gradient step", "Li et al. 2020"),
+    "delta-fl": Entry("equifed.algorithms.delta_fl:DeltaFL",
+        "only the sampled clients with the largest losses train", "Pillutla et al. 2021"),
+    "agnostic-fedavg": Entry("equifed.algorithms.agnostic_fedavg:AgnosticFedAvg",
+        "local steps, and multiplicative updates of the client weights", "Ro et al. 2021"),
+    "tilted-erm": Entry("equifed.algorithms.reweighted:tilted_erm",
+        "clients weighted by the exponential of their losses", "Li et al. 2021"),
+    "reweighted": Entry("equifed.algorithms.reweighted:Reweighted",
+        "local steps, then a mean by the weights that any objective gives the losses"),
+    "propfair": Entry("equifed.algorithms.reweighted:propfair",
+        "clients weighted by one over what their loss lacks to a bad one", "Zhang et al. 2022"),
+    "semi-vred": Entry("equifed.algorithms.reweighted:semi_vred",
+        "mean loss plus the semi-variance of the losses", "Semi-VRed"),
+    "fedeba": Entry("equifed.algorithms.shelf.fedeba:FedEBA",
+        "weights of maximal entropy, local steps aligned where losses differ much", "FedEBA+"),
+    "feddyn": Entry("equifed.algorithms.shelf.feddyn:FedDyn",
+        "local losses tilted until every client's optimum is the shared one", "Acar et al. 2021"),
+    "drdm": Entry("equifed.algorithms.shelf.feddyn:DRDM",
+        "DRFA's dual steps with FedDyn's local steps", "DRDM"),
+    "aaggff": Entry("equifed.algorithms.shelf.aaggff:AAggFF",
+        "weights by an online learner that bets on large losses", "Hahn et al. 2024"),
+    "feddg-ga": Entry("equifed.algorithms.shelf.feddg_ga:FedDGGA",
         "weights follow the gap between the shared model and the clients' own, on held-out data",
-        "Zhang et al. 2023",
-    ),
-    "fedmgda": Entry(
-        "equifed.algorithms.shelf.gradient_conflicts:FedMGDA",
-        "the shortest combination of the normalised updates",
-        "Hu et al. 2022",
-    ),
-    "upgrad": Entry(
-        "equifed.algorithms.shelf.gradient_conflicts:UPGrad",
+        "Zhang et al. 2023"),
+    "fedmgda": Entry("equifed.algorithms.shelf.gradient_conflicts:FedMGDA",
+        "the shortest combination of the normalised updates", "Hu et al. 2022"),
+    "upgrad": Entry("equifed.algorithms.shelf.gradient_conflicts:UPGrad",
         "the mean of the updates, each freed of its conflicts with all others",
-        "Quinton and Rey 2024",
-    ),
-    "fedfv": Entry(
-        "equifed.algorithms.shelf.gradient_conflicts:FedFV",
-        "conflicts between updates taken out in the order of the losses",
-        "Wang et al. 2021",
-    ),
-    "scaff-pd": Entry(
-        "equifed.algorithms.scaff_pd:ScaffPD",
-        "accelerated primal-dual steps with bias-corrected local steps",
-        "Yu et al. 2023",
-    ),
-    "fair-newton": Entry(
-        "equifed.algorithms.fair_newton:FairNewton",
-        "second-order steps for linear models and heads; proves its optimum in a few rounds",
-    ),
-    "scaff-pd-ia": Entry(
-        "equifed.algorithms.scaff_pd_ia:ScaffPDIA",
+        "Quinton and Rey 2024"),
+    "fedfv": Entry("equifed.algorithms.shelf.gradient_conflicts:FedFV",
+        "conflicts between updates taken out in the order of the losses", "Wang et al. 2021"),
+    "scaff-pd": Entry("equifed.algorithms.scaff_pd:ScaffPD",
+        "accelerated primal-dual steps with bias-corrected local steps", "Yu et al. 2023"),
+    "fair-newton": Entry("equifed.algorithms.fair_newton:FairNewton",
+        "second-order steps for linear models and heads; proves its optimum in a few rounds"),
+    "scaff-pd-ia": Entry("equifed.algorithms.scaff_pd_ia:ScaffPDIA",
         "SCAFF-PD for relative fairness; phi given or chosen after a first training",
-        "Nakakita et al. 2024",
-    ),
-    "certified": Entry(
-        "equifed.algorithms.around:Certified",
-        "any of these; its rounds prove how far they are from the optimum",
-    ),
-    "safeguarded": Entry(
-        "equifed.algorithms.safeguarded:Safeguarded",
-        "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold",
-    ),
-    "accelerated": Entry(
-        "equifed.algorithms.accelerated:Accelerated",
+        "Nakakita et al. 2024"),
+    "certified": Entry("equifed.algorithms.around:Certified",
+        "any of these; its rounds prove how far they are from the optimum"),
+    "safeguarded": Entry("equifed.algorithms.safeguarded:Safeguarded",
+        "SCAFF-PD or SCAFF-PD-IA; goes back where its automatic steps were too bold"),
+    "accelerated": Entry("equifed.algorithms.accelerated:Accelerated",
         "SCAFF-PD with automatic steps; jumps ahead as far as its proofs allow",
-        "Walker and Ni 2011",
-    ),
-    "averaged": Entry(
-        "equifed.algorithms.around:Averaged",
-        "any of these; gives out a mean of its last models",
-        "Shamir and Zhang 2013",
-    ),
-    "server-optimised": Entry(
-        "equifed.algorithms.server_optimised:ServerOptimised",
-        "any of these; the server steps by momentum, Adagrad, Adam or Yogi",
-        "Reddi et al. 2021",
-    ),
-    "normalised": Entry(
-        "equifed.algorithms.shelf.normalised:Normalised",
+        "Walker and Ni 2011"),
+    "averaged": Entry("equifed.algorithms.around:Averaged",
+        "any of these; gives out a mean of its last models", "Shamir and Zhang 2013"),
+    "server-optimised": Entry("equifed.algorithms.server_optimised:ServerOptimised",
+        "any of these; the server steps by momentum, Adagrad, Adam or Yogi", "Reddi et al. 2021"),
+    "normalised": Entry("equifed.algorithms.shelf.normalised:Normalised",
         "any of plain local steps; updates divided by their number of steps or their length",
-        "Wang et al. 2020 (FedNova)",
-    ),
-    "paced": Entry(
-        "equifed.algorithms.shelf.lr_decay:Paced",
-        "any of these; local steps warm up and decay over the rounds",
-    ),
-    "guarded": Entry(
-        "equifed.algorithms.guard:Guarded",
-        "any of these; no client leads the others by what it claims",
-    ),
-}
+        "Wang et al. 2020 (FedNova)"),
+    "paced": Entry("equifed.algorithms.shelf.lr_decay:Paced",
+        "any of these; local steps warm up and decay over the rounds"),
+    "guarded": Entry("equifed.algorithms.guard:Guarded",
+        "any of these; no client leads the others by what it claims"),
+}  # fmt: skip
 
 WRAPPERS = (
     "certified", "safeguarded", "accelerated", "averaged", "server-optimised", "normalised",
@@ -197,112 +274,79 @@ NO_OBJECTIVE = (*NEED_GRAM, "aaggff", "feddg-ga")
 OBJECTIVES = {
     "average": Entry("equifed.objectives:Average", "mean client loss, uniform or by a prior"),
     "worst-case": Entry("equifed.objectives:WorstCase", "largest client loss", "Mohri et al. 2019"),
-    "cvar": Entry(
-        "equifed.objectives:CVaR",
-        "mean loss of the worst-served fraction of clients",
-        "Rockafellar and Uryasev 2000",
-    ),
-    "chi-square": Entry(
-        "equifed.objectives:ChiSquare",
-        "any other objective, its weights pulled towards equal ones",
-        "Yu et al. 2023, (3.3)",
-    ),
-    "mean-variance": Entry(
-        "equifed.objectives:mean_variance", "mean loss plus its variance, as chi-square", "VRed"
-    ),
-    "kl": Entry(
-        "equifed.objectives:KL", "worst case minus a KL divergence from a prior", "Deng et al. 2020"
-    ),
-    "l1-distance": Entry(
-        "equifed.objectives:L1Distance", "worst case minus an l1 distance", "Deng et al. 2020"
-    ),
-    "l2-distance": Entry(
-        "equifed.objectives:L2Distance", "worst case minus an l2 distance", "Deng et al. 2020"
-    ),
-    "lp-distance": Entry(
-        "equifed.objectives:LpDistance",
-        "worst case minus a power of a distance",
-        "Deng et al. 2020",
-    ),
-    "transport": Entry(
-        "equifed.objectives:Transport", "worst case minus a transport cost", "Deng et al. 2020"
-    ),
-    "heterogeneous-cvar": Entry(
-        "equifed.objectives:HeterogeneousCVaR", "CVaR with a tail for each client", "RC-FL"
-    ),
-    "excess-risk": Entry(
-        "equifed.objectives:ExcessRisk",
+    "cvar": Entry("equifed.objectives:CVaR",
+        "mean loss of the worst-served fraction of clients", "Rockafellar and Uryasev 2000"),
+    "chi-square": Entry("equifed.objectives:ChiSquare",
+        "any other objective, its weights pulled towards equal ones", "Yu et al. 2023, (3.3)"),
+    "mean-variance": Entry("equifed.objectives:mean_variance",
+        "mean loss plus its variance, as chi-square", "VRed"),
+    "kl": Entry("equifed.objectives:KL",
+        "worst case minus a KL divergence from a prior", "Deng et al. 2020"),
+    "l1-distance": Entry("equifed.objectives:L1Distance",
+        "worst case minus an l1 distance", "Deng et al. 2020"),
+    "l2-distance": Entry("equifed.objectives:L2Distance",
+        "worst case minus an l2 distance", "Deng et al. 2020"),
+    "lp-distance": Entry("equifed.objectives:LpDistance",
+        "worst case minus a power of a distance", "Deng et al. 2020"),
+    "transport": Entry("equifed.objectives:Transport",
+        "worst case minus a transport cost", "Deng et al. 2020"),
+    "heterogeneous-cvar": Entry("equifed.objectives:HeterogeneousCVaR",
+        "CVaR with a tail for each client", "RC-FL"),
+    "excess-risk": Entry("equifed.objectives:ExcessRisk",
         "any other objective, of losses above those of the clients' own models",
-        "Agarwal and Zhang 2022",
-    ),
-    "relative-fairness": Entry(
-        "equifed.objectives:RelativeFairness", "high losses against low ones", "SCAFF-PD-IA"
-    ),
+        "Agarwal and Zhang 2022"),
+    "relative-fairness": Entry("equifed.objectives:RelativeFairness",
+        "high losses against low ones", "SCAFF-PD-IA"),
     "q-fair": Entry("equifed.objectives:QFair", "sum of powers of the losses", "Li et al. 2020"),
-    "proportional": Entry(
-        "equifed.objectives:Proportional",
-        "product of what clients gain over a bad loss (Nash)",
-        "Zhang et al. 2022",
-    ),
-    "tilted": Entry(
-        "equifed.objectives:Tilted", "log of the mean exponential of the losses", "Li et al. 2021"
-    ),
-}
+    "proportional": Entry("equifed.objectives:Proportional",
+        "product of what clients gain over a bad loss (Nash)", "Zhang et al. 2022"),
+    "tilted": Entry("equifed.objectives:Tilted",
+        "log of the mean exponential of the losses", "Li et al. 2021"),
+}  # fmt: skip
 
 SCHEDULES = {
-    "auto": Entry(
-        "equifed.steps.automatic:AutoSteps", "measured, adapted and safeguarded; no tuning"
-    ),
-    "constant": Entry(
-        "equifed.steps.schedules:ConstantSteps", "the same step sizes in every round"
-    ),
+    "auto": Entry("equifed.steps.automatic:AutoSteps",
+        "measured, adapted and safeguarded; no tuning"),
+    "constant": Entry("equifed.steps.schedules:ConstantSteps",
+        "the same step sizes in every round"),
     "given": Entry("equifed.steps.schedules:GivenSteps", "step sizes listed round by round"),
-    "theory-accelerated": Entry(
-        "equifed.steps.schedules:AcceleratedSteps",
-        "strongly convex losses, any penalty",
-        "Yu et al. 2023, Condition 5.1",
-    ),
-    "theory-linear": Entry(
-        "equifed.steps.schedules:LinearRateSteps",
-        "strongly convex losses, strongly convex penalty",
-        "Yu et al. 2023, Condition 5.2",
-    ),
-    "theory-signed-weights": Entry(
-        "equifed.steps.schedules:SignedWeightSteps",
-        "strongly convex losses, weights that may be negative",
-        "Nakakita et al., Assumption 8",
-    ),
-}
+    "theory-accelerated": Entry("equifed.steps.schedules:AcceleratedSteps",
+        "strongly convex losses, any penalty", "Yu et al. 2023, Condition 5.1"),
+    "theory-linear": Entry("equifed.steps.schedules:LinearRateSteps",
+        "strongly convex losses, strongly convex penalty", "Yu et al. 2023, Condition 5.2"),
+    "theory-signed-weights": Entry("equifed.steps.schedules:SignedWeightSteps",
+        "strongly convex losses, weights that may be negative", "Nakakita et al., Assumption 8"),
+}  # fmt: skip
 
 DUAL_STEPS = {
     "euclidean": Entry("equifed.objectives:Euclidean", "projected (proximal) ascent"),
-    "gradient": Entry(
-        "equifed.objectives:ProjectedGradient", "projected ascent, the penalty by its gradient"
-    ),
+    "gradient": Entry("equifed.objectives:ProjectedGradient",
+        "projected ascent, the penalty by its gradient"),
     "entropic": Entry("equifed.objectives:Entropic", "mirror ascent: multiplicative weights"),
-}
+}  # fmt: skip
 
 ENGINES = {
     "auto": Entry("equifed.engines.simulate:simulate", "stacked, or loop where that is faster"),
     "stacked": Entry("equifed.engines.stacked.clients:StackedClients", "many clients at once"),
-    "loop": Entry(
-        "equifed.engines.loop:LoopClients",
-        "each client by itself, on a core of its own; the reference",
-    ),
-    "distributed": Entry(
-        "equifed.engines.distributed:DistributedClients",
-        "stacked on every process of a group",
-    ),
-}
-
+    "loop": Entry("equifed.engines.loop:LoopClients",
+        "each client by itself, on a core of its own; the reference"),
+    "distributed": Entry("equifed.engines.distributed:DistributedClients",
+        "stacked on every process of a group"),
+}  # fmt: skip
 
 TRACKERS = {
     "tensorboard": Entry("equifed.training.trackers:tensorboard", "event files in the run folder"),
-    "mlflow": Entry(
-        "equifed.training.trackers:mlflow", "a run on the tracking server that MLflow is set to"
-    ),
-}
+    "mlflow": Entry("equifed.training.trackers:mlflow",
+        "a run on the tracking server that MLflow is set to"),
+}  # fmt: skip
 
+YOUR_DATA = {
+    "table": Entry("equifed.datasets.registry:table",
+        "your own CSV or Parquet file, one row a sample"),
+    "arrays": Entry("equifed.datasets.pooled:arrays", "your own .npz file, divided by a partition"),
+    "mapped": Entry("equifed.data.mapped:open_federation",
+        "a folder that a FederationWriter wrote"),
+}  # fmt: skip
 
 MEANINGS = {
     "accuracy": "the fraction of samples that were answered correctly",
@@ -321,55 +365,33 @@ MEANINGS = {
 """What the metrics are."""
 
 
-def _described(constructors: Mapping[str, Callable[..., Any]]) -> dict[str, Entry]:
-    return {name: describe_constructor(function) for name, function in constructors.items()}
+@functools.cache
+def _listed(address: str) -> dict[str, Entry]:
+    """Return entries for constructors by name, described by the first line of their docstrings."""
+    made = load_address(address).items()
+    told = {name: (inspect.getdoc(one) or "").partition("\n")[0].rstrip(".") for name, one in made}
+    return {name: Entry(address_of(one), told[name]) for name, one in made}
 
 
-@cache
-def _models() -> dict[str, Entry]:
-    from equifed.models.architectures import MODELS
-
-    return _described(MODELS)
-
-
-@cache
-def _losses() -> dict[str, Entry]:
-    from equifed.models.losses import LOSSES
-
-    return _described(LOSSES)
-
-
-@cache
+@functools.cache
 def _metrics() -> dict[str, Entry]:
     from equifed.metrics.metric import METRICS
 
     return {name: Entry("equifed.metrics.metric:find_metric", MEANINGS[name]) for name in METRICS}
 
 
-@cache
 def _partitions() -> dict[str, Entry]:
-    from equifed.data.partitions import PARTITIONS, Imbalance
+    told = "thin out some clients of another partition"
+    uneven = Entry("equifed.data.partitions:Imbalance", told, "Yu et al. 2023, Section 6.2")
+    return {**_listed("equifed.data.partitions:PARTITIONS"), "imbalance": uneven}
 
-    return _described({**PARTITIONS, "imbalance": Imbalance})
 
-
-@cache
+@functools.cache
 def _data() -> dict[str, Entry]:
     from equifed.datasets.registry import DATASETS
 
-    known = _described({name: data.loader for name, data in DATASETS.items()})
-    return {
-        **{name: replace(known[name], summary=DATASETS[name].description) for name in known},
-        "table": Entry(
-            "equifed.datasets.registry:table", "your own CSV or Parquet file, one row a sample"
-        ),
-        "arrays": Entry(
-            "equifed.datasets.pooled:arrays", "your own .npz file, divided by a partition"
-        ),
-        "mapped": Entry(
-            "equifed.data.mapped:open_federation", "a folder that a FederationWriter wrote"
-        ),
-    }
+    known = {name: Entry(address_of(d.loader), d.description) for name, d in DATASETS.items()}
+    return known | YOUR_DATA
 
 
 SECTIONS = {
@@ -380,40 +402,28 @@ SECTIONS = {
     "schedules": Section("schedule", lambda: SCHEDULES, provides=("start", "next")),
     "dual_steps": Section("dual step", lambda: DUAL_STEPS, provides=("ascend",)),
     "engines": Section(
-        "engine",
-        lambda: ENGINES,
-        given=(
-            "data",
-            "model",
-            "loss",
-            "class_weights",
-            "l2",
-            "penalise",
-            "dtype",
-            "engine",
-            "own",
-            "own_l2",
-            "own_steps",
-        ),
-        code=False,
+        "engine", lambda: ENGINES, code=False,
+        given=("data", "model", "loss", "class_weights", "l2", "penalise", "dtype", "engine", "own",
+               "own_l2", "own_steps"),
     ),
     "models": Section(
-        "model", _models, given=("input_shape", "outputs"), provides=("forward", "parameters")
+        "model", lambda: _listed("equifed.models.architectures:MODELS"),
+        given=("input_shape", "outputs"), provides=("forward", "parameters"),
     ),
-    "losses": Section("loss", _losses, given=("outputs", "targets")),
+    "losses": Section(
+        "loss", lambda: _listed("equifed.models.losses:LOSSES"), given=("outputs", "targets")
+    ),
     "metrics": Section(
         "metric", _metrics, given=("name", "y", "predicted", "score", "probability", "losses")
     ),
     "trackers": Section("tracker", lambda: TRACKERS, given=("folder", "config"), code=False),
-}
+}  # fmt: skip
 
 KINDS = {
-    "Objective": "objectives",
-    "SaddleObjective": "objectives",
-    "SymmetricSet": "objectives",
-    "CappedSet": "objectives",
+    **dict.fromkeys(
+        ("Objective", "SaddleObjective", "SymmetricSet", "CappedSet", "Average"), "objectives"
+    ),
     "Schedule": "schedules",
-    "Average": "objectives",
     "DualStep": "dual_steps",
     "Partition": "partitions",
     "Algorithm": "algorithms",

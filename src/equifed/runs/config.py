@@ -4,7 +4,7 @@ Every section is a table; :mod:`equifed.runs.schema` checks it against the const
 
 * A name is one of the catalogue (``equifed list``), or ``package.module:Name`` for an algorithm,
   objective, schedule, model, loss or data set of your own: looked for beside the file first, then
-  among the installed modules (:mod:`equifed.runs.addresses`).
+  among the installed modules (:mod:`equifed.runs.catalogue`).
 * A table that is given in part is completed from the default of what it belongs to: ``local = { lr
   = 0.1 }`` changes the step size of the algorithm's own local work and nothing else. ``epochs``
   takes the place of ``steps`` and the other way round; ``"none"`` takes a default away

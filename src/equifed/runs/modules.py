@@ -20,7 +20,7 @@ from equifed.data.federation import Federation
 from equifed.data.mapped import cache_folder
 from equifed.models.checks import load_weights
 from equifed.models.features import features
-from equifed.runs.addresses import load_address
+from equifed.runs.catalogue import load_address
 from equifed.runs.config import FrozenFeatures, RunConfig, is_address
 from equifed.runs.schema import ConfigError, choose
 from equifed.training.files import read_sealed, write_file

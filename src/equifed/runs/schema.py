@@ -24,8 +24,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from equifed.runs.addresses import CodeError, load_address, locate_address, source_file
-from equifed.runs.catalogue import KINDS, SECTIONS, UnknownName, name_of, unknown
+from equifed.runs.catalogue import (
+    KINDS,
+    SECTIONS,
+    CodeError,
+    UnknownName,
+    load_address,
+    locate_address,
+    name_of,
+    source_file,
+    unknown,
+)
 
 Table = dict[str, Any]
 Sizes = Sequence[int] | None
