@@ -253,7 +253,10 @@ def test_details_survive_the_way_through_a_file():
 )  # fmt: skip
 def test_details_that_are_none_are_refused(change):
     honest = {"size": 3, "limits": {"accuracy": [0.1, 0.9]}, "majority": 0.6, "classes": 2}
-    assert ClientDetail.from_dict(honest).to_dict() == honest
+    assert ClientDetail.from_dict(honest) == ClientDetail(3, {"accuracy": (0.1, 0.9)}, 0.6, 2)
+    assert {**honest, "groups": {}} == json.loads(
+        json.dumps(ClientDetail.from_dict(honest).to_dict())
+    )
     with pytest.raises(ValueError):
         ClientDetail.from_dict(honest | change)
 

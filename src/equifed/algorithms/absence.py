@@ -20,8 +20,6 @@ from equifed.contract.absence import (
     carry_over,
     count_absence,
     draw_clients,
-    estimate_losses,
-    previous_losses,
     scale_to_present,
     scatter,
 )
@@ -170,8 +168,14 @@ class Everyone(ClientsView):
         return carry_over(self._losses, self.index, numbers, len(self.names))
 
     def previous(self, losses: Losses) -> Losses:
-        """Return the losses of the last round; the present ones of those who were away then."""
-        return previous_losses(self._losses, losses, self._before)
+        """Return the losses of the last round; the present ones of those who were away then.
+
+        A change over several rounds is no slope. Before the first round all are the present ones.
+        """
+        if self._losses is None:
+            return losses
+        before = self._before
+        return self._losses if before is None else np.where(before == 0, self._losses, losses)
 
     def estimate(
         self, here: Index, x: Vector, stream: Stream, batch_size: int | None
@@ -181,7 +185,10 @@ class Everyone(ClientsView):
         ``here`` are those who might have been asked: the others keep their last known losses.
         """
         known = self.losses(x, stream, batch_size)
-        return known, estimate_losses(known, here, self.index, known[self.index])
+        out = known.copy()
+        out[here] = 0
+        out[self.index] = len(here) / len(self.index) * known[self.index]  # the mean is right
+        return known, out
 
     @override
     def local_steps(

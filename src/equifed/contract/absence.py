@@ -46,23 +46,20 @@ def check_draws(who: str, clients_per_round: int | None, output: str) -> None:
 
 
 def sample_clients(clients: Clients, participation: float, stream: Stream) -> Clients:
-    """Return a uniform sample without repeats of the clients that are there.
-
-    The number is ``ceil(participation * N)`` of the N clients of the federation, at most those that
-    are there.
-    """
+    """Return a uniform sample of ``ceil(participation * N)`` of the N clients of the federation."""
     if participation == 1:
         return clients
-    wanted = min(int(np.ceil(participation * len(clients.names))), len(clients.index))
-    pick = stream.at("participants").generator()
-    return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
+    wanted = int(np.ceil(participation * len(clients.names)))
+    return ask_clients(clients, wanted, stream, "participants")
 
 
-def ask_clients(clients: Clients, size: int | None, stream: Stream) -> Clients:
-    """Return a uniform sample without repeats of at most ``size`` clients; None means everybody."""
+def ask_clients(
+    clients: Clients, size: int | None, stream: Stream, purpose: str = "asked"
+) -> Clients:
+    """Return a uniform sample of ``size`` clients, at most of those there; None means everybody."""
     if size is None:
         return clients
-    pick, wanted = stream.at("asked").generator(), min(size, len(clients.index))
+    pick, wanted = stream.at(purpose).generator(), min(size, len(clients.index))
     return clients.subset(np.sort(pick.choice(clients.index, size=wanted, replace=False)))
 
 
@@ -84,9 +81,8 @@ def draw_clients(
     if not chances.any():
         chances = np.ones(len(chances))
     pick = stream.at("participants").generator()
-    index, counts = np.unique(
-        pick.choice(clients.index, size=size, p=chances / chances.sum()), return_counts=True
-    )
+    drawn = pick.choice(clients.index, size=size, p=chances / chances.sum())
+    index, counts = np.unique(drawn, return_counts=True)
     return clients.subset(index), np.asarray(counts / size, dtype=np.float64)
 
 
@@ -164,19 +160,14 @@ def limit_shares(weights: Weights, most: float | Weights) -> Weights:
     scale = 1.0
     for k in range(1, len(weights)):  # the first k are at their limits
         left = total - float(allowed[:k].sum())
-        if below[k] <= 0 or left <= 0:
-            return _equal_beyond(limits, order, k, left)
+        if below[k] <= 0 or left <= 0:  # what is left goes to the others in equal parts
+            out = np.full(len(limits), max(0.0, left) / (len(limits) - k))
+            out[order[:k]] = allowed[:k]
+            return out
         scale = left / float(below[k])
         if ordered[k] * scale <= allowed[k]:
             break
     return np.asarray(np.minimum(weights * scale, limits), dtype=np.float64)
-
-
-def _equal_beyond(limits: Weights, order: Index, k: int, left: float) -> Weights:
-    """Return the first k at their limits, and what is left for the others in equal parts."""
-    out = np.full(len(limits), max(0.0, left) / (len(limits) - k))
-    out[order[:k]] = limits[order[:k]]
-    return out
 
 
 def carry_over(everyone: Losses | None, index: Index, values: Losses, n: int) -> Losses:
@@ -191,34 +182,6 @@ def carry_over(everyone: Losses | None, index: Index, values: Losses, n: int) ->
     out = np.full(n, values.mean()) if everyone is None else everyone.copy()
     out[index] = values
     return out
-
-
-def estimate_losses(known: Losses, here: Index, asked: Index, seen: Losses) -> Losses:
-    """Return losses of all clients whose mean is right, from those of ``asked`` among ``here``.
-
-    Those who were asked stand for all who are there; those who are away keep their last ``known``.
-
-    >>> estimate_losses(np.array([5.0, 6.0, 7.0]), np.array([0, 1]), np.array([1]), np.array([2.0]))
-    array([0., 4., 7.])
-    """
-    out = known.copy()
-    out[here] = 0
-    out[asked] = len(here) / len(asked) * seen
-    return out
-
-
-def previous_losses(before: Losses | None, losses: Losses, away: Index | None) -> Losses:
-    """Return the losses of the last round, as far as they may be extrapolated from.
-
-    Those of a client that was ``away`` then (rounds since its last answer) are its present ones: a
-    change over several rounds is no slope. So are all of them before the first round.
-
-    >>> previous_losses(np.array([1.0, 2.0]), np.array([4.0, 5.0]), np.array([0, 3]))
-    array([1., 5.])
-    """
-    if before is None:
-        return losses
-    return before if away is None else np.where(away == 0, before, losses)
 
 
 def count_absence(away: Index | None, index: Index, n: int) -> Index:
@@ -317,9 +280,8 @@ class Recall(ClientsView):
     def memory(self) -> Memory:
         """Return what to keep for the next round."""
         quiet = self._old.quiet + 1 if len(self.index) == len(self.names) else 0
-        return (
-            Memory(self.sent, self.away, quiet) if self.on and quiet < self.patience else Memory()
-        )
+        keeps = self.on and quiet < self.patience
+        return Memory(self.sent, self.away, quiet) if keeps else Memory()
 
     @override
     def remembered(self, vectors: ClientVectors | None, index: Index) -> ClientVectors:

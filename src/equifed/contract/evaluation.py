@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equifed.contract.arrays import Index, Losses, Vector
-from equifed.contract.streams import Stream
 
 SPLITS = ("train", "validation", "test")
 
@@ -23,46 +22,10 @@ Flags: TypeAlias = NDArray[np.bool_]
 """One truth value per sample."""
 
 
-class SampleMetric(Protocol):
-    """A number that is computed where a client's samples are, from targets and answers."""
-
-    @property
-    def name(self) -> str:
-        """Name in evaluations."""
-        ...
-
-    @property
-    def needs(self) -> Literal["prediction", "score", "probability", "loss"]:
-        """What the answers are."""
-        ...
-
-    @property
-    def task(self) -> Literal["any", "classes", "values"]:
-        """What the data must be for."""
-        ...
-
-    @property
-    def compute(self) -> Callable[[Any, Any], float] | None:
-        """The function; None: it cannot be computed."""
-        ...
-
-    @property
-    def each(self) -> Callable[[Any, Any], Losses] | None:
-        """The function per sample, if the metric is its mean."""
-        ...
-
-    @property
-    def counts(self) -> Callable[[Any, Any], tuple[int, int] | None] | None:
-        """Successes and trials, if the metric is their ratio."""
-        ...
-
-    def measure(self, y: Any, answers: Any) -> float:
-        """Return the metric of one client; NaN where it is not defined."""
-        ...
-
-    def limits(self, y: Any, answers: Any, stream: Stream) -> tuple[float, float]:
-        """Return 95 % limits for other samples of the client; NaN where nothing is known."""
-        ...
+SampleMetric: TypeAlias = Any
+"""What is computed where a client's samples are: an :class:`equifed.metrics.Metric`, which the
+contract does not import. Engines read ``name``, ``needs``, ``task``, ``compute``, ``each`` and
+``counts``, and call ``measure`` and ``limits``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +71,8 @@ class Evaluation:
     hits: Hits | None = None
 
 
-class Evaluator(Protocol):
-    """Anything that measures a model on the clients."""
-
-    def __call__(self, x: Vector) -> list[Evaluation]:
-        """Return the per-client numbers of every split."""
-        ...
-
+Evaluator: TypeAlias = Callable[[Vector], list[Evaluation]]
+"""Anything that measures a model on the clients, split by split."""
 
 Limits: TypeAlias = dict[str, tuple[float, float]]
 """95 % limits by metric."""
@@ -152,14 +110,6 @@ class Calibration:
             return math.nan
         return round(float(np.abs(confidence - correct).sum() / total), 15)
 
-    def add(self, other: Calibration) -> Calibration:
-        """Return both clients' samples together."""
-        pairs = zip(
-            *(vars(self)[k] for k in _PARTS), *(vars(other)[k] for k in _PARTS), strict=True
-        )
-        rows = [(a + d, b + e, c + f) for a, b, c, d, e, f in pairs]
-        return Calibration(*(tuple(column) for column in zip(*rows, strict=True)))
-
     @classmethod
     def measure(cls, confidence: NDArray[Any], correct: NDArray[Any]) -> Calibration:
         """Sort samples into bins."""
@@ -167,9 +117,6 @@ class Calibration:
         sums = [np.bincount(place, weights=w, minlength=BINS) for w in (confidence, correct)]
         count = np.bincount(place, minlength=BINS)
         return cls(tuple(count.tolist()), tuple(sums[0].tolist()), tuple(map(int, sums[1])))
-
-
-_PARTS = ("count", "confidence", "correct")
 
 
 @dataclass(frozen=True)
@@ -210,43 +157,20 @@ class ClientDetail:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON has them; what is not finite is left out."""
-        out: dict[str, Any] = {"size": self.size, "limits": _pack_limits(self.limits)}
-        if self.majority is not None:
-            out |= {"majority": self.majority, "classes": self.classes}
-        if self.calibration is not None:
-            out["calibration"] = {k: list(vars(self.calibration)[k]) for k in _PARTS}
-        if self.groups:
-            out["groups"] = {
-                name: {
-                    "size": group.size,
-                    "values": {k: v for k, v in group.values.items() if math.isfinite(v)},
-                    "limits": _pack_limits(group.limits),
-                }
-                for name, group in self.groups.items()
-            }
-        return out
+        return _drop_unknown(asdict(self))
 
     @classmethod
     def from_dict(cls, told: Any) -> ClientDetail:
         """Read what :meth:`to_dict` wrote; raise ValueError if it is anything else."""
         try:
-            groups = {
-                str(name): GroupDetail(
-                    _count(group["size"]),
-                    {str(k): _number(v) for k, v in group["values"].items()},
-                    _read_limits(group["limits"]),
-                )
-                for name, group in told.get("groups", {}).items()
-            }
-            majority = told.get("majority")
-            classes = told.get("classes")
+            majority, classes = told.get("majority"), told.get("classes")
             return cls(
                 _count(told["size"]),
                 _read_limits(told["limits"]),
                 None if majority is None else _number(majority, 0.0, 1.0),
                 None if classes is None else _count(classes),
                 _read_calibration(told.get("calibration")),
-                groups,
+                {str(name): _read_group(group) for name, group in told.get("groups", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no details of a client: {error!r}") from error
@@ -288,14 +212,22 @@ class Details:
     def pool_calibration(self) -> Calibration | None:
         """Return the calibration of all clients' samples together."""
         known = [c.calibration for c in self.clients if c is not None and c.calibration is not None]
-        total: Calibration | None = None
-        for one in known:
-            total = one if total is None else total.add(one)
-        return total
+        if not known:
+            return None
+        sums = [np.sum([astuple(one)[k] for one in known], axis=0).tolist() for k in range(3)]
+        return Calibration(*map(tuple, sums))
 
 
-def _pack_limits(limits: Limits) -> dict[str, list[float]]:
-    return {k: [*ends] for k, ends in limits.items() if all(map(math.isfinite, ends))}
+def _drop_unknown(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a tree without what is None or not finite."""
+    parts = {k: _drop_unknown(v) if isinstance(v, dict) else v for k, v in told.items()}
+    plain = {k: v for k, v in parts.items() if v is not None}
+    return {k: v for k, v in plain.items() if isinstance(v, dict) or np.isfinite(v).all()}
+
+
+def _read_group(told: Any) -> GroupDetail:
+    values = {str(k): _number(v) for k, v in told["values"].items()}
+    return GroupDetail(_count(told["size"]), values, _read_limits(told["limits"]))
 
 
 def _read_limits(told: Mapping[str, Sequence[Any]]) -> Limits:

@@ -217,14 +217,10 @@ class ClientsView(Clients):
     def index(self) -> Index:
         return self.behind.index
 
-    @property
-    @override
-    def sizes(self) -> Index:
-        return self.behind.sizes
-
     # -- what is passed on ------------------------------------------------------------------------
 
     names: Any = property(attrgetter("behind.names"))
+    sizes: Any = property(attrgetter("behind.sizes"))
     hides_sums: Any = property(attrgetter("behind.hides_sums"))
     initial: Any = _pass_on("initial")
     flatten: Any = _pass_on("flatten")

@@ -142,7 +142,7 @@ def describe_client(
 def _try_measure(metric: SampleMetric, samples: SampleScores) -> float:
     """Return a metric; NaN where an own function does not take these few samples."""
     try:
-        return metric.measure(samples.targets, samples.answer(metric.needs))
+        return float(metric.measure(samples.targets, samples.answer(metric.needs)))
     except ValueError:
         return float("nan")
 
