@@ -19,7 +19,7 @@ from equifed.contract.streams import Stream
 from equifed.engines.simulate import simulate
 from equifed.models.newton import inverse_root
 from equifed.objectives import Average, QFair, RelativeFairness
-from equifed.sklearn.newton import Newton
+from equifed.sklearn.solving import Newton
 from equifed.training.loop import train
 
 pytestmark = pytest.mark.long

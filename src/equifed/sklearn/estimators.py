@@ -1,32 +1,34 @@
-"""The two estimators, and what they share."""
+"""The two estimators, what they share, and rows by client."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from equifed.contract.algorithm import AnyAlgorithm
+from equifed.data.columns import name_key, name_values
 from equifed.data.federation import Federation
+from equifed.data.split import Split
 from equifed.engines.simulate import Simulated, simulate
 from equifed.models.curvature import linear_layer
 from equifed.models.losses import squared
 from equifed.models.newton import fitted_loss
 from equifed.models.predictor import Predictor, group_by_module, link_of
 from equifed.objectives.base import SaddleObjective
-from equifed.sklearn.newton import Newton
-from equifed.sklearn.rows import Array, Rows, check_own, check_weights, find_owners
 from equifed.sklearn.solving import (
+    Array,
+    Newton,
     SampleWeighted,
     StopAtDecrement,
     build_algorithm,
@@ -37,6 +39,114 @@ from equifed.sklearn.solving import (
 )
 from equifed.training.loop import train
 from equifed.training.stopping import StopWhen
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Samples sorted by client.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The clients' names, in order of appearance.
+    clients : array
+        The clients as they were given.
+    inputs, targets : array
+        The rows, one client's after the other's.
+    counts : array of int
+        Rows of each client.
+    weights : array, optional
+        What each row counts, all above zero; None: one.
+    """
+
+    names: tuple[str, ...]
+    clients: Array
+    inputs: Array
+    targets: Array
+    counts: Array
+    weights: Array | None
+
+    @classmethod
+    def sort(cls, X: Array, y: Array, clients: ArrayLike | None, weights: Array | None) -> Rows:
+        """Sort rows by client; those that count nothing are left out."""
+        owners = _check_clients(clients, X)
+        names = name_values(owners, "clients")
+        known = list(names)
+        place = np.array([known.index(name_key(owner)) for owner in owners], dtype=np.int64)
+        order = np.argsort(place, kind="stable")
+        if weights is not None:
+            order = order[weights[order] > 0]
+        counts = np.bincount(place[order], minlength=len(known))
+        if not counts.all():
+            who = list(names.values())[int(np.flatnonzero(counts == 0)[0])]
+            raise ValueError(
+                f"sample_weight: client {who!r} has no row that counts more than zero; leave its "
+                "rows out."
+            )
+        first = [int(np.argmax(place == k)) for k in range(len(known))]
+        chosen = None if weights is None else weights[order]
+        return cls(tuple(names.values()), owners[first], X[order], y[order], counts, chosen)
+
+    @property
+    def sizes(self) -> Array:
+        """Return what the rows of each client count together."""
+        if self.weights is None:
+            return self.counts
+        return np.add.reduceat(self.weights, np.cumsum(self.counts) - self.counts)
+
+    def split(self) -> Split:
+        """Return the rows as a federation has them; weights are a last column of the targets.
+
+        They are scaled so that a client's plain mean of weighted losses is its weighted mean.
+        """
+        offsets = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+        if self.weights is None:
+            return Split(self.inputs, self.targets, offsets)
+        share = self.weights * np.repeat(self.counts / self.sizes, self.counts)
+        values = self.targets.reshape(len(self.targets), -1).astype(np.float64)
+        return Split(self.inputs, np.concatenate([values, share[:, None]], axis=1), offsets)
+
+
+def check_own(own: Any, clients: ArrayLike | None, weights: Array | None) -> None:
+    """Refuse own parts of nobody, and of rows that count differently."""
+    if own is not None and clients is None:
+        raise ValueError(
+            f"own={own!r} is about parameters that every client keeps: say whose rows they are, "
+            "fit(X, y, clients=...), or leave own out."
+        )
+    if own is not None and weights is not None:
+        raise ValueError(
+            f"own={own!r} and sample_weight do not go together; leave one of them out."
+        )
+
+
+def check_weights(sample_weight: ArrayLike | None, X: Array) -> Array | None:
+    """Return what each row counts; None if all count the same."""
+    if sample_weight is None:
+        return None
+    weights = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))
+    if weights.min() < 0 or not weights.max() > 0:
+        raise ValueError(
+            "sample_weight must not be negative and not zero everywhere, got a smallest of "
+            f"{weights.min():g} and a largest of {weights.max():g}."
+        )
+    return None if (weights == weights[0]).all() else weights
+
+
+def _check_clients(clients: ArrayLike | None, X: Array) -> Array:
+    """Return the client of every row as objects."""
+    if clients is None:
+        return np.full(len(X), "all", dtype=object)
+    check_consistent_length(X, clients)
+    owners = np.empty(len(X), dtype=object)
+    owners[:] = list(np.asarray(clients, dtype=object).tolist())
+    bad = [k for k, owner in enumerate(owners) if owner is None or owner != owner]
+    if bad:
+        raise ValueError(
+            f"clients: row {bad[0]} has no client ({owners[bad[0]]!r}), nor have "
+            f"{len(bad) - 1} others; every row needs one."
+        )
+    return owners
 
 
 class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -103,7 +213,7 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         warn_if_unfinished(self.history_, algorithm, engine, self.tol)
         self.n_iter_ = len(self.history_.rounds)
         self.clients_ = rows.clients
-        self._rows = replace(rows, inputs=rows.inputs[:0], targets=rows.targets[:0], weights=None)
+        self._names = {name_key(c): n for c, n in zip(rows.clients, rows.names, strict=True)}
         self.client_weights_ = self.history_.weights[self.history_.rounds[-1].round]
         self._set_model(engine, module, classes)
 
@@ -138,7 +248,10 @@ class FairEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         """Return the module's outputs, shape (rows, outputs)."""
         check_is_fitted(self)
         inputs = validate_data(self, X, reset=False, dtype=np.float64)
-        owners = None if clients is None else find_owners(clients, inputs, self._rows)
+        owners = None
+        if clients is not None:
+            given = _check_clients(clients, inputs)
+            owners = [self._names.get(name_key(o), f"{o!r}, a stranger") for o in given]
         trained: Predictor = self.history_.trained
         if not trained.own:
             with torch.no_grad():
@@ -162,7 +275,7 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
         ``{"name": "cvar", "tail": 0.2}``, or an object. ``"average"`` counts every client alike;
         ``{"name": "average", "prior": "size"}`` every row.
     algorithm : str, table or Algorithm
-        ``"auto"`` is Newton's method (:class:`equifed.sklearn.newton.Newton`) for linear models
+        ``"auto"`` is Newton's method (:class:`equifed.sklearn.solving.Newton`) for linear models
         of at most 2000 parameters, else ``"scaff-pd"``; or a name of ``equifed list algorithms``, a
         table, or an object.
     model : str or torch.nn.Module
@@ -210,26 +323,6 @@ class FairClassifier(ClassifierMixin, FairEstimator):  # type: ignore[misc]
     >>> fair.predict([[0.2], [2.8]])
     array(['no', 'yes'], dtype='<U3')
     """
-
-    def __init__(
-        self,
-        *,
-        objective: str | Mapping[str, Any] | SaddleObjective = "average",
-        algorithm: str | Mapping[str, Any] | AnyAlgorithm = "auto",
-        model: str | nn.Module = "logistic",
-        l2: float = 1e-3,
-        fit_intercept: bool = True,
-        rounds: int = 200,
-        tol: float = 1e-10,
-        random_state: int | np.random.RandomState | None = 0,
-        own: str | Sequence[str] | None = None,
-        own_l2: float | None = None,
-    ) -> None:
-        super().__init__(
-            objective=objective, algorithm=algorithm, model=model, l2=l2,
-            fit_intercept=fit_intercept, rounds=rounds, tol=tol, random_state=random_state,
-            own=own, own_l2=own_l2,
-        )  # fmt: skip
 
     def fit(
         self,
