@@ -104,7 +104,8 @@ def test_slopes_are_derivatives(loss: losses.Loss, outputs: int) -> None:
 
 
 def test_least_squares_remember_matrices_and_forget_the_oldest() -> None:
-    _, clients = engines(regression(), nn.Linear(3, 1), losses.squared, chunk=1)
+    data = regression([6, 4, 5, 9, 7])
+    _, clients = engines(data, nn.Linear(3, 1), losses.squared, chunk=1)
     quick = clients.least_squares
     assert quick is not None
     x, work = start(clients), LocalSGD(lr=0.1, steps=4)
@@ -129,7 +130,7 @@ def test_least_squares_are_used_where_they_pay() -> None:
     assert quick.pays(LocalWork(lr=0.1, steps=2), 2, size=9)
     assert not quick.pays(LocalWork(lr=0.1, steps=1), 1, size=9)
     assert not quick.pays(LocalWork(lr=0.1, steps=50, batch_size=2), 50, size=9)
-    assert not quick.pays(LocalWork(lr=0.1, steps=50, radius=1.0), 50, size=9)
+    assert not quick.pays(LocalWork(lr=0.1, steps=50), 50, size=3)  # fewer samples than features
     hinge = SmoothedHinge(0.1, 0.1)
     assert not quick.pays(LocalWork(lr=0.1, steps=50, hinge=hinge), 50, size=9)
     _, logistic = engines(classification(), nn.Linear(3, 3), losses.cross_entropy)

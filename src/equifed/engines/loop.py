@@ -8,7 +8,7 @@ with a module of its own, since a module can carry the parameters of one client 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
 import torch
@@ -21,10 +21,9 @@ from equifed.contract.local import LocalSGD, LocalWork
 from equifed.contract.streams import Stream
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Batch, Minibatches
-from equifed.engines.ordered_sums import DenseVectors, Node, dense_rows, to_numpy
+from equifed.engines.ordered_sums import DenseVectors, dense_rows, to_numpy
 from equifed.engines.own import MOST_NEWTON, plain_work
 from equifed.engines.threads import map_in_threads, products_in
-from equifed.models.curvature import LinearHessian
 
 Result = TypeVar("Result")
 
@@ -206,29 +205,6 @@ class LoopClients(InProcessClients):
             return value, direction[: len(u)]
 
         return gradient
-
-    @override
-    def sum_hessians(
-        self,
-        hessian: LinearHessian,
-        x: Tensor,
-        weights: Weights,
-        thin: Tensor | None,
-        nodes: Sequence[Node],
-    ) -> list[Tensor]:
-        total, parts = hessian.zeros(thin), self.own_parts(x)
-        for k in self._each():
-            i, found = int(self.index[k]), hessian.zeros(thin)
-            inputs = self.inputs_of(i)
-            if parts is None:
-                hessian.add(found, x, inputs, x.new_full((len(inputs),), 1 / len(inputs)), thin)
-            else:
-                with_own = torch.cat([x, parts[i]])
-                hessian.add_profile(found, with_own, [inputs], 1.0, len(inputs), thin)
-            if not torch.isfinite(found).all():
-                self._refuse_curvature(hessian, x)
-            total += float(weights[k]) * found  # sum of w_i H_i
-        return [total, *(hessian.zeros(thin) for _ in nodes[1:])]  # in no order: all is in one
 
     def _with_own(self, x: Tensor, k: int) -> Tensor:
         """Return the model with the own parameters of the k-th client at its end."""

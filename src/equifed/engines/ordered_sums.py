@@ -75,15 +75,13 @@ def _within(node: Node, first: int, last: int, n: int) -> Iterator[Node]:
             yield from _within(child, first, last, n)
 
 
-def node_values(
-    nodes: Sequence[Node], weights: Weights, rows: Rows, most: int, n: int
-) -> Iterator[Tensor]:
+def node_values(nodes: Sequence[Node], weights: Weights, rows: Rows, most: int) -> Iterator[Tensor]:
     """Yield the sums of nodes, or a single client's vectors, a row for each kind.
 
-    ``rows`` is asked for at most so many clients at a time (but for a whole block).
-
-    ``weights`` are those of all n clients; ``rows`` is asked for clients under the nodes only.
+    ``weights`` are those of all clients; ``rows`` is asked for clients under the nodes only, at
+    most so many at a time (but for a whole block).
     """
+    n = len(weights)
     for node in nodes:
         begin, end = _span(node, n)
         if node[0] < 0:
@@ -92,7 +90,7 @@ def node_values(
             share = weights[begin:end]
             yield torch.stack([sum_rows(share, matrix) for matrix in rows(begin, end)])
         else:
-            yield _add(node_values(_children(node, n), weights, rows, most, n))
+            yield _add(node_values(_children(node, n), weights, rows, most))
 
 
 def join_nodes(known: dict[Node, Tensor], weights: Weights, n: int) -> Tensor:
@@ -264,7 +262,7 @@ class DenseVectors(InProcessVectors):
         def rows(begin: int, end: int) -> list[Tensor]:
             return [self.matrix[begin - first : end - first]]
 
-        return [value[0] for value in node_values(nodes, weights, rows, held, len(weights))]
+        return [value[0] for value in node_values(nodes, weights, rows, held)]
 
 
 def to_numpy(values: Tensor) -> Losses:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from equifed.data.federation import Federation
 from equifed.engines.in_process import InProcessClients
 from equifed.engines.minibatches import Minibatches
 from equifed.engines.ordered_sums import DenseVectors, has_one_order, in_process, put_rows, to_numpy
+from equifed.engines.own import plain_work
 from equifed.engines.stacked.cuda_graph import Graphs
 from equifed.engines.stacked.dense_layers import DenseLayersRule, ProfileRule, choose_rule
 from equifed.engines.stacked.gradient_rules import GradientRule, PenalisedRule, StepSamples
@@ -45,8 +47,13 @@ from equifed.engines.stacked.samples import (
     round_up,
     split_into_chunks,
 )
-from equifed.engines.stacked.vectors import LocalRun, ReplayedVectors, SharedGradients
-from equifed.engines.stacked.walk import ChunkWalk, ChunkWork
+from equifed.engines.stacked.walk import (
+    ChunkWalk,
+    ChunkWork,
+    LocalRun,
+    ReplayedVectors,
+    SharedGradients,
+)
 from equifed.engines.threads import Precision, Workspace, empty_rows, row_bytes
 from equifed.models.architectures import Init
 from equifed.models.losses import SampleLoss
@@ -307,17 +314,23 @@ class StackedClients(InProcessClients):
     def walk(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
         """Carry out the local steps of a chunk's clients, in the fastest way there is."""
         chunk, work, quick = given.chunk, given.work, self.least_squares
-        if quick is not None and quick.pays(work, int(given.steps[0]), int(chunk.sizes[0])):
-            return quick.walk(given, self.supply(chunk, given.stream, None).whole)
-        alternates = given.own is not None and given.own.alternating
-        graphs = None if alternates else self.graphs
         here = room[chunk.places] if room is not None and isinstance(chunk.places, slice) else None
-        replayed = None if graphs is None else graphs.walk(given, self._planned_supply, here)
-        if replayed is not None:
-            return replayed
-        alone = self.supply(chunk, given.stream.at("own"), work.batch_size) if alternates else None
         supply = self.supply(chunk, given.stream, work.batch_size)
-        return given.walk(self.rule, supply, here, alone)
+        if quick is not None and quick.pays(work, int(given.steps[0]), int(chunk.sizes[0])):
+            return ChunkWalk(given, here).carry_out(quick.rule(chunk, supply.whole), supply)
+        if self.own is not None and self.own.steps == "alternating":
+            return self._alternate(given, here).carry_out(self.rule, supply)
+        graphs = self.graphs
+        replayed = None if graphs is None else graphs.walk(given, self._planned_supply, here)
+        return replayed or ChunkWalk(given, here).carry_out(self.rule, supply)
+
+    def _alternate(self, given: ChunkWork, room: Tensor | None) -> ChunkWalk:
+        """Return the walk of the shared parameters after as many plain steps on the own ones."""
+        work, shared = plain_work(given.work), slice(given.size)
+        first = ChunkWalk(replace(given, work=work, correction=None, slope=None), held=shared)
+        supply = self.supply(given.chunk, given.stream.at("own"), work.batch_size)
+        u = first.carry_out(self.rule, supply).u
+        return ChunkWalk(replace(given, x=u), room, held=slice(given.size, None))
 
     def _check_batched(self) -> None:
         """Refuse a module that cannot be batched over clients, by trying."""

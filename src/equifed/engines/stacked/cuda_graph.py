@@ -83,7 +83,7 @@ class CapturedWalk:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
         with self._recorded():
-            self._walk = self._own.start()
+            self._walk = ChunkWalk(self._own)
             self._plan.draw(SaltedKeys(self._salts))
             self._supply.prepare()
         steps = range(self._walk.longest)

@@ -1,29 +1,40 @@
-"""The local steps of many clients at once: the formula of ``LocalSGD``, row by row."""
+"""The local steps of many clients at once, and handles on vectors that are made when asked for.
+
+A handle keeps how to make its vectors; randomness has an address, so they come out the same every
+time, chunk by chunk.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from typing_extensions import override
 
-from equifed.contract.arrays import Index
+from equifed.contract.arrays import Index, Losses, Weights
 from equifed.contract.local import LocalWork
 from equifed.contract.streams import Stream
-from equifed.engines.own import plain_work
+from equifed.engines.ordered_sums import (
+    DenseVectors,
+    InProcessVectors,
+    Node,
+    node_values,
+    put_rows,
+    to_numpy,
+    to_tensor,
+)
 from equifed.engines.stacked.gradient_rules import PenalisedRule, StepSamples
 from equifed.engines.stacked.samples import Chunk, Supply
-from equifed.engines.threads import empty_rows
+from equifed.engines.threads import empty_rows, map_in_threads
 
-
-@dataclass(frozen=True)
-class OwnColumns:
-    """Columns from ``size`` on are own parameters; alternating work moves them first, alone."""
-
-    size: int
-    alternating: bool
+Maker: TypeAlias = Any
+"""The ``StackedClients`` that make these vectors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +42,8 @@ class ChunkWork:
     """What the clients of a chunk are to do: ``work`` from x.
 
     ``correction`` (c, d) is target - control, ``slope`` (c,) the factor of the hinge. Clients with
-    own parameters have each a model of their own, x is (c, d).
+    own parameters have each a model of their own: x is (c, d), its columns from ``size`` on are
+    own, and outside the ball.
     """
 
     x: Tensor
@@ -40,41 +52,16 @@ class ChunkWork:
     chunk: Chunk
     correction: Tensor | None
     slope: Tensor | None
-    own: OwnColumns | None = None
+    size: int | None = None
 
     @property
     def steps(self) -> Index:
         """Steps of each client, shape (c,)."""
         return self.work.steps_for(self.chunk.sizes)
 
-    def walk(
-        self,
-        rule: PenalisedRule,
-        supply: Supply,
-        room: Tensor | None = None,
-        own_supply: Supply | None = None,
-    ) -> ChunkWalk:
-        """Carry out all steps, one by one; those on own parameters first, with their samples."""
-        x, size, held = self.x, None if self.own is None else self.own.size, None
-        if own_supply is not None and size is not None:
-            first = ChunkWalk(
-                x, plain_work(self.work), self.steps, None, None, None, size, slice(size)
-            )
-            x, held = first.carry_out(rule, own_supply)._u, slice(size, None)
-        return self._begun(x, room, held).carry_out(rule, supply)
-
-    def start(self) -> ChunkWalk:
-        """Return the walk before its first step."""
-        return self._begun(self.x)
-
-    def _begun(self, x: Tensor, room: Tensor | None = None, held: slice | None = None) -> ChunkWalk:
-        size = None if self.own is None else self.own.size
-        given = (self.work, self.steps, self.correction, self.slope, room, size, held)
-        return ChunkWalk(x, *given)
-
 
 class ChunkWalk:
-    r"""The iterates of c clients, from a shared model x.
+    r"""The iterates of c clients, row by row.
 
     .. math::
        u \leftarrow \Pi\bigl(u - \text{lr}\,(g_i(u) + \text{proximal}\,(u - x) +
@@ -82,51 +69,31 @@ class ChunkWalk:
 
     Parameters
     ----------
-    x : Tensor (d,) or (c, d)
-        The server's model (in coordinates that each client may have of its own).
-    work : LocalWork
-        What to do.
-    steps : array of int, shape (c,)
-        Steps of each client, not increasing: those who still walk are always the first rows.
-    correction : Tensor (c, d), optional
-        target - control, added to every gradient.
-    slope : Tensor (c,), optional
-        Factor of the hinge.
+    given : ChunkWork
+        What to do; steps do not increase, so those who still walk are always the first rows.
     room : Tensor (c, d), optional
         Where the iterates and, at the end, the displacements are to be.
-    size : int, optional
-        Columns from here on are own parameters, x is (c, d) then. They are outside the ball.
     held : slice, optional
         Columns that do not move.
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        work: LocalWork,
-        steps: Index,
-        correction: Tensor | None,
-        slope: Tensor | None,
-        room: Tensor | None = None,
-        size: int | None = None,
-        held: slice | None = None,
+        self, given: ChunkWork, room: Tensor | None = None, held: slice | None = None
     ) -> None:
-        self._size, self._held = size, held
+        work, x, steps = given.work, given.x, given.steps
+        self._given, self._work, self._x, self._steps, self._held = given, work, x, steps, held
         assert (np.diff(steps) <= 0).all()
-        self._x, self._work, self._steps, self._slope = x, work, steps, slope
         self._live = np.searchsorted(-steps, -np.arange(steps[0])).tolist()
-        self._u = (empty_rows(len(steps), x) if room is None else room).copy_(x)
-        self._correction = correction
+        self.u = (empty_rows(len(steps), x) if room is None else room).copy_(x)
         self._pull = None  # what a step adds whatever the iterate: lr (proximal x - correction)
-        if correction is not None:
-            self._pull = -work.lr * correction
+        if given.correction is not None:
+            self._pull = -work.lr * given.correction
         if work.proximal:
             anchor = work.lr * work.proximal * x
-            self._pull = anchor.expand_as(self._u) if self._pull is None else self._pull + anchor
-        self._snapshot = torch.zeros_like(self._u) if work.snapshot is not None else None
-        self._iterates = torch.zeros_like(self._u) if work.average else None
-        self._gradients = torch.zeros_like(self._u) if work.mean_gradient else None
-        self.decode: Callable[[Tensor], Tensor] = lambda rows: rows  # from other coordinates
+            self._pull = anchor.expand_as(self.u) if self._pull is None else self._pull + anchor
+        self._snapshot = torch.zeros_like(self.u) if work.snapshot is not None else None
+        self._iterates = torch.zeros_like(self.u) if work.average else None
+        self._gradients = torch.zeros_like(self.u) if work.mean_gradient else None
         self._results: dict[str, Tensor] = {}
         self.threshold: Tensor | None = None
         if work.hinge is not None:
@@ -156,7 +123,7 @@ class ChunkWalk:
     ) -> None:
         """Take one step with the clients that still walk."""
         work, live = self._work, self.live(step)
-        u = self._u if live == len(self._u) else self._u[:live]
+        u = self.u if live == len(self.u) else self.u[:live]
         keep = 1 - work.lr * work.proximal
         if work.hinge is None and self._gradients is None:
             rule.step(u, samples, keep=keep, lr=work.lr)
@@ -167,67 +134,53 @@ class ChunkWalk:
         if self._pull is not None:
             u.add_(self._pull[:live])
         if work.radius is not None:
-            shared = u[:, : self._size]
+            shared = u[:, : self._given.size]
             norm = torch.linalg.vector_norm(shared, dim=1, keepdim=True)
             shared.mul_(torch.clamp(work.radius / norm, max=1.0))
         if self._held is not None:
             u[:, self._held] = self._x[:live, self._held]
         if self._iterates is not None:
             self._iterates[:live] += u
-        if self._snapshot is not None and snapshot is not None:
-            self._take_snapshot(step, u, snapshot)
+        if self._snapshot is not None and snapshot is not None and step < snapshot:
+            # Of those who are at the snapshot, or stop before it.
+            first = 0 if step + 1 == snapshot else self.live(step + 1)
+            self._snapshot[first:live] = u[first:]
 
     def _transform(self, gradient: Tensor, value: Tensor) -> None:
         """Apply the hinge to the gradients, move the thresholds, and keep the gradients' sum."""
-        live, hinge = len(gradient), self._work.hinge
-        if hinge is not None and self.threshold is not None and self._slope is not None:
+        live, hinge, slope = len(gradient), self._work.hinge, self._given.slope
+        if hinge is not None and self.threshold is not None and slope is not None:
             threshold = self.threshold[:live]
-            s = self._slope[:live] * torch.sigmoid((value - threshold) / hinge.smoothing)
+            s = slope[:live] * torch.sigmoid((value - threshold) / hinge.smoothing)
             gradient.mul_(s.unsqueeze(1))
             threshold.sub_(1 - s, alpha=self._work.lr)
         if self._gradients is not None:
             self._gradients[:live] += gradient
 
-    def _take_snapshot(self, step: int, u: Tensor, snapshot: int) -> None:
-        """Copy the iterates of those who are at the snapshot, or stop before it."""
-        assert self._snapshot is not None
-        if step < snapshot:
-            first = 0 if step + 1 == snapshot else self.live(step + 1)
-            self._snapshot[first : len(u)] = u[first:]
-
     @property
     def own(self) -> Tensor | None:
         """Where own parameters ended."""
-        if self._size is None:
-            return None
-        return self._x[:, self._size :] - self.result("displacement")[:, self._size :]
+        size = self._given.size
+        return None if size is None else self._x[:, size:] - self.result("displacement")[:, size:]
 
     def result(self, kind: str) -> Tensor:
-        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d).
-
-        ``lengths`` are the displacements' norms, (c,).
-        """
+        """Return displacement, snapshot, average, mean_gradient or multiplier, (c, d)."""
         if kind not in self._results:
-            if kind == "lengths":
-                made = torch.linalg.vector_norm(self.result("displacement"), dim=1)
-            elif kind == "multiplier":  # c_i - c + proximal (x - u)
-                assert self._correction is not None
-                rest = self._work.proximal * self.result("displacement")
-                made = rest - self.decode(self._correction)
-            else:
-                made = self.decode(self._result(kind))
-            self._results[kind] = made
+            self._results[kind] = self._result(kind)
         return self._results[kind]
 
     def displace_again(self, room: Tensor | None) -> None:
         """Make the displacements of a walk that was repeated, in the room if there is one."""
         self._results.clear()
-        out = self._u if room is None else room
-        self._results["displacement"] = torch.sub(self._x, self._u, out=out)
+        out = self.u if room is None else room
+        self._results["displacement"] = torch.sub(self._x, self.u, out=out)
 
     def _result(self, kind: str) -> Tensor:
         if kind == "displacement":
-            return torch.sub(self._x, self._u, out=self._u)  # nobody needs the iterates any more
+            return torch.sub(self._x, self.u, out=self.u)  # nobody needs the iterates any more
+        if kind == "multiplier":  # c_i - c + proximal (x - u)
+            assert self._given.correction is not None
+            return self._work.proximal * self.result("displacement") - self._given.correction
         if kind == "snapshot":
             assert self._snapshot is not None
             return self._snapshot
@@ -237,3 +190,191 @@ class ChunkWalk:
             return total / int(self._steps[0])
         steps = torch.as_tensor(self._steps, dtype=total.dtype, device=total.device)
         return total / steps.unsqueeze(1)
+
+
+class SharedGradients(InProcessVectors):
+    """Gradients at one shared model, not kept but made again for every weighted sum."""
+
+    def __init__(self, clients: Maker, x: Tensor, stream: Stream, batch_size: int | None) -> None:
+        self._clients, self._x, self._stream, self._batch = clients, x, stream, batch_size
+
+    @override
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        def rows(begin: int, end: int) -> list[Tensor]:
+            return [self.part(begin - first, end - first).dense()]
+
+        # With as many gradients at a time as memory holds.
+        most = self._clients.rows_at_once(1)
+        values = [value[0] for value in node_values(nodes, weights, rows, most)]
+        if not all(bool(torch.isfinite(value).all()) for value in values):
+            self._clients.require_finite(self.squared_norms(), "squared gradient norm")
+        return values
+
+    @override
+    def part(self, begin: int, end: int) -> SharedGradients:
+        some = self._clients.subset(self._clients.index[begin:end])
+        return SharedGradients(some, self._x, self._stream, self._batch)
+
+    @override
+    def squared_norms(self) -> Losses:
+        out = np.zeros(len(self._clients.index))
+        for chunk in self._clients.chunks(self._batch):
+            out[chunk.places] = to_numpy(self.rows(chunk)[0].square().sum(dim=1))
+        return out
+
+    @override
+    def dense(self) -> Tensor:  # whatever the memory bound says
+        return self.everything()[2].matrix
+
+    @override
+    def of_chunk(self, chunk: Chunk) -> Tensor:
+        return self.rows(chunk)[0]
+
+    def rows(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return gradients (c, d) and losses (c,) of a chunk's clients."""
+        samples = self._clients.supply(chunk, self._stream, self._batch).at(0)
+        clients = self._clients
+        gradient, value = clients.rule.gradient(clients.models(self._x, chunk), samples)
+        return gradient[:, : clients.model.size], value
+
+    def everything(self) -> tuple[Losses, Losses, DenseVectors]:
+        """Return the losses, the squared norms and all gradients, side by side."""
+        n = len(self._clients.index)
+        matrix = self._clients.workspace.empty_rows(n, self._x)
+        numbers = self._x.new_empty(n, 2)
+
+        def store(chunk: Chunk) -> None:
+            gradient, value = self.rows(chunk)
+            put_rows(matrix, chunk.places, gradient)
+            norm = torch.linalg.vector_norm(gradient, dim=1)
+            put_rows(numbers, chunk.places, torch.stack([value, norm.square()], dim=1))
+
+        map_in_threads(store, self._clients.chunks(self._batch), self._clients.independent)
+        losses, norms = to_numpy(numbers).T  # one copy, since it waits for the device
+        return losses.copy(), norms, DenseVectors(matrix)
+
+
+class LocalRun:
+    """One call of ``local_steps`` that can be carried out as often as needed."""
+
+    _sums: tuple[bytes, list[Tensor]] | None
+
+    def __init__(
+        self,
+        clients: Maker,
+        x: Tensor,
+        work: LocalWork,
+        stream: Stream,
+        control: InProcessVectors | None,
+        target: Tensor | None,
+        slopes: Weights | None,
+    ) -> None:
+        self._clients, self._x, self._work, self._stream = clients, x, work, stream
+        self._control, self._target, self._slopes = control, target, slopes
+        self._kinds, self._sums = list(work.results), None
+
+    def everything(self, keep: bool = True) -> tuple[dict[str, Tensor], Losses | None]:
+        """Return the vectors of all clients (unless not to be kept) and their thresholds."""
+        n = len(self._clients.index)
+        kinds, workspace = self._kinds if keep else [], self._clients.workspace
+        matrices = {kind: workspace.empty_rows(n, self._x) for kind in kinds}
+        thresholds, size = np.zeros(n), self._clients.model.size
+        keeps, rows = self._clients.remembers_own(), self._clients.own_rows
+        own = rows.start[self._clients.index] if keeps else rows.start
+
+        def store(chunk: Chunk, walk: ChunkWalk) -> None:
+            for kind, matrix in matrices.items():  # nothing to do if it is there
+                put_rows(matrix, chunk.places, walk.result(kind)[:, :size])
+            if walk.threshold is not None:
+                thresholds[chunk.places] = to_numpy(walk.threshold)
+            if walk.own is not None:
+                put_rows(own, chunk.places, walk.own)
+
+        self._carry_out(store, None if keeps else matrices.get("displacement"))
+        if keeps:
+            rows.put(self._clients.index, own)
+        return matrices, thresholds if self._work.hinge is not None else None
+
+    def nodes(self, kind: str, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        """Return parts of one kind's weighted sum; those of all kinds are made together."""
+        key = np.asarray([first, *weights], dtype=np.float64).tobytes()
+
+        def rows(begin: int, end: int) -> list[Tensor]:
+            matrices, _ = self._part(begin - first, end - first).everything()
+            return [matrices[kind] for kind in self._kinds]
+
+        if self._sums is None or self._sums[0] != key:
+            most = self._clients.rows_at_once(len(self._kinds))
+            self._sums = (key, list(node_values(nodes, weights, rows, most)))
+        return [value[self._kinds.index(kind)] for value in self._sums[1]]
+
+    def _part(self, begin: int, end: int) -> LocalRun:
+        """Return the run of a few of the clients, which remembers its own ends of own parts."""
+        part, again = copy.copy(self), self._clients.with_own(self._clients.own_rows.start)
+        part._clients = again.subset(self._clients.index[begin:end])
+        part._control = None if self._control is None else self._control.part(begin, end)
+        part._slopes = None if self._slopes is None else self._slopes[begin:end]
+        return part
+
+    def squared_norms(self, kind: str) -> Losses:
+        """Return the squared norms of one kind of vector."""
+        out = np.zeros(len(self._clients.index))
+
+        def norms(chunk: Chunk, walk: ChunkWalk) -> None:
+            rows = walk.result(kind)[:, : self._clients.model.size]
+            out[chunk.places] = to_numpy(rows.square().sum(dim=1))
+
+        self._carry_out(norms)
+        return out
+
+    def _carry_out(
+        self, use: Callable[[Chunk, ChunkWalk], None], room: Tensor | None = None
+    ) -> None:
+        """Carry out the local steps and use every chunk's; raise at the end for diverged ones.
+
+        If there is ``room`` for all clients, their displacements may be made right there.
+        """
+        lengths = self._x.new_zeros(len(self._clients.index))
+
+        def one(chunk: Chunk) -> None:
+            walk = self._clients.walk(self._given(chunk), room)
+            moved = walk.result("displacement")
+            put_rows(lengths, chunk.places, torch.linalg.vector_norm(moved, dim=1))
+            use(chunk, walk)
+
+        map_in_threads(one, self._clients.chunks(self._work.batch_size), self._clients.independent)
+        squared = to_numpy(lengths) ** 2
+        self._clients.require_finite(squared, "squared length of the local update")
+
+    def _given(self, chunk: Chunk) -> ChunkWork:
+        slope, correction, x, size = None, None, self._x, None
+        if self._slopes is not None:
+            slope = to_tensor(self._slopes[chunk.places], x)
+        if self._target is not None and self._control is not None:
+            correction = self._target - self._control.of_chunk(chunk)
+            if self._work.correction != 1:
+                correction.mul_(self._work.correction)
+        if self._clients.remembers_own():
+            x, size = self._clients.models(x, chunk), self._clients.model.size
+            if correction is not None:  # of the shared part only
+                correction = pad(correction, (0, self._clients.model.own_size))
+        return ChunkWork(x, self._work, self._stream, chunk, correction, slope, size)
+
+
+class ReplayedVectors(InProcessVectors):
+    """One kind of vector of a local run that is carried out when it is asked for."""
+
+    def __init__(self, run: LocalRun, kind: str) -> None:
+        self._run, self._kind = run, kind
+
+    @override
+    def nodes(self, nodes: Sequence[Node], weights: Weights, first: int) -> list[Tensor]:
+        return self._run.nodes(self._kind, nodes, weights, first)
+
+    @override
+    def squared_norms(self) -> Losses:
+        return self._run.squared_norms(self._kind)
+
+    @override
+    def dense(self) -> Tensor:  # whatever the memory bound says
+        return self._run.everything()[0][self._kind]
