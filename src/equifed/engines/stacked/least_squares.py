@@ -31,14 +31,16 @@ class QuadraticRule(GradientRule):
 
     @override
     def gradient(self, u: Tensor, samples: StepSamples) -> tuple[Tensor, Tensor]:
-        live, layer, z = len(u), self._layer, self._layer.weight(u)
-        if layer.bias:
-            z = torch.cat([z, layer.offset(u).unsqueeze(2)], dim=2)
-        slope = torch.baddbmm(self._b[:live], z, self._a[:live], beta=-2, alpha=2)
-        if layer.bias:
-            rows = torch.cat([slope[:, :, :-1].flatten(1), slope[:, :, -1]], dim=1)
+        live, layer = len(u), self._layer
+        together = layer.fan_out == 1 or not layer.bias  # rows of u are those of Z, then
+        if together:
+            z = u.view(live, layer.fan_out, -1)
         else:
-            rows = slope.flatten(1)
+            z = torch.cat([layer.weight(u), layer.offset(u).unsqueeze(2)], dim=2)
+        slope = torch.baddbmm(self._b[:live], z, self._a[:live], beta=-2, alpha=2)
+        rows = slope.flatten(1)
+        if not together:
+            rows = torch.cat([slope[:, :, :-1].flatten(1), slope[:, :, -1]], dim=1)
         return rows, u.new_full((live,), float("nan"))  # no step here needs the losses
 
 
