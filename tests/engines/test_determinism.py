@@ -38,7 +38,7 @@ def test_a_sum_has_the_same_bits_whoever_holds_the_rows(n, d, most, data) -> Non
     known = {}
     for a, b in zip([0, *cuts], [*cuts, n], strict=True):
         held, nodes = matrix[a:b].clone(), list(nodes_within(a, b, n)) if a < b else []
-        values = node_values(nodes, weights, lambda i, j, a=a, m=held: [m[i - a : j - a]], most, n)
+        values = node_values(nodes, weights, lambda i, j, a=a, m=held: [m[i - a : j - a]], most)
         known |= {node: value[0] for node, value in zip(nodes, values, strict=True)}
     assert torch.equal(join_nodes(known, weights, n), whole)
 
