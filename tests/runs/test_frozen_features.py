@@ -24,12 +24,6 @@ WORK = {"name": "fedavg", "local": {"lr": 0.1, "steps": 5}}
 HEAD: dict[str, Any] = {"name": "linear", "l2": 0.01, "loss": "cross_entropy"}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EQUIFED_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "features"
-
-
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """A small network, trained into a folder."""
@@ -45,7 +39,7 @@ def head(features: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"rounds": 2, "data": "heart-disease", "model": model, "algorithm": algorithm, **more}
 
 
-def test_a_head_on_a_trained_run_sees_its_features(trained: Path, cache: Path) -> None:
+def test_a_head_on_a_trained_run_sees_its_features(trained: Path) -> None:
     predictor = ef.load_predictor(trained)
     layers = [name for name, one in predictor.module.named_modules() if name and
               isinstance(one, torch.nn.ReLU)]  # fmt: skip
@@ -55,52 +49,8 @@ def test_a_head_on_a_trained_run_sees_its_features(trained: Path, cache: Path) -
     first = build_run(RunConfig.from_dict(table))
     np.testing.assert_array_equal(first.federation.train.inputs, expected.train.inputs)
     np.testing.assert_array_equal(first.federation.test.inputs, expected.test.inputs)
-    kept = list(cache.glob("*.npz"))
-    assert len(kept) == 1
-    before = kept[0].stat().st_mtime_ns
-    again = build_run(RunConfig.from_dict(table))  # from the cache
-    assert again.federation.checksum() == first.federation.checksum()
-    assert [kept[0].stat().st_mtime_ns] == [p.stat().st_mtime_ns for p in cache.glob("*.npz")]
-    assert kept[0].stat().st_mtime_ns == before
     history = first.train()
     assert history.rounds[-1].numbers["gap"] >= 0  # convex: certified
-
-
-def test_other_weights_are_other_features(trained: Path, cache: Path) -> None:
-    """The cache knows samples, weights and layer."""
-    build_run(RunConfig.from_dict(head({"of": str(trained)})))
-    build_run(RunConfig.from_dict(head({"of": str(trained), "layer": "1"})))
-    build_run(
-        RunConfig.from_dict(head({"of": str(trained)}, data={"name": "heart-disease", "seed": 1}))
-    )
-    assert len(list(cache.glob("*.npz"))) == 3
-    build_run(RunConfig.from_dict(head({"of": str(trained), "chunk": 7, "cache": False})))
-    assert len(list(cache.glob("*.npz"))) == 3
-
-
-def test_code_that_changed_and_files_that_broke_are_made_again(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "adapter.py"
-    table = head({"of": "adapter:frozen_body"})
-    shutil.copy(EXAMPLES / "adapter.py", file)
-    first = build_run(RunConfig.from_dict(table, base=tmp_path)).federation.checksum()
-    (kept,) = cache.glob("*.npz")
-    kept.write_bytes(kept.read_bytes()[:100])
-    assert build_run(RunConfig.from_dict(table, base=tmp_path)).federation.checksum() == first
-    text = file.read_text().replace(
-        "    return nn.Sequential(", "    return nn.Sequential(Doubled(), "
-    )
-    for name, factor in (("other", 1.0), ("third", 2.0)):  # the same names and weights
-        place = tmp_path / name / "adapter.py"
-        place.parent.mkdir(exist_ok=True)
-        doubled = (
-            f"class Doubled(nn.Module):\n    def forward(self, x):\n        return {factor} * x"
-        )
-        place.write_text(f"{text}\n\n{doubled}\n")
-    found = [
-        build_run(RunConfig.from_dict(table, base=tmp_path / name)).federation.train.inputs
-        for name in ("other", "third")
-    ]
-    np.testing.assert_allclose(2 * found[0], found[1], rtol=1e-5)
 
 
 def test_a_folder_of_the_run_is_relative_to_the_file_and_the_run_goes_on(

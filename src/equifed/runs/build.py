@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from equifed.algorithms.guard import guard_algorithm
 from equifed.algorithms.measured_step import with_measured_step
@@ -24,10 +28,17 @@ from equifed.engines.evaluate import check_metrics
 from equifed.engines.in_process import describe_data, describe_samples
 from equifed.engines.own import settle_own
 from equifed.metrics.metric import Metric, as_metrics
+from equifed.models.checks import load_weights
+from equifed.models.features import features
 from equifed.models.losses import outputs_for, resolve_loss, weigh_classes
 from equifed.runs.catalogue import SECTIONS, load_address
-from equifed.runs.config import ModelSettings, RunConfig, build_algorithm
-from equifed.runs.modules import build_module, freeze_features
+from equifed.runs.config import (
+    FrozenFeatures,
+    ModelSettings,
+    RunConfig,
+    build_algorithm,
+    is_address,
+)
 from equifed.runs.schema import (
     AUTO,
     Checker,
@@ -40,12 +51,13 @@ from equifed.runs.schema import (
     settings,
 )
 from equifed.training.events import show_algorithm
+from equifed.training.files import read_sealed
 from equifed.training.final_model import Giver
-from equifed.training.folder import RunFolder
+from equifed.training.folder import RunFolder, find_code, open_run_folder
 from equifed.training.history import History
 from equifed.training.loop import train
 from equifed.training.play_round import as_run
-from equifed.training.tables import FORMAT, package_versions
+from equifed.training.tables import CONFIG, FORMAT, MODEL, RUN, package_versions
 from equifed.training.trackers import Callback
 
 
@@ -143,7 +155,6 @@ def build_run(config: RunConfig) -> Run:
 
 
 def _build(config: RunConfig) -> Run:
-
     shared: ModelSettings = construct(ModelSettings, config.model, "model")
     data = freeze_features(config, shared.features, load_data(config.data))
     loss = resolve_loss(shared.loss, data.classes)
@@ -154,9 +165,7 @@ def _build(config: RunConfig) -> Run:
     table, algorithm = measure_step(config.algorithm, algorithm, clients, config.seed)
     engine, model = _settle_engine(config.engine, clients), {**config.model, "loss": loss}
     config = replace(config, model=model, algorithm=table, engine=engine, threads=threads)
-    _check_metrics(config, data)
-    _check_stop(config, data)
-    _check_give_out(config, data)
+    _check_measured(config, data)
     guarded = guard_algorithm(algorithm, config.guard)
     return Run(config, data, clients, guarded, config.evaluate.splits)
 
@@ -164,7 +173,6 @@ def _build(config: RunConfig) -> Run:
 def _build_engine(
     config: RunConfig, shared: ModelSettings, named: str, data: Federation, algorithm: AnyAlgorithm
 ) -> Clients:
-
     with blame("model.loss: "):
         outputs = outputs_for(data, named)
     with blame("model."):
@@ -239,11 +247,77 @@ def resolve_algorithm(given: Any, clients: Clients, seed: int, sizes: Sizes = No
     return measure_step(table, made, clients, seed)[1]
 
 
+# -- modules, and modules frozen as the features of another one's samples ----------------------
+
+
+def build_module(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Return the module of a configuration; your code may draw: by the seed, for nobody else."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        given: dict[str, Any] = {"input_shape": input_shape, "outputs": outputs}
+        module: nn.Module = choose("models", config.model, "model", **given)
+    return module
+
+
+def freeze_features(
+    config: RunConfig, wanted: FrozenFeatures | None, federation: Federation
+) -> Federation:
+    """Return the federation as the model sees it: as it is, or what a frozen module makes of it."""
+    if wanted is None:
+        return federation
+    refused = (ValueError, TypeError, RuntimeError, OSError)
+    with blame("model.features.of: ", refused):
+        if is_address(wanted.of):
+            module = _make_module(wanted.of, federation)
+        else:
+            module = _load_module(Path(wanted.of), federation)
+    with blame("model.features: ", refused):
+        device = config.engine.get("device", "cpu")
+        return features(module, federation, wanted.layer, device=device, chunk=wanted.chunk)
+
+
+def _make_module(address: str, federation: Federation) -> nn.Module:
+    """Return the module that your code makes."""
+    make = load_address(address)
+    known = {"input_shape": federation.input_shape, "outputs": federation.classes or 1}
+    taken = inspect.signature(make).parameters
+    module = make(**{key: value for key, value in known.items() if key in taken})
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{address} gives no torch module: {module!r:.60}")
+    return module
+
+
+def _load_module(folder: Path, federation: Federation) -> nn.Module:
+    """Return the trained module of a run folder."""
+    if not (folder / CONFIG).exists() or not (folder / MODEL).exists():
+        raise ValueError(
+            f"{folder} holds no trained run of a configuration ({CONFIG} and {MODEL}); name one, "
+            "or a module of your own as package.module:Name"
+        )
+    open_run_folder(folder, data_only=True)
+    if code := find_code(folder):
+        raise ValueError(
+            f"{folder} would load code ({', '.join(code)}); if it is yours, name a function of "
+            "your own that loads it, as package.module:Name"
+        )
+    config, told = RunConfig.read(folder / CONFIG), read_sealed(folder / RUN)["samples"]
+    shape = tuple(told["input_shape"])
+    if shape != federation.input_shape:
+        raise ValueError(
+            f"the module in {folder} takes samples of shape {shape}, these data have "
+            f"{federation.input_shape}; use the data it was trained on"
+        )
+    for key, why in (("own", "its clients keep parts of their own"), ("features", "it is a head")):
+        if config.model.get(key) is not None:
+            raise ValueError(f"{folder} cannot be frozen: {why}")
+    module = build_module(config, shape, told["outputs"])
+    return load_weights(module, load_file(folder / MODEL))
+
+
 # -- what data, engine or metrics must have, known before anything is trained ------------------
 
 
 def _check_device(device: str) -> None:
-
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
@@ -252,18 +326,22 @@ def _check_device(device: str) -> None:
         raise ConfigError(["engine.device: there is no CUDA device here; say cpu"])
 
 
-def _check_metrics(config: RunConfig, data: Federation) -> None:
-
+def _check_measured(config: RunConfig, data: Federation) -> None:
+    """Refuse metrics, stops and final models that need what is not there or not measured."""
+    stop, evaluated, there = config.stop, config.evaluate, data.splits()
     loss = SECTIONS["losses"][config.model["loss"]].load()
     with blame("evaluate.metrics: "):
-        check_metrics(load_metrics(config.evaluate.metrics), data.classes, loss)
-
-
-def _check_stop(config: RunConfig, data: Federation) -> None:
-    stop, evaluated, there = config.stop, config.evaluate, data.splits()
-    always = ("loss", "accuracy" if data.classes is not None else "mse")
+        check_metrics(load_metrics(evaluated.metrics), data.classes, loss)
+    with blame("give_out: "):
+        Giver(config.give_out, stop.proof)
+        if config.give_out == "validation" and "validation" not in {*there} & {*evaluated.splits}:
+            raise ValueError(
+                "the validation split is not there or not evaluated; see [data.holdout] and "
+                "evaluate.splits"
+            )
     if not stop.needs_metric:
         return
+    always = ("loss", "accuracy" if data.classes is not None else "mse")
     if stop.split not in there:
         has = f"the data have no {stop.split} split; they have {', '.join(there)}"
         raise ConfigError([f"stop.split: {has} (see [data.holdout])"])
@@ -273,14 +351,3 @@ def _check_stop(config: RunConfig, data: Federation) -> None:
         raise ConfigError(["stop.metric: regression data have no accuracy; say loss"])
     if stop.metric not in (*always, *evaluated.metrics):
         raise ConfigError([f"stop.metric: {stop.metric} is not in evaluate.metrics"])
-
-
-def _check_give_out(config: RunConfig, data: Federation) -> None:
-    with blame("give_out: "):
-        Giver(config.give_out, config.stop.proof)
-        held = "validation" in data.splits() and "validation" in config.evaluate.splits
-        if config.give_out == "validation" and not held:
-            raise ValueError(
-                "the validation split is not there or not evaluated; see [data.holdout] and "
-                "evaluate.splits"
-            )

@@ -70,14 +70,12 @@ class FrozenFeatures:
     """``[model.features]``: the model sees what a frozen module makes of the samples.
 
     ``of`` is the folder of a trained run, or ``package.module:Name`` for a module of your own,
-    pretrained; ``layer`` and ``chunk`` are as for :func:`equifed.features`. What was made once is
-    kept in ``EQUIFED_CACHE`` unless ``cache`` is false.
+    pretrained; ``layer`` and ``chunk`` are as for :func:`equifed.features`.
     """
 
     of: str
     layer: str | None = None
     chunk: int = 1024
-    cache: bool = True
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -293,6 +291,7 @@ def in_words_of_today(table: Any) -> Any:
     if not isinstance(table, Mapping):
         return table
     gone = {"snapshot", "average", "mean_gradient", "multiplier", "hinge", "remember_on"}
+    gone |= {"cache"} if "of" in table else set()
     new = {k: in_words_of_today(v) for k, v in table.items() if k not in gone}
     if new.get("name") == "remembering":
         return new["algorithm"]
@@ -350,7 +349,7 @@ def _make_absolute(resolved: Table, base: Path) -> None:
     data, features = resolved["data"], resolved["model"].get("features")
     wanted = settings(SECTIONS["data"][data["name"]].load())
     for key, setting in wanted.items():
-        if setting.is_path and isinstance(data.get(key), str):
+        if Path in setting.parts and isinstance(data.get(key), str):
             data[key] = str((base / data[key]).absolute())
     if isinstance(features, dict) and not is_address(features["of"]):
         features["of"] = str((base / features["of"]).absolute())
@@ -358,20 +357,19 @@ def _make_absolute(resolved: Table, base: Path) -> None:
 
 def _constructed(resolved: Table) -> Table:
     """Construct what needs no data, so that what it refuses is known before anything is loaded."""
-    checker, records = Checker(), dict[str, Any]()
-    with checker.collecting():
-        records |= vars(construct(Plain, resolved, ""))
-    for key, record in RECORDS.items():
-        with checker.collecting():
-            records[key] = construct(record, resolved[key], key)
-    for key, (_, shared) in CHOSEN.items():
-        with checker.collecting():
-            if shared is not None:
-                construct(shared, resolved[key], key)
-    with checker.collecting():
-        check_guard(build_algorithm(resolved["algorithm"]), records.get("guard"))
-    checker.raise_problems()
-    return records
+    shared = {key: record for key, (_, record) in CHOSEN.items() if record is not None}
+    made, problems = dict[str, Any](), list[str]()
+    for key, record in {"": Plain, **RECORDS, **shared, "algorithm": None}.items():
+        try:
+            if record is not None:
+                made[key] = construct(record, resolved.get(key, resolved), key)
+            else:
+                check_guard(build_algorithm(resolved[key]), made.get("guard"))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return {**vars(made[""]), **{key: made[key] for key in RECORDS}}
 
 
 def complete_guard(given: Any) -> Any:

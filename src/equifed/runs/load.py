@@ -29,9 +29,9 @@ from equifed.models.newton import fitted_loss
 from equifed.models.own_part import OwnPart
 from equifed.models.predictor import Predictor, link_of, name_classes, warn_of_strangers
 from equifed.report import write_card
+from equifed.runs.build import build_module
 from equifed.runs.catalogue import SECTIONS
 from equifed.runs.config import RunConfig
-from equifed.runs.modules import build_module
 from equifed.training.files import RunFolderError, digest, read_json, read_sealed
 from equifed.training.folder import open_run_folder
 from equifed.training.history import History

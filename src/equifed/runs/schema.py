@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,11 +61,11 @@ class ConfigError(ValueError):
 
 
 @contextmanager
-def blame(what: str, kind: type[ValueError] = ValueError) -> Iterator[None]:
-    """Say which key or variant is wrong, if a block refuses something."""
+def blame(what: str, refused: Any = ValueError) -> Iterator[None]:
+    """Say which key or variant is wrong, if a block refuses something by one of these errors."""
     try:
         yield
-    except kind as error:
+    except refused as error:
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
         raise ConfigError([f"{what}{problem}" for problem in problems]) from error
 
@@ -98,16 +97,6 @@ class Setting:
         return next(records, None)
 
     @cached_property
-    def per_client(self) -> bool:
-        """Whether the argument is a sequence of numbers, one per client."""
-        return tuple[float, ...] in self.parts
-
-    @cached_property
-    def is_path(self) -> bool:
-        """Whether the argument is a path."""
-        return Path in self.parts
-
-    @cached_property
     def takes_none(self) -> bool:
         """Whether ``"none"`` stands for no value; where text is taken it is text."""
         return types.NoneType in self.parts and str not in self.parts
@@ -133,35 +122,24 @@ def settings(constructor: Callable[..., Any], given: tuple[str, ...] = ()) -> di
     fields = dataclasses.fields(constructor) if dataclasses.is_dataclass(constructor) else ()
     made = {field.name: field.default_factory for field in fields}
     out = {}
-    for name, parameter in inspect.signature(constructor).parameters.items():
+    try:
+        signature = inspect.signature(constructor, eval_str=True)
+    except NameError as error:
+        raise CodeError(
+            f"the type of an argument cannot be read ({error}); import it when the module is "
+            "loaded, not only for type checkers"
+        ) from None
+    for name, parameter in signature.parameters.items():
         if name in given or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        required = parameter.default is parameter.empty
-        setting = Setting(name, _evaluate(parameter, constructor), required)
+        annotation, required = parameter.annotation, parameter.default is parameter.empty
+        setting = Setting(name, Any if annotation is parameter.empty else annotation, required)
         if not required:
             factory = made.get(name, dataclasses.MISSING)
             usual = parameter.default if factory is dataclasses.MISSING else factory()
-            object.__setattr__(setting, "default", describe(usual, setting))
+            setting = dataclasses.replace(setting, default=describe(usual, setting))
         out[name] = setting
     return out
-
-
-def _evaluate(parameter: inspect.Parameter, constructor: Any) -> Any:
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return Any
-    if not isinstance(annotation, str):
-        return annotation
-    plain_class = inspect.isclass(constructor) and not dataclasses.is_dataclass(constructor)
-    owner = constructor.__init__ if plain_class else constructor  # it may be inherited
-    scope = getattr(owner, "__globals__", None) or vars(sys.modules[constructor.__module__])
-    try:
-        return eval(annotation, scope)  # annotations of our own and the user's code
-    except NameError as error:
-        raise CodeError(
-            f"the type {annotation} of the argument {parameter.name} cannot be read ({error}); "
-            "import it when the module is loaded, not only for type checkers"
-        ) from None
 
 
 def describe(value: Any, setting: Setting) -> Any:
@@ -328,7 +306,7 @@ class Checker:
             if isinstance(value, Mapping):
                 value = complete(value, setting.default)
             return self.table(settings(setting.record), value, path)
-        if (setting.per_client and value == BY_SIZE) or (setting.name == "lr" and value == AUTO):
+        if (setting.name == "lr" and value == AUTO) or _is_by_size(setting, value):
             return value
         if (wrong := mismatch(value, setting.annotation)) is not None:
             self.problem(path + wrong[0], f"must be {wrong[1]}; got {shown(value)}")
@@ -390,18 +368,14 @@ class Checker:
         """Note what is wrong at a key."""
         self.problems.append(_at(path, message))
 
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Note the problems of a block and go on after it."""
-        try:
-            yield
-        except ConfigError as error:
-            self.problems += error.problems
-
     def raise_problems(self) -> None:
         """Raise if anything is wrong."""
         if self.problems:
             raise ConfigError(self.problems)
+
+
+def _is_by_size(setting: Setting, value: Any) -> bool:
+    return value == BY_SIZE and tuple[float, ...] in setting.parts
 
 
 def expected(setting: Setting) -> str:
@@ -464,6 +438,6 @@ def _argument(setting: Setting, value: Any, path: str, sizes: Sizes) -> Any:
         return construct(setting.record, value, path, sizes)
     if setting.name == "lr" and value == AUTO:
         return 1.0  # until it is measured
-    if setting.per_client and value == BY_SIZE:
+    if _is_by_size(setting, value):
         return None if sizes is None else tuple(float(size) for size in sizes)
     return tuple(value) if isinstance(value, list) else value
